@@ -8,6 +8,19 @@
             features=[emberd.FeatureConfig("user", "users")], optimizer=emberd.Adagrad(learning_rate=0.1)))
         found = model.lookup({"user": np.array([3, 1, 4])}, train=True)
         found.apply({"user": found["user"] - 1})
+
+`local` starts a cluster and `connect` reaches one. A Client declares models, finds them, restores and serves them; a Model looks rows up,
+reads and assigns them, saves checkpoints, and trains on a stream: `Model.train`. ModelConfig, TableConfig and so on describe a model,
+and have the range and default of each field. Errors are of the class Error, and ValueError, LookupError and so on where Python has one.
+
+    import emberd.torch     modules for PyTorch: EmbeddingBagCollection, EmbeddingBag, Prefetcher
+    import emberd.jax       Embedding, around jitted functions and in them; emberd.jax.nnx for Flax
+    import emberd.keras     keras-rs's DistributedEmbedding, on JAX, PyTorch and TensorFlow
+    import emberd.ray       a cluster on the nodes of a cluster of Ray
+    import emberd.compat.torchrec, emberd.compat.jax_tpu_embedding      scripts of others by changed imports
+    emberd.nested           features in nested structures
+
+`python -m emberd` shows what is installed.
 """
 
 from typing import TYPE_CHECKING

@@ -1,17 +1,17 @@
-"""What modules of torch are given: ids by feature, or a KeyedJaggedTensor, as arrays of NumPy."""
+"""What modules of torch are given, ids by feature or a KeyedJaggedTensor, as arrays of NumPy; and activations side by side."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ._records import check_mapping
-from .arrays import Floats, Ids, Ragged, Sparse, as_ragged, as_row_ids, map_arrays, sparse_indices
+from .arrays import Floats, Ids, Ragged, Sparse, are_same, as_ragged, as_row_ids, map_arrays, sparse_indices
 
 
 def to_array(value: Any, what: str) -> Any:
@@ -64,6 +64,11 @@ def prepare(ids: Any) -> Dict[str, Ids]:
     return result
 
 
+def same_ids(one: Any, other: Any) -> bool:
+    """Whether a module would look up the same for both."""
+    return is_jagged(one) == is_jagged(other) and are_same(prepare(one), prepare(other))
+
+
 def learned_weights(ids: Any) -> Dict[str, torch.Tensor]:
     """The weights that require gradients, by feature."""
     if is_jagged(ids):
@@ -100,3 +105,32 @@ def pass_to_weights(activations: torch.Tensor, weights: torch.Tensor, ids: Ids, 
         combined = combined / (divisor if combiner == "mean" else divisor.sqrt())[:, None]
     combined = combined.reshape(activations.shape)
     return activations + (combined - combined.detach())
+
+
+class Columns(torch.Tensor):
+    """Columns of a leaf, as a parameter: its gradient is those columns of the leaf's."""
+
+    _leaf: torch.Tensor
+    _range: slice
+
+    @staticmethod
+    def of(leaf: torch.Tensor, begin: int, end: int) -> "Columns":
+        columns: Columns = leaf.detach()[:, begin:end].as_subclass(Columns)
+        columns._leaf, columns._range = leaf, slice(begin, end)
+        return columns
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
+        """A leaf of its own."""
+        copied: torch.Tensor = torch.Tensor.as_subclass(self, torch.Tensor).detach().clone().requires_grad_(self.requires_grad)
+        return copied
+
+    @property
+    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
+        whole = self._leaf.grad
+        return None if whole is None else whole[:, self._range]
+
+    @grad.setter
+    def grad(self, gradient: Optional[torch.Tensor]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if gradient is not None:
+            raise ValueError("the gradient of these columns is a slice of a larger one; change it in place, or set it to None")
+        self._leaf.grad = None

@@ -54,6 +54,8 @@ class Applied:
 
 @dataclass(frozen=True)
 class Table:
+    """A table of a declared model. stack: that it is part of; optimizer: its kind; slots: of the optimizer, as `Model.read_rows` takes them."""
+
     name: str
     vocabulary_size: int
     embedding_dim: int
@@ -64,6 +66,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Feature:
+    """A feature of a declared model, and the table that it looks up."""
+
     name: str
     table: str
     embedding_dim: int

@@ -1,6 +1,6 @@
 """Descriptions of models: the fields of model.proto, with its names. What is None keeps the server's default.
 
-model.proto has the meaning, range and default of each field.
+model.proto has more on each field.
 """
 
 from __future__ import annotations
@@ -92,23 +92,33 @@ class Initializer:
     kind: ClassVar[str] = ""
 
     def to_json(self) -> Dict[str, Any]:
+        """As JSON has it in a ModelConfig."""
         return {self.kind: _fields(self)}
 
 
 @dataclass(frozen=True)
 class Zeros(Initializer):
+    """Every element is 0."""
+
     kind: ClassVar[str] = "zeros"
 
 
 @dataclass(frozen=True)
 class Constant(Initializer):
+    """Every element is the same.
+
+    value: finite."""
+
     value: float
     kind: ClassVar[str] = "constant"
 
 
 @dataclass(frozen=True)
 class Uniform(Initializer):
-    """[lower, upper)"""
+    """In [lower, upper).
+
+    lower: finite, <= upper.
+    upper: finite, and so is upper - lower."""
 
     lower: float
     upper: float
@@ -117,6 +127,11 @@ class Uniform(Initializer):
 
 @dataclass(frozen=True)
 class Normal(Initializer):
+    """The normal distribution.
+
+    mean: default 0.
+    stddev: the standard deviation, >= 0; default 1."""
+
     mean: float = 0.0
     stddev: float = 1.0
     kind: ClassVar[str] = "normal"
@@ -138,7 +153,14 @@ class RowId(Initializer):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimizers have; use one of the classes below. `learning_rate` may also be given step by step."""
+    """What all optimizers have; use one of the classes below. An update clips the gradient, decays the row, applies the formula with learning
+    rate lr, gradient g and row w, and clips the row.
+
+    learning_rate: >= 0, finite; default 0.01. It may also be given step by step.
+    clip_gradient_min, clip_gradient_max: bounds of the gradient, after summation; default: none.
+    weight_decay_factor: w *= 1 - weight_decay_factor before the formula; >= 0, default 0.
+    multiply_weight_decay_factor_by_learning_rate: default false. True: the factor is multiplied by lr.
+    clip_weight_min, clip_weight_max: bounds of the updated row; default: none."""
 
     learning_rate: Optional[float] = None
     clip_gradient_min: Optional[float] = None
@@ -150,6 +172,7 @@ class Optimizer:
     kind: ClassVar[str] = ""
 
     def to_json(self) -> Dict[str, Any]:
+        """As JSON has it in a ModelConfig."""
         common = {entry.name for entry in dataclasses.fields(Optimizer)}
         given = _fields(self)
         result = {name: value for name, value in given.items() if name in common}
@@ -159,17 +182,28 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
+    """w -= lr*g"""
+
     kind: ClassVar[str] = "sgd"
 
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
+    """a += g^2; w -= lr*g/sqrt(a). Slot: accumulator.
+
+    initial_accumulator: > 0, default 0.1."""
+
     initial_accumulator: Optional[float] = None
     kind: ClassVar[str] = "adagrad"
 
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(Optimizer):
+    """a += mean over columns of g^2; w -= lr*g/(sqrt(a) + epsilon). One accumulator per row. Slot: accumulator.
+
+    initial_accumulator: >= 0, default 0.
+    epsilon: >= 0, default 1e-8."""
+
     initial_accumulator: Optional[float] = None
     epsilon: Optional[float] = None
     kind: ClassVar[str] = "rowwise_adagrad"
@@ -177,6 +211,11 @@ class RowwiseAdagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Momentum(Optimizer):
+    """m = momentum*m + g; w -= lr*m. Slot: momentum.
+
+    momentum: [0, 1), default 0.9.
+    use_nesterov: default false. True: w -= lr*(momentum*m + g)."""
+
     momentum: Optional[float] = None
     use_nesterov: Optional[bool] = None
     kind: ClassVar[str] = "momentum"
@@ -184,6 +223,17 @@ class Momentum(Optimizer):
 
 @dataclass(frozen=True)
 class AdagradMomentum(Optimizer):
+    """a += g^2, or with beta2 < 1: a = beta2*a + (1 - beta2)*g^2; u = g*(a + epsilon)^(-1/exponent); m = momentum*m + u; w -= lr*m.
+    Slots: accumulator, momentum.
+
+    momentum: [0, 1), default 0.9.
+    beta2: (0, 1], default 1.
+    epsilon: > 0, default 1e-10.
+    exponent: > 0, default 2.
+    use_nesterov: default false. True: w -= lr*(momentum*m + u).
+    initial_accumulator: >= 0, default 0.1.
+    initial_momentum: default 0."""
+
     momentum: Optional[float] = None
     beta2: Optional[float] = None
     epsilon: Optional[float] = None
@@ -196,7 +246,13 @@ class AdagradMomentum(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """TensorFlow's; with bias_correction, JAX's and PyTorch's."""
+    """TensorFlow's; with bias_correction, JAX's and PyTorch's. Slots: momentum, velocity.
+
+    beta1: [0, 1), default 0.9.
+    beta2: [0, 1), default 0.999.
+    epsilon: > 0, default 1e-7 without bias correction, 1e-8 with it.
+    bias_correction: default false. True: updates need the number of the step, which training streams give.
+    sum_inside_sqrt: without bias correction only; default true: the divisor is sqrt(v + epsilon^2). False: sqrt(v) + epsilon."""
 
     beta1: Optional[float] = None
     beta2: Optional[float] = None
@@ -208,6 +264,13 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Optimizer):
+    """Adam with bias correction and decoupled decay: w -= lr*weight_decay*w before Adam's step. Needs the number of the step.
+
+    beta1: [0, 1), default 0.9.
+    beta2: [0, 1), default 0.999.
+    epsilon: > 0, default 1e-8.
+    weight_decay: >= 0, default 0.01."""
+
     beta1: Optional[float] = None
     beta2: Optional[float] = None
     epsilon: Optional[float] = None
@@ -217,6 +280,15 @@ class AdamW(Optimizer):
 
 @dataclass(frozen=True)
 class Ftrl(Optimizer):
+    """Follow the regularized leader. Slots: accumulator, linear. model.proto has its formulas.
+
+    learning_rate_power: <= 0, default -0.5.
+    l1, l2: of the regularization; >= 0, default 0.
+    beta: >= 0, default 0.
+    initial_accumulator: > 0, default 0.1.
+    initial_linear: default 0.
+    multiply_linear_by_learning_rate: default false. True: the other form of the formula."""
+
     learning_rate_power: Optional[float] = None
     l1: Optional[float] = None
     l2: Optional[float] = None
@@ -229,6 +301,12 @@ class Ftrl(Optimizer):
 
 @dataclass(frozen=True)
 class LaProp(Optimizer):
+    """Adam whose gradients are normalized before the momentum. Slots: mu, nu. Needs the number of the step.
+
+    beta1: [0, 1), default 0.9.
+    beta2: [0, 1), default 0.95.
+    epsilon: >= 0, default 1e-30."""
+
     beta1: Optional[float] = None
     beta2: Optional[float] = None
     epsilon: Optional[float] = None
@@ -237,6 +315,13 @@ class LaProp(Optimizer):
 
 @dataclass(frozen=True)
 class F2A(Optimizer):
+    """Frequency-aware Adagrad: rows that come seldom learn faster. Slots: accumulator, local_step. Needs the number of the step.
+
+    rho: >= 0, default 0.5.
+    initial_accumulator: > 0, default 0.1.
+    l1, l2: of the regularization; >= 0, default 0.
+    max_lr_multiplier: > 0, default 1e6."""
+
     rho: Optional[float] = None
     initial_accumulator: Optional[float] = None
     l1: Optional[float] = None
@@ -247,6 +332,12 @@ class F2A(Optimizer):
 
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
+    """v += (1 - decay)*(g^2 - v); m = momentum*m + lr*g/sqrt(v + epsilon); w -= m. Slots: velocity, momentum.
+
+    decay: [0, 1), default 0.9.
+    momentum: [0, 1), default 0.
+    epsilon: > 0, default 1e-7."""
+
     decay: Optional[float] = None
     momentum: Optional[float] = None
     epsilon: Optional[float] = None
@@ -262,7 +353,11 @@ class NoOptimizer(Optimizer):
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Rounds looked-up elements; storage stays as it is."""
+    """Rounds looked-up elements to one of num_buckets values; storage stays as it is.
+
+    lower: finite, < upper.
+    upper: finite, and so is upper - lower.
+    num_buckets: >= 2."""
 
     lower: float
     upper: float
@@ -271,7 +366,10 @@ class QuantizationConfig:
 
 @dataclass(frozen=True)
 class TableResource:
-    """Rows that the tables of several models have in common."""
+    """Rows that the tables of several models have in common.
+
+    container: 0 to 128 characters of [A-Za-z0-9_.-].
+    name: 1 to 128 of them, unique in the container."""
 
     name: str
     container: Optional[str] = None
@@ -279,45 +377,85 @@ class TableResource:
 
 @dataclass(frozen=True)
 class TableConfig:
+    """One table.
+
+    name: 1 to 128 characters of [A-Za-z0-9_.-], unique in the model.
+    vocabulary_size: rows, 1 to 2^40. Ids are 0 to vocabulary_size - 1.
+    embedding_dim: columns, 1 to 8192.
+    combiner: of the rows of a sample: "mean" (default), "sum" or "sqrtn".
+    initializer: or its name: "zeros", "normal", "truncated_normal", "row_id". Default: TruncatedNormal(0, 1/sqrt(embedding_dim)).
+    optimizer: or its name, as "adagrad". Default: the model's.
+    max_ids_per_partition, max_unique_ids_per_partition: limits of a source slot and partition in one mini-batch; default 0: no limit. A
+      batch over a limit is cut.
+    quantization: of looked-up rows; default: off.
+    storage_dtype: "float32" (default), "bfloat16" or "float16". Slots are float32.
+    update_rounding: "nearest" (default), or "stochastic" for a storage_dtype of 16 bits.
+    on_nonfinite_gradient: "reject" (default), or "skip_row", which leaves the row as it is and counts it.
+    result_mode: how shards return rows: "auto" (default), "partial_sums" or "unique_rows". Results do not depend on it.
+    resource: shares the rows with other models; needs ModelConfig.enable_variable_deduplication. Default: they are the model's own.
+    residency: "evictable" (default), or "pinned": the model stays on the SparseCores."""
+
     name: str
     vocabulary_size: int
     embedding_dim: int
-    combiner: Optional[str] = _enum()  # "mean" (default), "sum", "sqrtn"
-    initializer: Optional[Union[Initializer, str]] = None  # or its name: "zeros", "normal", "truncated_normal", "row_id"
-    optimizer: Optional[Union[Optimizer, str]] = None  # or its name, as "adagrad"; default: the model's
+    combiner: Optional[str] = _enum()
+    initializer: Optional[Union[Initializer, str]] = None
+    optimizer: Optional[Union[Optimizer, str]] = None
     max_ids_per_partition: Optional[int] = None
     max_unique_ids_per_partition: Optional[int] = None
     quantization: Optional[QuantizationConfig] = None
-    storage_dtype: Optional[str] = _enum()  # "float32" (default), "bfloat16", "float16"
-    update_rounding: Optional[str] = _enum()  # "nearest" (default), "stochastic"
-    on_nonfinite_gradient: Optional[str] = _enum()  # "reject" (default), "skip_row"
-    result_mode: Optional[str] = _enum()  # "auto" (default), "partial_sums", "unique_rows"
-    resource: Optional[TableResource] = None  # needs ModelConfig.enable_variable_deduplication
-    residency: Optional[str] = _enum()  # "evictable" (default), "pinned": the model stays on the SparseCores
+    storage_dtype: Optional[str] = _enum()
+    update_rounding: Optional[str] = _enum()
+    on_nonfinite_gradient: Optional[str] = _enum()
+    result_mode: Optional[str] = _enum()
+    resource: Optional[TableResource] = None
+    residency: Optional[str] = _enum()
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """One input; several may look up one table."""
+    """One input; several may look up one table.
+
+    name: 1 to 128 characters of [A-Za-z0-9_./-], unique in the model.
+    table: the name of the table.
+    batch_size: samples per replica that the plan is made for, 1 to 2^31 - 1; default 1. A request may carry any number.
+    output_shape: of the activation, without its last dimension; 1 to 8 dimensions, each 1 to 2^31 - 1. Default: [batch_size]."""
 
     name: str
     table: str
-    batch_size: Optional[int] = None  # samples that the plan is made for; a request may carry any number
-    output_shape: Optional[Sequence[int]] = None  # of the activation, without its last dimension
+    batch_size: Optional[int] = None
+    output_shape: Optional[Sequence[int]] = None
 
 
 @dataclass(frozen=True)
 class StackGroup:
+    """Tables that are stacked together in this order.
+
+    tables: their names, at least one; they agree in optimizer and storage.
+    name: of the stack; default: the names of the tables joined by "_"."""
+
     tables: Sequence[str]
     name: Optional[str] = None
 
 
 @dataclass(frozen=True)
 class PlanConfig:
-    rules: Optional[str] = _enum()  # "jax" (default), "tensorflow"
-    # "split_then_stack" (default of jax), "stack_then_split" (of tensorflow)
+    """How tables are stacked and placed. Results do not depend on it.
+
+    rules: "jax" (default) or "tensorflow".
+    sample_layout: "split_then_stack" (default of jax) or "stack_then_split" (of tensorflow).
+    bucket_hash: "highway_hash" (default of jax), "id_range" (of tensorflow), "id_modulo" or "local_row_modulo".
+    auto_stack: default true: tables that are in no group are stacked automatically.
+    groups: tables that are stacked together, whatever the rules say.
+    rotation: partitions by which each table of a stack is rotated, 0 to 1023. Default: an odd number near 0.618 of the partitions; of
+      tensorflow the SparseCores of a shard.
+    activation_bytes_limit: bytes of a stack on a SparseCore, >= 0; default 2 MiB; 0: no limit.
+    shard_bytes_limit: bytes of a stack on a shard, >= 0, of tensorflow only; default 2 GiB; 0: no limit.
+    allow_id_dropping: default false: ids that fit no mini-batch are an error. True: they are dropped and counted.
+    short_stack_names: cuts names beyond 50 characters; default true, of tensorflow false."""
+
+    rules: Optional[str] = _enum()
     sample_layout: Optional[str] = _enum()
-    # "highway_hash" (default of jax), "id_range" (of tensorflow), "id_modulo", "local_row_modulo"
     bucket_hash: Optional[str] = _enum()
     auto_stack: Optional[bool] = None
     groups: Optional[Sequence[StackGroup]] = None
@@ -330,13 +468,23 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
+    """A model: its tables, and the features that look them up.
+
+    name: 1 to 128 characters of [A-Za-z0-9_.-]. A cluster holds one model of a name.
+    tables: at least one; names are unique.
+    features: at least one; every table is used by one or more.
+    optimizer: or its name, for tables that name none; default: Adagrad.
+    plan: how tables are stacked and placed.
+    seed: of the initial values, which depend on it, the table's name, row and column alone; default 0.
+    enable_variable_deduplication: default false. True: tables with a resource share its rows with other models."""
+
     name: str
     tables: Sequence[TableConfig]
     features: Sequence[FeatureConfig]
-    optimizer: Optional[Union[Optimizer, str]] = None  # of tables that name none
+    optimizer: Optional[Union[Optimizer, str]] = None
     plan: Optional[PlanConfig] = None
     seed: Optional[int] = None
-    enable_variable_deduplication: Optional[bool] = None  # tables with a resource share its rows with other models
+    enable_variable_deduplication: Optional[bool] = None
 
     def to_json(self) -> str:
         """What declares it, and what a file may hold."""

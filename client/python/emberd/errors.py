@@ -16,6 +16,7 @@ class Error(Exception):
 
     @property
     def message(self) -> str:
+        """What went wrong, where, and what to do."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -29,6 +30,8 @@ class Cancelled(Error):
 
 
 class Unknown(Error):
+    """Of a code that gRPC does not name."""
+
     code, name = 2, "UNKNOWN"
 
 
@@ -39,6 +42,8 @@ class InvalidArgument(Error, ValueError):
 
 
 class DeadlineExceeded(Error, TimeoutError):
+    """Not done within the time that the call had. Whether an update was applied is not known."""
+
     code, name = 4, "DEADLINE_EXCEEDED"
 
 
@@ -89,6 +94,8 @@ class OutOfRange(Error, IndexError):
 
 
 class Unimplemented(Error, NotImplementedError):
+    """The server is older than this package, or is none of emberd's."""
+
     code, name = 12, "UNIMPLEMENTED"
 
 

@@ -102,10 +102,12 @@ class LocalCluster(_native.Uncopied):
 
     @property
     def address(self) -> str:
+        """host:port of the first coordinator."""
         return self.addresses[0]
 
     @property
     def pid(self) -> int:
+        """Of the server, which other clusters of the same arguments share."""
         return self._server.process.pid
 
     def log(self) -> str:

@@ -88,6 +88,7 @@ class Steps:
 
     @property
     def joined(self) -> bool:
+        """Whether the number of the next step is known."""
         return self._next is not None
 
     def send(self, ids: Mapping[str, Ids], concat: bool = False) -> Step:

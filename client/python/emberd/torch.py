@@ -22,8 +22,8 @@ import torch
 import torch.distributed
 
 from . import _native, config, errors
-from ._jagged import is_jagged, learned_weights, pass_to_weights, prepare, to_array
-from .arrays import Dense, Hyper, Ids, Ragged, are_same, as_ints, concatenate
+from ._jagged import Columns, is_jagged, learned_weights, pass_to_weights, prepare, same_ids, to_array
+from .arrays import Dense, Hyper, Ids, Ragged, as_ints, concatenate
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
 from .trainer import Checkpointed, ahead, ids_of
@@ -40,6 +40,7 @@ class KeyedTensor:
         self._values = values
 
     def keys(self) -> List[str]:
+        """In the order of `values`."""
         return list(self._tensors)
 
     def values(self) -> torch.Tensor:
@@ -47,52 +48,21 @@ class KeyedTensor:
         return torch.cat(list(self._tensors.values()), dim=1) if self._values is None else self._values
 
     def length_per_key(self) -> List[int]:
+        """Columns of each key."""
         return [tensor.shape[1] for tensor in self._tensors.values()]
 
     def to_dict(self) -> Dict[str, torch.Tensor]:
+        """[samples, embedding_dim] by key."""
         return dict(self._tensors)
 
     def __getitem__(self, key: str) -> torch.Tensor:
         return self._tensors[key]
 
 
-class _Columns(torch.Tensor):
-    """Columns of a leaf, as a parameter: its gradient is those columns of the leaf's."""
-
-    _leaf: torch.Tensor
-    _range: slice
-
-    @staticmethod
-    def of(leaf: torch.Tensor, begin: int, end: int) -> "_Columns":
-        columns: _Columns = leaf.detach()[:, begin:end].as_subclass(_Columns)
-        columns._leaf, columns._range = leaf, slice(begin, end)
-        return columns
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
-        """A leaf of its own."""
-        copied: torch.Tensor = torch.Tensor.as_subclass(self, torch.Tensor).detach().clone().requires_grad_(self.requires_grad)
-        return copied
-
-    @property
-    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
-        whole = self._leaf.grad
-        return None if whole is None else whole[:, self._range]
-
-    @grad.setter
-    def grad(self, gradient: Optional[torch.Tensor]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if gradient is not None:
-            raise ValueError("the gradient of these columns is a slice of a larger one; change it in place, or set it to None")
-        self._leaf.grad = None
-
-
 def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
     if rank is None and size is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0 if rank is None else rank, 1 if size is None else size
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    return is_jagged(one) == is_jagged(other) and are_same(prepare(one), prepare(other))
 
 
 class _Ahead:
@@ -228,7 +198,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _train(self, ids: Any) -> Any:
         self._skip_current()
-        if self._ahead and self._ahead[0].ids is not ids and not _are_same(self._ahead[0].ids, ids):
+        if self._ahead and self._ahead[0].ids is not ids and not same_ids(self._ahead[0].ids, ids):
             raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
         step = self._ahead.popleft().step if self._ahead else None
         try:
@@ -306,7 +276,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         begin = 0
         self._leaves = {}
         for name, width in zip(found, widths):
-            self._leaves[name] = _Columns.of(whole, begin, begin + width)
+            self._leaves[name] = Columns.of(whole, begin, begin + width)
             begin += width
         return KeyedTensor(dict(zip(found, torch.split(whole, widths, dim=1))), whole)
 
@@ -391,6 +361,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         return {"state": {}, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Rates and what else the groups had; ValueError if they are of other tables."""
         given = {group["table"]: group for group in state_dict["param_groups"]}
         if list(given) != list(self._placeholders):
             raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}")
@@ -451,6 +422,7 @@ class EmbeddingBag(torch.nn.Module):
 
     def forward(self, input: torch.Tensor, offsets: Optional[torch.Tensor] = None,
                 per_sample_weights: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """As torch.nn.EmbeddingBag: input [samples, ids of a sample], or [ids] with the offset of each sample."""
         ids: Ids
         if offsets is None:
             ids = input if per_sample_weights is None else Dense(input, per_sample_weights)
@@ -466,9 +438,11 @@ class EmbeddingBag(torch.nn.Module):
         return found[self.feature]
 
     def optimizer(self, lr: Optional[float] = None) -> EmbeddingOptimizer:
+        """A torch.optim.Optimizer whose step is the update."""
         return self.collection.optimizer(lr)
 
     def finish(self) -> None:
+        """Leaves the group, once all updates have been made and checkpoints saved."""
         self.collection.finish()
 
 

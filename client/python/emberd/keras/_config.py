@@ -41,6 +41,7 @@ class TableConfig:
     max_unique_ids_per_partition: int = 256
 
     def get_config(self) -> Dict[str, Any]:
+        """What `from_config` takes."""
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         for name in ("initializer", "optimizer"):
             if isinstance(values[name], (config.Initializer, config.Optimizer)):
@@ -51,6 +52,7 @@ class TableConfig:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "TableConfig":
+        """Of what `get_config` gave."""
         values = dict(values)
         for name in ("initializer", "optimizer"):
             given = values[name]
@@ -73,11 +75,13 @@ class FeatureConfig:
     output_shape: Tuple[Optional[int], ...]
 
     def get_config(self) -> Dict[str, Any]:
+        """What `from_config` takes."""
         return {"name": self.name, "table": self.table.get_config(), "input_shape": self.input_shape,
                 "output_shape": self.output_shape}
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "FeatureConfig":
+        """Of what `get_config` gave."""
         return cls(values["name"], TableConfig.from_config(values["table"]), tuple(values["input_shape"]),
                    tuple(values["output_shape"]))
 

@@ -150,6 +150,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     built: bool
 
     def build(self, input_shapes: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as in keras-rs
+        """Makes the tables, or finds them."""
         if not self.built:
             self._held.declare(self.name)
             self.token = self.add_weight(name="token", shape=(), initializer="zeros", dtype="float32")
@@ -209,6 +210,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return ahead(batches, send, depth, forget)
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
+        """In the structure of feature_configs."""
         return _pack(self._held.structure, lambda feature: tuple(feature.output_shape))
 
     def get_embedding_tables(self) -> Dict[str, Any]:
@@ -262,6 +264,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return True
 
     def get_config(self) -> Dict[str, Any]:
+        """What `from_config` takes."""
         names = list(self._held.tables)
 
         def serialized(feature: FeatureConfig) -> Dict[str, Any]:
