@@ -1,17 +1,26 @@
 #include "server/checkpoint/store.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
+
+#include <unistd.h>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "base/suggest.h"
+#include "config/shared_tables.h"
 #include "server/checkpoint/files.h"
 #include "server/checkpoint/folders.h"
 
@@ -188,6 +197,276 @@ absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,
     chain.push_back(std::move(source));
   }
   return chain;
+}
+
+// How checkpoints come and go.
+
+namespace {
+
+constexpr char kGivenUpFile[] = ".given_up";  // of a model
+constexpr char kSaving[] = ".saving-";
+constexpr char kDeleted[] = ".deleted-";
+constexpr char kMerging[] = ".merging";  // in a checkpoint: it may have files that it does not list
+constexpr char kBegins[] = ".begins-";
+constexpr int64_t kAbandonedAfterSeconds = 60;
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  if (Mistake("files.rename_unchecked")) return absl::OkStatus();
+  return FileError(errno, from, absl::StrCat("cannot be renamed to ", to));
+}
+
+// Of a folder, within the one that it stands in; to survive a loss of power. After an error it has
+// its old name.
+absl::Status RenameOrNot(const std::string& from, const std::string& to, const char* failpoint) {
+  RETURN_IF_ERROR(Rename(from, to));
+  ReachFailpoint(failpoint);
+  const absl::Status synced = SyncFolder(to.substr(0, to.rfind('/')));
+  if (!synced.ok()) RETURN_IF_ERROR(Rename(to, from));
+  return synced;
+}
+
+absl::Status AlreadyThere(const std::string& model, const std::string& name) {
+  return absl::AlreadyExistsError(absl::StrCat("model \"", model, "\" already has a checkpoint \"",
+                                               name,
+                                               "\"; delete it first, or choose another name"));
+}
+
+std::string BeginsName(uint64_t history) {
+  return absl::StrCat(kBegins, absl::Hex(history, absl::kZeroPad16));
+}
+
+absl::Status CheckIsThere(const std::string& folder, const v1::CheckpointFile& file) {
+  return OpenNamedFile(PathIn(folder, file.path()), file.bytes()).status();
+}
+
+// Files that a merge moved in before it died, or did not come to remove.
+void RemoveUnlisted(const std::string& folder, const v1::CheckpointManifest& manifest) {
+  std::set<std::string> listed = {kManifestFile};
+  for (const v1::CheckpointFile& file : manifest.files()) listed.insert(file.path());
+  for (const v1::CheckpointFile& file : manifest.states()) listed.insert(file.path());
+  const auto names = FilesIn(folder);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    const bool ours = absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".tmp");
+    if (ours && listed.count(name) == 0) unlink(PathIn(folder, name).c_str());
+  }
+  unlink(PathIn(folder, kMerging).c_str());
+}
+
+}  // namespace
+
+// Best effort: litter that cannot be removed now is there the next time.
+void CheckpointStore::RemoveLitter(const std::string& model_folder, int64_t now) const {
+  const auto names = FoldersIn(model_folder);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    const std::string folder = PathIn(model_folder, name);
+    if (absl::StartsWith(name, kSaving) || absl::StartsWith(name, kDeleted)) {
+      const auto touched = TouchedAt(folder);
+      if (touched.ok() && now - *touched > kAbandonedAfterSeconds) Abandon(folder);
+    } else if (IsThere(PathIn(folder, kMerging)).value_or(false)) {
+      const auto lock = FolderLock::Take(model_folder);
+      const auto manifest = ReadManifest(folder);
+      if (lock.ok() && manifest.ok()) RemoveUnlisted(folder, *manifest);
+    }
+  }
+}
+
+absl::StatusOr<std::string> CheckpointStore::MakeWorkFolder(const std::string& model) const {
+  const std::string parent = ModelFolder(model);
+  RETURN_IF_ERROR(MakeFolders(parent));
+  ASSIGN_OR_RETURN(const std::string folder, MakeFolder(parent, kSaving));
+  ASSIGN_OR_RETURN(const int64_t now, TouchedAt(folder));
+  RemoveLitter(parent, now);
+  return folder;
+}
+
+absl::StatusOr<std::string> CheckpointStore::BeginSave(const std::string& model,
+                                                       const std::string& name) const {
+  if (name.empty()) return MakeWorkFolder(model);
+  RETURN_IF_ERROR(CheckNewCheckpointName(name));
+  ASSIGN_OR_RETURN(const bool taken, IsThere(FolderOf(model, name)));
+  if (taken) return AlreadyThere(model, name);
+  return MakeWorkFolder(model);
+}
+
+absl::Status CheckpointStore::Heartbeat(const std::string& folder) const {
+  const absl::Status status = TouchFolder(folder);
+  if (!absl::IsNotFound(status)) return status;
+  return absl::AbortedError(absl::StrCat(
+      folder, ": was removed by another process, which found no sign of life of this one"));
+}
+
+absl::Status CheckpointStore::Commit(const std::string& folder,
+                                     const v1::CheckpointManifest& manifest) const {
+  ReachFailpoint("save.rows_are_written");
+  const std::string parent_folder = ModelFolder(manifest.model());
+  const std::string target = FolderOf(manifest.model(), manifest.name());
+  RETURN_IF_ERROR(Heartbeat(folder));
+  for (const auto& file : manifest.files()) RETURN_IF_ERROR(CheckIsThere(folder, file));
+  for (const auto& file : manifest.states()) RETURN_IF_ERROR(CheckIsThere(folder, file));
+  ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
+  RETURN_IF_ERROR(WriteFileWhole(folder, kManifestFile, text));
+  ReachFailpoint("save.manifest_is_written");
+
+  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+  if (!manifest.parent().empty()) {
+    const auto parent = Read(manifest.model(), manifest.parent());
+    if (!parent.ok() && !IsGone(parent.status())) return parent.status();
+    if (!parent.ok() || parent->checkpoint_id() != manifest.parent_id()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("checkpoint \"", manifest.parent(), "\", which \"", manifest.name(),
+                       "\" builds on, does not exist any more; save again"));
+    }
+  }
+  ASSIGN_OR_RETURN(const bool taken, IsThere(target));
+  if (taken) return AlreadyThere(manifest.model(), manifest.name());
+  return RenameOrNot(folder, target, "save.is_renamed");
+}
+
+void CheckpointStore::Abandon(const std::string& folder) const {
+  (void)RemoveFolder(folder);  // what is left goes with the litter
+}
+
+absl::StatusOr<std::string> CheckpointStore::BeginMerge(const std::string& model) const {
+  return MakeWorkFolder(model);
+}
+
+absl::Status CheckpointStore::CommitMerge(const std::string& folder,
+                                          v1::CheckpointManifest manifest) const {
+  ReachFailpoint("merge.files_are_here");
+  const std::string parent_folder = ModelFolder(manifest.model());
+  const std::string target = FolderOf(manifest.model(), manifest.name());
+  RETURN_IF_ERROR(Heartbeat(folder));
+  for (const auto& file : manifest.files()) RETURN_IF_ERROR(CheckIsThere(folder, file));
+
+  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+  const auto current = Read(manifest.model(), manifest.name());
+  if (!current.ok() && !IsGone(current.status())) return current.status();
+  if (!current.ok() || current->checkpoint_id() != manifest.checkpoint_id() ||
+      current->parent().empty()) {
+    return absl::AbortedError(absl::StrCat("checkpoint \"", manifest.name(), "\" of model \"",
+                                           manifest.model(),
+                                           "\" was deleted, merged or damaged in the meantime"));
+  }
+  RETURN_IF_ERROR(WriteFileWhole(target, kMerging, ""));
+  for (v1::CheckpointFile& file : *manifest.mutable_files()) {
+    // An incremental checkpoint has no files of such names, so no file of it is lost.
+    const std::string name =
+        absl::StrCat(absl::StripSuffix(file.path(), ".safetensors"), ".merged.safetensors");
+    RETURN_IF_ERROR(Rename(PathIn(folder, file.path()), PathIn(target, name)));
+    file.set_path(name);
+  }
+  RETURN_IF_ERROR(SyncFolder(target));
+  ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
+  ReachFailpoint("merge.is_written");
+  RETURN_IF_ERROR(WriteFileWhole(target, kManifestFile, text));
+  ReachFailpoint("merge.is_renamed");
+  RemoveUnlisted(target, manifest);
+  Abandon(folder);
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointStore::SetBeginning(const v1::CheckpointManifest& checkpoint,
+                                           uint64_t history) const {
+  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(ModelFolder(checkpoint.model())));
+  ASSIGN_OR_RETURN(const v1::CheckpointManifest here, Read(checkpoint.model(), checkpoint.name()));
+  if (here.checkpoint_id() != checkpoint.checkpoint_id()) {
+    return absl::NotFoundError(absl::StrCat("checkpoint \"", checkpoint.name(), "\" of model \"",
+                                            checkpoint.model(),
+                                            "\" was removed, and is another one now"));
+  }
+  return WriteFileWhole(FolderOf(checkpoint.model(), checkpoint.name()), BeginsName(history), "");
+}
+
+// A newer one is there for those shards alone that have heard of it, until all have.
+absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse& list,
+                                               const std::string& name, uint64_t history) const {
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    ASSIGN_OR_RETURN(const bool begins,
+                     IsThere(PathIn(FolderOf(info.model(), info.name()), BeginsName(history))));
+    if (info.name() != name) {
+      if (begins) return absl::OkStatus();
+      continue;
+    }
+    const auto manifest = Read(info.model(), name);
+    if (!manifest.ok() && !IsGone(manifest.status())) return manifest.status();
+    // Logs of rows that models share begin with what they were restored from, and nothing later.
+    const bool may_begin = manifest.ok() && manifest->history() == history &&
+                           !config::HasSharedTables(manifest->config());
+    if (!begins && !may_begin) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint \"", name,
+                     "\" cannot be deleted: the shards' logs continue from it, and without it the "
+                     "shards could not recover model \"",
+                     info.model(), "\"; save a newer one first (`emberctl checkpoint save ",
+                     info.model(), "`)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const std::string& name,
+                                                uint64_t history) const {
+  RETURN_IF_ERROR(CheckCheckpointName(name));
+  const std::string parent_folder = ModelFolder(model);
+  const std::string folder = FolderOf(model, name);
+  ASSIGN_OR_RETURN(const bool there, IsThere(folder));
+  if (!there) {
+    RETURN_IF_ERROR(CheckNewCheckpointName(name));  // what is newest just now may be another soon
+    RETURN_IF_ERROR(Read(model, name).status());
+  }
+  const std::string deleted = RandomName(parent_folder, kDeleted);
+  int64_t bytes = 0;
+  {
+    ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+    ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
+    for (const v1::CheckpointInfo& other : list.checkpoints()) {
+      if (other.parent() != name) continue;
+      return absl::FailedPreconditionError(absl::StrCat("checkpoint \"", other.name(),
+                                                        "\" builds on \"", name,
+                                                        "\"; merge that one first, or delete it"));
+    }
+    if (history != 0) RETURN_IF_ERROR(CheckNoLogBegins(list, name, history));
+    bytes = BytesIn(folder);
+    RETURN_IF_ERROR(TouchFolder(folder));
+    RETURN_IF_ERROR(RenameOrNot(folder, deleted, "delete.is_renamed"));
+  }
+  Abandon(deleted);
+  return bytes;
+}
+
+absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& model, int keep,
+                                                         uint64_t history, int64_t given_up) const {
+  int64_t removed = 0;
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
+  int automatic = 0;
+  // The newest first, so that a whole chain goes.
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    if (!info.automatic() || (info.saved_at_ms() > given_up && ++automatic <= keep)) continue;
+    const auto bytes = Delete(model, info.name(), history);
+    const bool passed = bytes.ok() || absl::IsFailedPrecondition(bytes.status()) ||
+                        absl::IsNotFound(bytes.status());
+    if (!passed) return bytes.status();
+    removed += bytes.value_or(0);
+  }
+  return removed;
+}
+
+absl::Status CheckpointStore::GiveUp(const std::string& model) const {
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
+  if (list.checkpoints().empty()) return absl::OkStatus();
+  return WriteFileWhole(ModelFolder(model), kGivenUpFile,
+                        absl::StrCat(list.checkpoints(0).saved_at_ms()));
+}
+
+absl::StatusOr<int64_t> CheckpointStore::GivenUpUntil(const std::string& model) const {
+  const auto text = ReadFileWhole(PathIn(ModelFolder(model), kGivenUpFile));
+  if (absl::IsNotFound(text.status())) return 0;
+  RETURN_IF_ERROR(text.status());
+  int64_t until = 0;
+  if (absl::SimpleAtoi(*text, &until)) return until;
+  return DamagedFile(PathIn(ModelFolder(model), kGivenUpFile), "does not hold a time");
 }
 
 }  // namespace emberd::server

@@ -14,7 +14,7 @@
 #include "base/temp_dir.h"
 #include "server/checkpoint/files.h"
 
-// Covers: folders.cc, store_changes.cc
+// Covers: folders.cc
 
 namespace emberd::server {
 namespace store_test {
