@@ -142,7 +142,8 @@ absl::Status IgnoredWithLog(absl::string_view field, int64_t value) {
   return absl::InvalidArgumentError(absl::StrCat(
       "storage.", field, ": ", value,
       " would be ignored with durability LOG, which saves a checkpoint when a log is larger than "
-      "storage.log_bytes; remove it, and set log_bytes, or use durability CHECKPOINT"));
+      "storage.log_bytes, and keeps two; remove it, and set log_bytes, or use durability "
+      "CHECKPOINT"));
 }
 
 // `storage` is complete; what stands there as its default was perhaps not asked for.
@@ -155,6 +156,7 @@ absl::Status CheckUsedWithLog(const v1::StorageConfig& storage) {
   if (storage.every_steps() != defaults.every_steps()) {
     return IgnoredWithLog("every_steps", storage.every_steps());
   }
+  if (storage.keep() != defaults.keep()) return IgnoredWithLog("keep", storage.keep());
   return absl::OkStatus();
 }
 

@@ -276,6 +276,8 @@ const BadCluster kBadClusters[] = {
      "storage.every_seconds: 2 would be ignored with durability LOG"},
     {"StepsWithLog", "directory", "durability: LOG every_steps: 50 directory",
      "storage.every_steps: 50 would be ignored with durability LOG"},
+    {"KeepWithLog", "directory", "durability: LOG keep: 5 directory",
+     "storage.keep: 5 would be ignored with durability LOG"},
     {"NegativeKeep", "directory", "keep: -1 directory",
      "storage.keep: -1 is not allowed; it must be >= 1"},
     {"NegativeChain", "directory", "max_chain: -2 directory",
