@@ -147,11 +147,13 @@ class ComposeProcessTest(unittest.TestCase):
         return trainer
 
     def assert_fails(self, call, codes):
-        """With one of the codes, naming the shard, before the deadline of the call."""
-        with self.assertRaises(grpc.RpcError) as caught:
-            call(timeout=120)
-        self.assertIn(caught.exception.code(), codes, caught.exception.details())
-        self.assertIn(f"shard {LOST}", caught.exception.details())
+        """With one of the codes, before the deadline of the call, until the shard is named: another one may be late, too."""
+        def is_named():
+            with self.assertRaises(grpc.RpcError) as caught:
+                call(timeout=120)
+            self.assertIn(caught.exception.code(), codes, caught.exception.details())
+            return f"shard {LOST}" in caught.exception.details()
+        wait_until("the lost shard is named", is_named)
 
     def find_again(self, trainer):
         """Looks up until the lost shard has read its log and answers."""
