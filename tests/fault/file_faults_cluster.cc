@@ -60,7 +60,8 @@ void FileFaultsCluster::Start(const std::string& storage, int shards, const std:
   ASSERT_TRUE(client.ok()) << client.status();
   client_ = *std::move(client);
   api_ = std::make_unique<Api>(cluster_->address());
-  auto model = client_->DeclareModel(CountingModel(kFaultyModel));
+  // A shard that finds a log reads it first, and refuses until then.
+  auto model = Await([&] { return client_->DeclareModel(CountingModel(kFaultyModel)); });
   ASSERT_TRUE(model.ok()) << model.status();
   model_ = *std::move(model);
 }
