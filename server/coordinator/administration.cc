@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
+#include "server/coordinator/unary_service.h"
 #include "server/ops/logging.h"
 #include "server/ops/rpc_names.h"
 #include "server/shard/shard_backend.h"
@@ -60,7 +61,6 @@ void AddMethodStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* st
   }
 }
 
-// Every stage.
 void AddModelStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats) {
   for (const Series& examples : metrics.All(MetricId::kExamples)) {
     v1::ModelStats* const to = stats->add_models();
@@ -69,6 +69,7 @@ void AddModelStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* sta
   }
 }
 
+// Every stage.
 void AddStageStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats) {
   for (size_t i = 0; i < ops::kStageCount; ++i) {
     const std::string stage(ops::StageName(static_cast<ops::Stage>(i)));
@@ -80,69 +81,22 @@ void AddStageStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* sta
   }
 }
 
-class AdminServiceImpl final : public v1::AdminService::CallbackService {
+class AdminServiceImpl final : public UnaryService<v1::AdminService::Service> {
  public:
-  AdminServiceImpl(Administration* administration, const CallEnvironment& environment)
-      : administration_(administration), environment_(environment) {}
-
-  using Context = grpc::CallbackServerContext;
-  using Reactor = grpc::ServerUnaryReactor;
-
-  Reactor* GetStatus(Context* context, const v1::GetStatusRequest* request,
-                     v1::GetStatusResponse* response) override {
-    return Call(context, ops::Rpc::kGetStatus, request, response, &Administration::GetStatus);
+  AdminServiceImpl(Administration* administration, Coordinator* coordinator,
+                   const CallEnvironment& environment)
+      : UnaryService({.environment = environment}) {
+    Serve(ops::Rpc::kGetStatus, administration, &Administration::GetStatus);
+    Serve(ops::Rpc::kGetLimits, coordinator, &Coordinator::GetLimits);
+    Serve(ops::Rpc::kSetLimits, coordinator, &Coordinator::SetLimits);
+    Serve(ops::Rpc::kGetMetrics, administration, &Administration::GetMetrics);
+    Serve(ops::Rpc::kGetStats, administration, &Administration::GetStats);
+    Serve(ops::Rpc::kDrain, administration, &Administration::Drain);
+    Serve(ops::Rpc::kDropModel, coordinator, &Coordinator::DropModel);
+    Serve(ops::Rpc::kResetModel, coordinator, &Coordinator::ResetModel);
+    Serve(ops::Rpc::kDropGroup, coordinator, &Coordinator::DropGroup);
+    Serve(ops::Rpc::kChangeMemory, coordinator, &Coordinator::ChangeMemory);
   }
-  Reactor* GetLimits(Context* context, const v1::GetLimitsRequest* request,
-                     v1::GetLimitsResponse* response) override {
-    return Call(context, ops::Rpc::kGetLimits, request, response, &Administration::GetLimits);
-  }
-  Reactor* SetLimits(Context* context, const v1::SetLimitsRequest* request,
-                     v1::SetLimitsResponse* response) override {
-    return Call(context, ops::Rpc::kSetLimits, request, response, &Administration::SetLimits);
-  }
-  Reactor* GetMetrics(Context* context, const v1::GetMetricsRequest* request,
-                      v1::GetMetricsResponse* response) override {
-    return Call(context, ops::Rpc::kGetMetrics, request, response, &Administration::GetMetrics);
-  }
-  Reactor* GetStats(Context* context, const v1::GetStatsRequest* request,
-                    v1::GetStatsResponse* response) override {
-    return Call(context, ops::Rpc::kGetStats, request, response, &Administration::GetStats);
-  }
-  Reactor* Drain(Context* context, const v1::DrainRequest* request,
-                 v1::DrainResponse* response) override {
-    return Call(context, ops::Rpc::kDrain, request, response, &Administration::Drain);
-  }
-  Reactor* DropModel(Context* context, const v1::DropModelRequest* request,
-                     v1::DropModelResponse* response) override {
-    return Call(context, ops::Rpc::kDropModel, request, response, &Administration::DropModel);
-  }
-  Reactor* ResetModel(Context* context, const v1::ResetModelRequest* request,
-                      v1::ResetModelResponse* response) override {
-    return Call(context, ops::Rpc::kResetModel, request, response, &Administration::ResetModel);
-  }
-  Reactor* DropGroup(Context* context, const v1::DropGroupRequest* request,
-                     v1::DropGroupResponse* response) override {
-    return Call(context, ops::Rpc::kDropGroup, request, response, &Administration::DropGroup);
-  }
-  Reactor* ChangeMemory(Context* context, const v1::ChangeMemoryRequest* request,
-                        v1::ChangeMemoryResponse* response) override {
-    return Call(context, ops::Rpc::kChangeMemory, request, response, &Administration::ChangeMemory);
-  }
-
- private:
-  template <typename Request, typename Response>
-  Reactor* Call(Context* context, ops::Rpc rpc, const Request* request, Response* response,
-                absl::StatusOr<Response> (Administration::*method)(const Request&,
-                                                                   rpc::CallContext*)) {
-    auto work = [=, this](rpc::CallContext* call, int64_t*) -> absl::Status {
-      ASSIGN_OR_RETURN(*response, (administration_->*method)(*request, call));
-      return absl::OkStatus();
-    };
-    return PooledCall::Start(environment_, *context, rpc, 0, work);
-  }
-
-  Administration* const administration_;
-  const CallEnvironment environment_;
 };
 
 }  // namespace
@@ -249,8 +203,9 @@ void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* sta
 }
 
 std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
+                                                Coordinator* coordinator,
                                                 const CallEnvironment& environment) {
-  return std::make_unique<AdminServiceImpl>(administration, environment);
+  return std::make_unique<AdminServiceImpl>(administration, coordinator, environment);
 }
 
 }  // namespace emberd::server

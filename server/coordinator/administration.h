@@ -1,4 +1,5 @@
-// What operators ask of a coordinator: AdminService serves it, and so does the status page.
+// What operators ask of a coordinator's process: AdminService serves it, with what they ask of the
+// cluster (Coordinator), and so does the status page.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,7 @@
 
 namespace emberd::server {
 
-// Thread-safe. Methods block for as long as shards take to answer: about a second at most, but for
-// DropModel, ResetModel and ChangeMemory, which fill or move tables.
+// Thread-safe. Methods block for as long as shards take to answer: about a second at most.
 class Administration {
  public:
   struct Parts {
@@ -42,36 +42,12 @@ class Administration {
 
   absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request,
                                                   rpc::CallContext* context);
-  absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
-                                                  rpc::CallContext* context) {
-    return parts_.coordinator->GetLimits(request, context);
-  }
-  absl::StatusOr<v1::SetLimitsResponse> SetLimits(const v1::SetLimitsRequest& request,
-                                                  rpc::CallContext* context) {
-    return parts_.coordinator->SetLimits(request, context);
-  }
   absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const v1::GetMetricsRequest& request,
                                                     rpc::CallContext*) {
     return parts_.samples->Get(request.regex());
   }
   absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request,
                                                 rpc::CallContext* context);
-  absl::StatusOr<v1::DropModelResponse> DropModel(const v1::DropModelRequest& request,
-                                                  rpc::CallContext* context) {
-    return parts_.coordinator->DropModel(request, context);
-  }
-  absl::StatusOr<v1::ResetModelResponse> ResetModel(const v1::ResetModelRequest& request,
-                                                    rpc::CallContext* context) {
-    return parts_.coordinator->ResetModel(request, context);
-  }
-  absl::StatusOr<v1::DropGroupResponse> DropGroup(const v1::DropGroupRequest& request,
-                                                  rpc::CallContext* context) {
-    return parts_.coordinator->DropGroup(request, context);
-  }
-  absl::StatusOr<v1::ChangeMemoryResponse> ChangeMemory(const v1::ChangeMemoryRequest& request,
-                                                        rpc::CallContext* context) {
-    return parts_.coordinator->ChangeMemory(request, context);
-  }
   // Takes the coordinator out of service or back into it, and tells what is left to do.
   // FAILED_PRECONDITION: back into service after Stop.
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request,
@@ -93,6 +69,7 @@ class Administration {
 
 // AdminService. What the arguments point to must outlive it.
 std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
+                                                Coordinator* coordinator,
                                                 const CallEnvironment& environment);
 
 // Adds to `stats` every group that has had ranks here.

@@ -8,6 +8,7 @@
 #include "emberd/v1/checkpoint_service.grpc.pb.h"
 #include "server/coordinator/progress_stream.h"
 #include "server/coordinator/pulled_stream.h"
+#include "server/coordinator/unary_service.h"
 
 namespace emberd::server {
 namespace {
@@ -15,71 +16,47 @@ namespace {
 // For callers without a deadline: a checkpoint takes as long as it takes.
 constexpr absl::Duration kLimit = absl::Hours(24);
 
-class CheckpointServiceImpl final : public v1::CheckpointService::CallbackService {
+using CheckpointStub = v1::CheckpointService;
+using CheckpointStreams = CheckpointStub::WithCallbackMethod_SaveCheckpoint<
+    CheckpointStub::WithCallbackMethod_RestoreCheckpoint<
+        CheckpointStub::WithCallbackMethod_ServeCheckpoint<
+            CheckpointStub::WithCallbackMethod_VerifyCheckpoint<
+                CheckpointStub::WithCallbackMethod_MergeCheckpoint<
+                    CheckpointStub::WithCallbackMethod_ExportCheckpoint<
+                        CheckpointStub::Service>>>>>>;
+
+class CheckpointServiceImpl final : public UnaryService<CheckpointStreams> {
  public:
   CheckpointServiceImpl(Checkpoints* checkpoints, const CallEnvironment& environment)
-      : checkpoints_(checkpoints), environment_(environment) {}
+      : UnaryService({.environment = environment}), checkpoints_(checkpoints) {
+    Serve(ops::Rpc::kDiffCheckpoints, checkpoints, &Checkpoints::Diff);
+    Serve(ops::Rpc::kListCheckpoints, checkpoints, &Checkpoints::List);
+    Serve(ops::Rpc::kGetCheckpoint, checkpoints, &Checkpoints::Get);
+    Serve(ops::Rpc::kDeleteCheckpoint, checkpoints, &Checkpoints::Delete);
+  }
 
-  using Context = grpc::CallbackServerContext;
   using Progress = v1::CheckpointProgress;
   using ProgressReactor = grpc::ServerWriteReactor<Progress>;
 
   ProgressReactor* SaveCheckpoint(Context* context,
                                   const v1::SaveCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kSaveCheckpoint,
-                        [=, this](auto* call, const auto& report) {
-                          return checkpoints_->Save(*request, report, call);
-                        });
+    return WithProgress(*context, ops::Rpc::kSaveCheckpoint, *request, &Checkpoints::Save);
   }
   ProgressReactor* RestoreCheckpoint(Context* context,
                                      const v1::RestoreCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kRestoreCheckpoint,
-                        [=, this](auto* call, const auto& report) {
-                          return checkpoints_->Restore(*request, report, call);
-                        });
+    return WithProgress(*context, ops::Rpc::kRestoreCheckpoint, *request, &Checkpoints::Restore);
   }
   ProgressReactor* ServeCheckpoint(Context* context,
                                    const v1::ServeCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kServeCheckpoint,
-                        [=, this](auto* call, const auto& report) {
-                          return checkpoints_->Serve(*request, report, call);
-                        });
+    return WithProgress(*context, ops::Rpc::kServeCheckpoint, *request, &Checkpoints::Serve);
   }
   ProgressReactor* VerifyCheckpoint(Context* context,
                                     const v1::VerifyCheckpointRequest* request) override {
-    return WithProgress(
-        *context, ops::Rpc::kVerifyCheckpoint,
-        [=, this](auto*, const auto& report) { return checkpoints_->Verify(*request, report); });
+    return WithProgress(*context, ops::Rpc::kVerifyCheckpoint, *request, &Checkpoints::Verify);
   }
   ProgressReactor* MergeCheckpoint(Context* context,
                                    const v1::MergeCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kMergeCheckpoint, [=, this](auto*, const auto& report) {
-      return checkpoints_->Merge(*request, report);
-    });
-  }
-
-  grpc::ServerUnaryReactor* DiffCheckpoints(Context* context,
-                                            const v1::DiffCheckpointsRequest* request,
-                                            v1::DiffCheckpointsResponse* response) override {
-    return Unary(*context, ops::Rpc::kDiffCheckpoints, response,
-                 [=, this](auto* call) { return checkpoints_->Diff(*request, call); });
-  }
-  grpc::ServerUnaryReactor* ListCheckpoints(Context* context,
-                                            const v1::ListCheckpointsRequest* request,
-                                            v1::ListCheckpointsResponse* response) override {
-    return Unary(*context, ops::Rpc::kListCheckpoints, response,
-                 [=, this](auto*) { return checkpoints_->List(*request); });
-  }
-  grpc::ServerUnaryReactor* GetCheckpoint(Context* context, const v1::GetCheckpointRequest* request,
-                                          v1::CheckpointManifest* response) override {
-    return Unary(*context, ops::Rpc::kGetCheckpoint, response,
-                 [=, this](auto*) { return checkpoints_->Get(*request); });
-  }
-  grpc::ServerUnaryReactor* DeleteCheckpoint(Context* context,
-                                             const v1::DeleteCheckpointRequest* request,
-                                             v1::DeleteCheckpointResponse* response) override {
-    return Unary(*context, ops::Rpc::kDeleteCheckpoint, response,
-                 [=, this](auto* call) { return checkpoints_->Delete(*request, call); });
+    return WithProgress(*context, ops::Rpc::kMergeCheckpoint, *request, &Checkpoints::Merge);
   }
 
   grpc::ServerWriteReactor<v1::ExportCheckpointResponse>* ExportCheckpoint(
@@ -94,35 +71,27 @@ class CheckpointServiceImpl final : public v1::CheckpointService::CallbackServic
         return part;
       };
     };
-    return Stream::Start(environment_, *context, ops::Rpc::kExportCheckpoint, kLimit, open);
+    return Stream::Start(environment(), *context, ops::Rpc::kExportCheckpoint, kLimit, open);
   }
 
  private:
-  // Sends the progress of `call`, and last what it returns.
-  template <typename Call>
-  ProgressReactor* WithProgress(const Context& context, ops::Rpc rpc, const Call& call) {
+  // Sends the progress of a method, and last what it returns. `request` is there as long as the
+  // call.
+  template <typename Request>
+  ProgressReactor* WithProgress(
+      const Context& context, ops::Rpc rpc, const Request& request,
+      Checkpoints::Progress (Checkpoints::*method)(const Request&, const Checkpoints::Report&,
+                                                   rpc::CallContext*)) {
     using Stream = ProgressStream<Progress>;
-    const auto work = [call](rpc::CallContext* call_context,
-                             const Stream::Write& write) -> absl::Status {
-      const Checkpoints::Report report = write;
-      ASSIGN_OR_RETURN(const Progress last, call(call_context, report));
+    const auto work = [checkpoints = checkpoints_, &request, method](
+                          rpc::CallContext* call, const Stream::Write& write) -> absl::Status {
+      ASSIGN_OR_RETURN(const Progress last, (checkpoints->*method)(request, write, call));
       return write(last);
     };
-    return Stream::Start(environment_, context, rpc, kLimit, work);
-  }
-
-  template <typename Response, typename Call>
-  grpc::ServerUnaryReactor* Unary(const Context& context, ops::Rpc rpc, Response* response,
-                                  const Call& call) {
-    const auto work = [call, response](rpc::CallContext* call_context, int64_t*) -> absl::Status {
-      ASSIGN_OR_RETURN(*response, call(call_context));
-      return absl::OkStatus();
-    };
-    return PooledCall::Start(environment_, context, rpc, 0, work);
+    return Stream::Start(environment(), context, rpc, kLimit, work);
   }
 
   Checkpoints* const checkpoints_;
-  const CallEnvironment environment_;
 };
 
 }  // namespace

@@ -289,7 +289,7 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
 // ---- Files
 
 Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& request,
-                                          const Report& report) {
+                                          const Report& report, rpc::CallContext*) {
   ASSIGN_OR_RETURN(const CheckpointChain chain, ChainOf(request.model(), request.name()));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("checking"));
@@ -298,7 +298,7 @@ Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& req
 }
 
 Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& request,
-                                         const Report& report) {
+                                         const Report& report, rpc::CallContext*) {
   RETURN_IF_ERROR(CheckEnabled());
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("merging"));
@@ -318,12 +318,13 @@ absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
 }
 
 absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(
-    const v1::ListCheckpointsRequest& request) {
+    const v1::ListCheckpointsRequest& request, rpc::CallContext*) {
   RETURN_IF_ERROR(CheckEnabled());
   return store_.List(request.model());
 }
 
-absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointRequest& request) {
+absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointRequest& request,
+                                                        rpc::CallContext*) {
   RETURN_IF_ERROR(CheckEnabled());
   return request.name().empty() ? store_.Newest(request.model())
                                 : store_.Read(request.model(), request.name());

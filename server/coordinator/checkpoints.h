@@ -69,12 +69,16 @@ class Checkpoints {
   absl::StatusOr<std::shared_ptr<const ServedModel>> ServeAgain(const ServedModel& lost,
                                                                 const BytesReport& report,
                                                                 rpc::CallContext* context);
-  Progress Verify(const v1::VerifyCheckpointRequest& request, const Report& report);
-  Progress Merge(const v1::MergeCheckpointRequest& request, const Report& report);
+  Progress Verify(const v1::VerifyCheckpointRequest& request, const Report& report,
+                  rpc::CallContext* context);
+  Progress Merge(const v1::MergeCheckpointRequest& request, const Report& report,
+                 rpc::CallContext* context);
   absl::StatusOr<v1::DiffCheckpointsResponse> Diff(const v1::DiffCheckpointsRequest& request,
                                                    rpc::CallContext* context);
-  absl::StatusOr<v1::ListCheckpointsResponse> List(const v1::ListCheckpointsRequest& request);
-  absl::StatusOr<v1::CheckpointManifest> Get(const v1::GetCheckpointRequest& request);
+  absl::StatusOr<v1::ListCheckpointsResponse> List(const v1::ListCheckpointsRequest& request,
+                                                   rpc::CallContext* context);
+  absl::StatusOr<v1::CheckpointManifest> Get(const v1::GetCheckpointRequest& request,
+                                             rpc::CallContext* context);
   absl::StatusOr<v1::DeleteCheckpointResponse> Delete(const v1::DeleteCheckpointRequest& request,
                                                       rpc::CallContext* context);
   absl::StatusOr<std::unique_ptr<CheckpointExport>> StartExport(

@@ -106,7 +106,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
         admin_admission_(options.cluster.budgets()),
         admin_requests_(&options.threads->blocking, kAdminThreads, kAdminWaiting),
-        admin_service_(MakeAdminService(&administration_, AdminEnvironment())),
+        admin_service_(MakeAdminService(&administration_, &coordinator_, AdminEnvironment())),
         checkpoint_requests_(&options.threads->blocking, kCheckpointThreads, kCheckpointsWaiting),
         checkpoint_service_(
             MakeCheckpointService(coordinator_.resources().checkpoints, CheckpointEnvironment())),

@@ -37,6 +37,12 @@ bool MayBeShed(ops::Rpc rpc) {
   }
 }
 
+// What is made of the request is as large as the request. Of others, ids and gradients are small
+// beside what is made of them.
+bool DecodesMuch(ops::Rpc rpc) {
+  return rpc == ops::Rpc::kReadRows || rpc == ops::Rpc::kAssignRows;
+}
+
 // So few requests are taken whatever they are expected to need: one slow request must not make all
 // quick ones look slow.
 constexpr int kAlwaysTaken = 8;
@@ -132,7 +138,9 @@ void PooledCall::Run(const Work& work) {
     return;
   }
   int64_t response_bytes = 0;
-  const absl::Status status = work(&context_, &response_bytes);
+  absl::Status status;
+  if (DecodesMuch(rpc_)) status = MakeRoom(request_bytes_, "the decoded request").status();
+  if (status.ok()) status = work(&context_, &response_bytes);
   environment_.queue->RecordDuration(SteadyNow() - start);
   timer_.AddResponseBytes(response_bytes);
   End(status);

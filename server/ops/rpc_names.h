@@ -8,52 +8,68 @@
 
 namespace emberd::ops {
 
+// RPC(service, method, role) of each public rpc: service names it without "Service", role is the
+// least that may call it. ReleaseBatch takes any batch of the model, also one that a trainer waits
+// to apply.
+#define EMBERD_PUBLIC_RPCS(RPC)             \
+  RPC(Embedding, DeclareModel, TRAINER)     \
+  RPC(Embedding, DescribeModel, READER)     \
+  RPC(Embedding, Lookup, READER)            \
+  RPC(Embedding, ApplyGradients, TRAINER)   \
+  RPC(Embedding, Train, TRAINER)            \
+  RPC(Embedding, ReleaseBatch, TRAINER)     \
+  RPC(Embedding, ReadRows, READER)          \
+  RPC(Embedding, AssignRows, LOADER)        \
+  RPC(Embedding, ExportTable, READER)       \
+  RPC(Embedding, ShareMemory, READER)       \
+  RPC(Admin, GetStatus, READER)             \
+  RPC(Admin, GetLimits, READER)             \
+  RPC(Admin, SetLimits, ADMIN)              \
+  RPC(Admin, GetMetrics, READER)            \
+  RPC(Admin, GetStats, READER)              \
+  RPC(Admin, Drain, ADMIN)                  \
+  RPC(Admin, DropModel, ADMIN)              \
+  RPC(Admin, ResetModel, ADMIN)             \
+  RPC(Admin, DropGroup, ADMIN)              \
+  RPC(Admin, ChangeMemory, ADMIN)           \
+  RPC(Checkpoint, SaveCheckpoint, TRAINER)  \
+  RPC(Checkpoint, RestoreCheckpoint, ADMIN) \
+  RPC(Checkpoint, ServeCheckpoint, ADMIN)   \
+  RPC(Checkpoint, VerifyCheckpoint, READER) \
+  RPC(Checkpoint, MergeCheckpoint, ADMIN)   \
+  RPC(Checkpoint, DiffCheckpoints, READER)  \
+  RPC(Checkpoint, ListCheckpoints, READER)  \
+  RPC(Checkpoint, GetCheckpoint, READER)    \
+  RPC(Checkpoint, DeleteCheckpoint, ADMIN)  \
+  RPC(Checkpoint, ExportCheckpoint, READER) \
+  RPC(Program, Compile, TRAINER)            \
+  RPC(Program, Release, TRAINER)            \
+  RPC(Program, PrepareBatch, TRAINER)       \
+  RPC(Program, Execute, TRAINER)            \
+  RPC(Program, ExecuteChained, TRAINER)     \
+  RPC(Program, ReadHandle, TRAINER)
+
+// RPC(service, method) of those between the processes of a cluster, but for the control verbs of
+// shards (server/shard/verbs.h).
+#define EMBERD_INTERNAL_RPCS(RPC) \
+  RPC(Shard, Gather)              \
+  RPC(Shard, Apply)               \
+  RPC(Shard, ReadRows)            \
+  RPC(Shard, AssignRows)          \
+  RPC(Shard, ShareMemory)         \
+  RPC(Collective, Join)           \
+  RPC(Collective, AllGather)      \
+  RPC(Collective, Advance)        \
+  RPC(Collective, Leave)
+
+// kLookup; kShardGather.
 enum class Rpc {
-  kDeclareModel,
-  kDescribeModel,
-  kLookup,
-  kApplyGradients,
-  kTrain,
-  kReleaseBatch,
-  kReadRows,
-  kAssignRows,
-  kExportTable,
-  kShareMemory,
-  kGetStatus,
-  kGetLimits,
-  kSetLimits,
-  kGetMetrics,
-  kGetStats,
-  kDrain,
-  kDropModel,
-  kResetModel,
-  kDropGroup,
-  kChangeMemory,
-  kSaveCheckpoint,
-  kRestoreCheckpoint,
-  kServeCheckpoint,
-  kVerifyCheckpoint,
-  kMergeCheckpoint,
-  kDiffCheckpoints,
-  kListCheckpoints,
-  kGetCheckpoint,
-  kDeleteCheckpoint,
-  kExportCheckpoint,
-  kCompile,
-  kRelease,
-  kPrepareBatch,
-  kExecute,
-  kExecuteChained,
-  kReadHandle,
-  kShardGather,
-  kShardApply,
-  kShardReadRows,
-  kShardAssignRows,
-  kShardShareMemory,
-  kCollectiveJoin,
-  kCollectiveAllGather,
-  kCollectiveAdvance,
-  kCollectiveLeave,
+#define EMBERD_RPC(service, method, role) k##method,
+  EMBERD_PUBLIC_RPCS(EMBERD_RPC)
+#undef EMBERD_RPC
+#define EMBERD_RPC(service, method) k##service##method,
+      EMBERD_INTERNAL_RPCS(EMBERD_RPC)
+#undef EMBERD_RPC
 };
 // Other numbers are those of a shard's control verbs.
 inline constexpr size_t kMaxShardVerbs = 32;

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/ops/rpc_names.h"
 
 namespace emberd::security {
 namespace {
@@ -20,47 +21,10 @@ constexpr absl::string_view kStatsMethod = "/emberd.v1.AdminService/GetStats";
 // Services between the processes of a cluster.
 constexpr absl::string_view kInternal = "/emberd.internal.v1.";
 
-// ReleaseBatch takes any batch of the model, also one that a trainer waits to apply.
 constexpr MethodRole kMethodRoles[] = {
-    {"/emberd.v1.EmbeddingService/DeclareModel", Token::TRAINER},
-    {"/emberd.v1.EmbeddingService/DescribeModel", Token::READER},
-    {"/emberd.v1.EmbeddingService/Lookup", Token::READER},
-    {"/emberd.v1.EmbeddingService/ApplyGradients", Token::TRAINER},
-    {"/emberd.v1.EmbeddingService/Train", Token::TRAINER},
-    {"/emberd.v1.EmbeddingService/ReleaseBatch", Token::TRAINER},
-    {"/emberd.v1.EmbeddingService/ReadRows", Token::READER},
-    {"/emberd.v1.EmbeddingService/AssignRows", Token::LOADER},
-    {"/emberd.v1.EmbeddingService/ExportTable", Token::READER},
-    {"/emberd.v1.EmbeddingService/ShareMemory", Token::READER},
-
-    {"/emberd.v1.AdminService/GetStatus", Token::READER},
-    {"/emberd.v1.AdminService/GetLimits", Token::READER},
-    {"/emberd.v1.AdminService/SetLimits", Token::ADMIN},
-    {"/emberd.v1.AdminService/GetMetrics", Token::READER},
-    {kStatsMethod, Token::READER},
-    {"/emberd.v1.AdminService/Drain", Token::ADMIN},
-    {"/emberd.v1.AdminService/DropModel", Token::ADMIN},
-    {"/emberd.v1.AdminService/ResetModel", Token::ADMIN},
-    {"/emberd.v1.AdminService/DropGroup", Token::ADMIN},
-    {"/emberd.v1.AdminService/ChangeMemory", Token::ADMIN},
-
-    {"/emberd.v1.CheckpointService/SaveCheckpoint", Token::TRAINER},
-    {"/emberd.v1.CheckpointService/RestoreCheckpoint", Token::ADMIN},
-    {"/emberd.v1.CheckpointService/ServeCheckpoint", Token::ADMIN},
-    {"/emberd.v1.CheckpointService/VerifyCheckpoint", Token::READER},
-    {"/emberd.v1.CheckpointService/MergeCheckpoint", Token::ADMIN},
-    {"/emberd.v1.CheckpointService/DiffCheckpoints", Token::READER},
-    {"/emberd.v1.CheckpointService/ListCheckpoints", Token::READER},
-    {"/emberd.v1.CheckpointService/GetCheckpoint", Token::READER},
-    {"/emberd.v1.CheckpointService/DeleteCheckpoint", Token::ADMIN},
-    {"/emberd.v1.CheckpointService/ExportCheckpoint", Token::READER},
-
-    {"/emberd.v1.ProgramService/Compile", Token::TRAINER},
-    {"/emberd.v1.ProgramService/Release", Token::TRAINER},
-    {"/emberd.v1.ProgramService/PrepareBatch", Token::TRAINER},
-    {"/emberd.v1.ProgramService/Execute", Token::TRAINER},
-    {"/emberd.v1.ProgramService/ExecuteChained", Token::TRAINER},
-    {"/emberd.v1.ProgramService/ReadHandle", Token::TRAINER},
+#define EMBERD_RPC(service, method, role) {"/emberd.v1." #service "Service/" #method, Token::role},
+    EMBERD_PUBLIC_RPCS(EMBERD_RPC)
+#undef EMBERD_RPC
 };
 
 constexpr char kNoToken[] = "no token; send \"authorization: Bearer TOKEN\" once";
