@@ -24,11 +24,8 @@ constexpr int kSweepsPerSettlement = 5;
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
 
 ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics,
-                                     ThreadPools* threads, MutationRecord* record,
-                                     AutoCheckpoints* auto_checkpoints) {
+                                     ThreadPools* threads, AutoCheckpoints* auto_checkpoints) {
   ModelRegistryOptions options;
-  // What was made of other rows was not made of these.
-  options.rows_replaced = [record](uint64_t model_id) { record->Restore(model_id, {}); };
   options.explain_lost = [auto_checkpoints](const std::string& model, const absl::Status& lost) {
     return auto_checkpoints->ExplainLost(model, lost);
   };
@@ -92,7 +89,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       metrics_(metrics),
       threads_(threads),
       server_metrics_(metrics->Server("coordinator", index)),
-      registry_(shards_, RegistryOptions(cluster, metrics, threads, &record_, &auto_checkpoints_)),
+      registry_(shards_, RegistryOptions(cluster, metrics, threads, &auto_checkpoints_)),
       mutations_(shards_, &threads->blocking,
                  absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
@@ -236,15 +233,6 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
                           UpdateTag(request.model_id())};
   RETURN_IF_ERROR(CheckMutation(mutation));
-  ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Begin(mutation));
-  v1::ApplyGradientsResponse response;
-  if (before.has_value()) {
-    server_metrics_->Add(ops::MetricId::kReplays);
-    SetRowCounts(*before, &response);
-    response.set_replayed(true);
-    return response;
-  }
-
   const UpdateName name{.model_id = request.model_id(), .handle = handle, .mutation = mutation};
   StepHooks no_hooks;
   StageTimes times;
@@ -252,7 +240,6 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   update.Add({std::shared_ptr<const void>(), &request}, {}, /*last=*/true);
   const auto made = path_.Update(name, &update, context, &no_hooks, &times);
   if (!made.ok()) {
-    record_.Abort(mutation);
     if (absl::IsNotFound(made.status())) {  // no batch is kept of a model that is only looked up
       const auto model = registry_.Find(request.model_id(), context);
       if (model.ok()) RETURN_IF_ERROR(CheckTrainable(**model));
@@ -262,8 +249,8 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     path_.Discard(request.model_id(), handle);
     return registry_.Explain(request.model_id(), /*history=*/0, made.status());
   }
-  record_.Finish(mutation, made->rows, request.model_id());
   if (made->replayed) server_metrics_->Add(ops::MetricId::kReplays);
+  v1::ApplyGradientsResponse response;
   SetRowCounts(made->rows, &response);
   response.set_replayed(made->replayed);
   return response;

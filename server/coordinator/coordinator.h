@@ -143,7 +143,6 @@ class Coordinator {
   ops::Metrics* const metrics_;
   ThreadPools* const threads_;
   ops::ServerMetrics* const server_metrics_;
-  MutationRecord record_;  // answers some retries without asking the shards
   ModelRegistry registry_;
   Mutations mutations_;
   Fanout fanout_;

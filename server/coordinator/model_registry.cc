@@ -67,10 +67,6 @@ uint64_t ModelRegistry::IdOf(const std::string& name) const {
 
 void ModelRegistry::Remember(std::shared_ptr<const ServedModel> model) {
   model->metrics->Set(ops::MetricId::kModelLost, 0);
-  const Entry before = Find(model->id);
-  if (before.model != nullptr && before.model->history != model->history) {
-    options_.rows_replaced(model->id);
-  }
   absl::MutexLock lock(&mutex_);
   absl::erase_if(models_, [&](const auto& entry) {
     return entry.second.model->config.name() == model->config.name();

@@ -30,8 +30,6 @@ struct ModelRegistryOptions {
   preprocess::Topology topology;
   ThreadPools* threads = nullptr;  // required; must outlive the registry and its models
   ops::Metrics* metrics = nullptr;
-  // Hears that a model has other rows than those that were known here.
-  std::function<void(uint64_t model_id)> rows_replaced;
   // What to tell the callers of a lost model, given what they would be told; null: just that.
   std::function<absl::Status(const std::string& model, const absl::Status& lost)> explain_lost;
   // Models that lost rows go back to checkpoints by themselves, each to its own.

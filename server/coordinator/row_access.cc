@@ -246,13 +246,6 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
   RETURN_IF_ERROR(CheckNoRepeats(ids));
   RETURN_IF_ERROR(config::CheckSlotValues(request.table(), target.slot, ids, values));
 
-  ASSIGN_OR_RETURN(auto before, record_.Begin(mutation));
-  v1::AssignRowsResponse response;
-  response.set_replayed(before.has_value());
-  if (before.has_value()) {
-    server_metrics_->Add(ops::MetricId::kReplays);
-    return response;
-  }
   const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);
   const auto attempt = [&](uint64_t number) -> absl::StatusOr<MadeMutation> {
     // All shards vote, also those without a row of it, as on updates: so any of them can tell
@@ -266,11 +259,9 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
     return TryAssign(commands, context);
   };
   const auto made = mutations_.Make(mutation, context, attempt);
-  if (!made.ok()) {
-    record_.Abort(mutation);
-    return registry_.Explain(model->id, model->history, made.status());
-  }
-  record_.Finish(mutation, {}, model->id);
+  if (!made.ok()) return registry_.Explain(model->id, model->history, made.status());
+  if (made->replayed) server_metrics_->Add(ops::MetricId::kReplays);
+  v1::AssignRowsResponse response;
   response.set_replayed(made->replayed);
   return response;
 }

@@ -45,9 +45,7 @@ MutationRecord::Client& MutationRecord::Touch(const std::string& client_id) {
 void MutationRecord::MakeRoom() {
   auto quiet = recency_.end();
   while (static_cast<int>(clients_.size()) > options_.clients || entries_ > options_.entries) {
-    do {
-      if (--quiet == recency_.begin()) return;
-    } while (clients_.at(*quiet).in_progress > 0);
+    if (--quiet == recency_.begin()) return;
     const std::string client_id = *quiet;
     quiet = recency_.erase(quiet);
     Forget(client_id);
@@ -78,10 +76,7 @@ absl::StatusOr<std::optional<RowCounts>> MutationRecord::FindIn(const Client& cl
           absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
                        "' was used for another request; each request needs a number of its own"));
     }
-    if (entry.done) return entry.result;
-    return absl::UnavailableError(absl::StrCat("mutation ", mutation.sequence, " of client '",
-                                               mutation.client_id,
-                                               "' is in progress; retry later"));
+    return entry.result;
   }
   if (mutation.sequence > client.forgotten_up_to) return std::optional<RowCounts>();
   return absl::FailedPreconditionError(
@@ -100,25 +95,8 @@ absl::StatusOr<std::optional<RowCounts>> MutationRecord::Find(const Mutation& mu
   return FindIn(unknown, mutation);
 }
 
-absl::StatusOr<std::optional<RowCounts>> MutationRecord::Begin(const Mutation& mutation) {
-  MutexLock lock(&mutex_);
-  Client& client = Touch(mutation.client_id);
-  ASSIGN_OR_RETURN(const std::optional<RowCounts> before, FindIn(client, mutation));
-  if (before.has_value()) return before;
-  client.entries[mutation.sequence].tag = mutation.tag;
-  ++client.in_progress;
-  ++entries_;
-  return before;
-}
-
 void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry) {
-  const auto [place, is_new] = client->entries.try_emplace(sequence);
-  if (is_new) {
-    ++entries_;
-  } else {
-    --client->in_progress;
-  }
-  place->second = entry;
+  if (client->entries.insert_or_assign(sequence, entry).second) ++entries_;
   client->finished.push_back(sequence);
   if (static_cast<int>(client->finished.size()) > options_.per_client) {
     client->forgotten_up_to = std::max(client->forgotten_up_to, client->finished.front());
@@ -131,8 +109,7 @@ void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry)
 void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id,
                             uint64_t history) {
   MutexLock lock(&mutex_);
-  Keep(&Touch(mutation.client_id), mutation.sequence,
-       {mutation.tag, model_id, true, result, history});
+  Keep(&Touch(mutation.client_id), mutation.sequence, {mutation.tag, model_id, result, history});
   MakeRoom();
 }
 
@@ -178,18 +155,12 @@ void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
   MutexLock lock(&mutex_);
   for (auto& entry : clients_) {
     Client& client = entry.second;
-    const auto undone = [&](uint64_t sequence) {
+    std::erase_if(client.finished, [&](uint64_t sequence) {
       return client.entries.at(sequence).model_id == model_id;
-    };
-    for (const uint64_t sequence : client.finished) {
-      if (!undone(sequence)) continue;
-      client.entries[sequence].done = false;
-      --entries_;
-    }
-    std::erase_if(client.finished, undone);
-    absl::erase_if(client.entries, [&](const auto& mutation) {
-      return !mutation.second.done && mutation.second.model_id == model_id;
     });
+    entries_ -= static_cast<int>(absl::erase_if(client.entries, [&](const auto& mutation) {
+      return mutation.second.model_id == model_id;
+    }));
   }
   for (const internal::v1::ClientState& from : clients) {
     Client& client = Touch(from.client_id());
@@ -197,7 +168,7 @@ void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
     for (const internal::v1::MutationState& mutation : from.mutations()) {
       // The number may be in use for another model by now.
       if (client.entries.contains(mutation.sequence())) continue;
-      Keep(&client, mutation.sequence(), {mutation.tag(), model_id, true, RowCountsOf(mutation)});
+      Keep(&client, mutation.sequence(), {mutation.tag(), model_id, RowCountsOf(mutation)});
     }
     MakeRoom();
   }
@@ -237,19 +208,10 @@ void MutationRecord::Remember(const internal::v1::LogState& state) {
     Client& client = Touch(from.client_id());
     client.forgotten_up_to = std::max(client.forgotten_up_to, from.forgotten_up_to());
     for (const internal::v1::LogMadeChange& made : from.made()) {
-      Keep(
-          &client, made.change().sequence(),
-          {made.change().tag(), made.model_id(), true, RowCountsOf(made.change()), made.history()});
+      Keep(&client, made.change().sequence(),
+           {made.change().tag(), made.model_id(), RowCountsOf(made.change()), made.history()});
     }
   }
-}
-
-void MutationRecord::Abort(const Mutation& mutation) {
-  MutexLock lock(&mutex_);
-  Client& client = clients_.at(mutation.client_id);
-  client.entries.erase(mutation.sequence);
-  --client.in_progress;
-  --entries_;
 }
 
 void MutationRecord::Refuse(const Mutation& mutation) {

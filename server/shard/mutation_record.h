@@ -74,16 +74,13 @@ class MutationRecord {
  public:
   explicit MutationRecord(MutationRecordOptions options = {}) : options_(options) {}
 
-  // The result of a request that was carried out; nothing for one that is new. UNAVAILABLE: it is
-  // in progress. INVALID_ARGUMENT: the number belongs to another request. FAILED_PRECONDITION: the
-  // number is older than the record reaches.
+  // The result of a request that was carried out; nothing for one that is new. INVALID_ARGUMENT:
+  // the number belongs to another request. FAILED_PRECONDITION: the number is older than the record
+  // reaches.
   absl::StatusOr<std::optional<RowCounts>> Find(const Mutation& mutation);
-  // The same, and a new request is in progress until Finish or Abort.
-  absl::StatusOr<std::optional<RowCounts>> Begin(const Mutation& mutation);
   // `model_id` and `history`: whose rows it changed; 0: not known.
   void Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id = 0,
               uint64_t history = 0);
-  void Abort(const Mutation& mutation);
   // From now on the number and all smaller ones that were not carried out are too old.
   void Refuse(const Mutation& mutation);
 
@@ -105,7 +102,6 @@ class MutationRecord {
   struct Entry {
     uint64_t tag = 0;
     uint64_t model_id = 0;
-    bool done = false;
     RowCounts result;
     uint64_t history = 0;
   };
@@ -113,7 +109,6 @@ class MutationRecord {
     absl::flat_hash_map<uint64_t, Entry> entries;
     std::deque<uint64_t> finished;  // in order of finishing
     uint64_t forgotten_up_to = 0;   // highest sequence number that was dropped from the record
-    int in_progress = 0;
     std::list<std::string>::iterator recency;
   };
   // The client, which is now the most recent.
