@@ -42,14 +42,24 @@ double Seconds(int64_t us) { return static_cast<double>(us) * 1e-6; }
 }  // namespace
 
 LabelledMetrics::LabelledMetrics(MetricRegistry& registry, const std::vector<std::string>& names,
-                                 const std::vector<std::string>& values)
-    : gauges_(MetricCatalogue().size()), counters_(MetricCatalogue().size()) {
+                                 const std::vector<std::string>& values, bool gauges)
+    : gauges_(MetricCatalogue().size()),
+      counters_(MetricCatalogue().size()),
+      histograms_(MetricCatalogue().size()) {
   for (const MetricInfo& metric : MetricCatalogue()) {
     if (metric.LabelNames() != names) continue;
     const auto index = static_cast<size_t>(metric.id);
-    if (metric.type == MetricType::kGauge) gauges_[index] = &registry.gauge(metric.id, values);
-    if (metric.type == MetricType::kCounter)
-      counters_[index] = &registry.counter(metric.id, values);
+    switch (metric.type) {
+      case MetricType::kGauge:
+        if (gauges) gauges_[index] = &registry.gauge(metric.id, values);
+        break;
+      case MetricType::kCounter:
+        counters_[index] = &registry.counter(metric.id, values);
+        break;
+      case MetricType::kHistogram:
+        histograms_[index] = &registry.histogram(metric.id, values);
+        break;
+    }
   }
 }
 
@@ -81,23 +91,20 @@ void RpcTimer::Finish(absl::StatusCode code) {
   server_->metrics_->ObserveRpc(rpc_, code, elapsed.count(), 0, 0);
 }
 
-ModelMetrics::ModelMetrics(MetricRegistry& registry, const std::string& model)
-    : LabelledMetrics(registry, {"model"}, {model}),
-      minibatches_(registry.histogram(MetricId::kBatchMinibatches, {model})) {}
-
 void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
-  minibatches_.Observe(statistics.num_minibatches());
+  Observe(MetricId::kBatchMinibatches, statistics.num_minibatches());
   const size_t stacks = std::min<size_t>(stacks_.size(), statistics.stacks_size());
   for (size_t i = 0; i < stacks; ++i) {
+    using enum MetricId;
     const v1::StackStatistics& batch = statistics.stacks(i);
-    stacks_[i].ids->Observe(batch.ids());
-    stacks_[i].unique_ids->Observe(batch.unique_ids());
-    stacks_[i].duplicate_ids->Observe(batch.duplicate_ids());
-    stacks_[i].max_ids->Observe(batch.max_ids_per_partition());
-    stacks_[i].max_unique_ids->Observe(batch.max_unique_ids_per_partition());
-    stacks_[i].buffer_cells->Observe(batch.required_buffer_size());
-    stacks_[i].dropped_ids->Increment(batch.dropped_ids());
-    if (batch.ids() > 0) stacks_[i].imbalance->Observe(batch.imbalance());
+    stacks_[i].Observe(kBatchIds, batch.ids());
+    stacks_[i].Observe(kBatchUniqueIds, batch.unique_ids());
+    stacks_[i].Observe(kBatchDuplicateIds, batch.duplicate_ids());
+    stacks_[i].Observe(kBatchMaxIds, batch.max_ids_per_partition());
+    stacks_[i].Observe(kBatchMaxUniqueIds, batch.max_unique_ids_per_partition());
+    stacks_[i].Observe(kBatchBufferCells, batch.required_buffer_size());
+    stacks_[i].Add(kDroppedIds, batch.dropped_ids());
+    if (batch.ids() > 0) stacks_[i].Observe(kBatchImbalance, batch.imbalance());
   }
 }
 
@@ -110,9 +117,8 @@ void ModelMetrics::AddCheckpoint(int64_t bytes, absl::Duration pause) {
 }
 
 void ModelMetrics::SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids) {
-  if (stacks_[stack].limit_ids == nullptr) return;
-  stacks_[stack].limit_ids->Set(max_ids);
-  stacks_[stack].limit_unique_ids->Set(max_unique_ids);
+  stacks_[stack].Set(MetricId::kStackMaxIds, max_ids);
+  stacks_[stack].Set(MetricId::kStackMaxUniqueIds, max_unique_ids);
 }
 
 ShardLinkMetrics::ShardLinkMetrics(MetricRegistry& registry, int shard)
@@ -165,21 +171,10 @@ ShardLinkMetrics* Metrics::ShardLink(int shard) {
 ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::string>& stacks) {
   absl::MutexLock lock(&mutex_);
   std::unique_ptr<ModelMetrics> metrics(new ModelMetrics(registry_, StackLabels(model, "")[0]));
-  const auto limit = [&](MetricId id, const std::vector<std::string>& labels) {
-    return labels[0] == "other" ? nullptr : &registry_.gauge(id, labels);
-  };
   for (const std::string& stack : stacks) {
     const std::vector<std::string> labels = StackLabels(model, stack);
-    metrics->stacks_.push_back({&registry_.histogram(MetricId::kBatchIds, labels),
-                                &registry_.histogram(MetricId::kBatchUniqueIds, labels),
-                                &registry_.histogram(MetricId::kBatchDuplicateIds, labels),
-                                &registry_.histogram(MetricId::kBatchMaxIds, labels),
-                                &registry_.histogram(MetricId::kBatchMaxUniqueIds, labels),
-                                &registry_.histogram(MetricId::kBatchBufferCells, labels),
-                                &registry_.counter(MetricId::kDroppedIds, labels),
-                                &registry_.histogram(MetricId::kBatchImbalance, labels),
-                                limit(MetricId::kStackMaxIds, labels),
-                                limit(MetricId::kStackMaxUniqueIds, labels)});
+    metrics->stacks_.emplace_back(registry_, std::vector<std::string>{"model", "stack"}, labels,
+                                  /*gauges=*/labels[0] != "other");
   }
   return models_.emplace_back(std::move(metrics)).get();
 }
@@ -197,19 +192,14 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
       with_mode.push_back(mode);
       return &registry_.counter(MetricId::kShardSentBytes, with_mode);
     };
-    metrics->stacks_.push_back({&registry_.counter(MetricId::kRowsGathered, labels),
-                                sent("partial_sums"), sent("unique_rows"),
-                                &registry_.counter(MetricId::kShardReceivedBytes, labels),
-                                &registry_.counter(MetricId::kRowsUpdated, labels),
-                                &registry_.counter(MetricId::kRowsSkipped, labels)});
+    metrics->stacks_.push_back({LabelledMetrics(registry_, {"shard", "model", "stack"}, labels),
+                                sent("partial_sums"), sent("unique_rows")});
   }
   return shard_models_.emplace_back(std::move(metrics)).get();
 }
 
-PartitionMetrics Metrics::Partition(int shard, int partition) {
-  const std::vector<std::string> labels = {std::to_string(shard), std::to_string(partition)};
-  return {&registry_.counter(MetricId::kPartitionRowsGathered, labels),
-          &registry_.counter(MetricId::kPartitionRowsUpdated, labels)};
+LabelledMetrics Metrics::Partition(int shard, int partition) {
+  return {registry_, {"shard", "partition"}, {std::to_string(shard), std::to_string(partition)}};
 }
 
 void Metrics::SetHotRowShares(int shard, const std::string& model, const std::string& table,

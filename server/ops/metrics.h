@@ -34,14 +34,20 @@ namespace emberd::ops {
 
 class Metrics;
 
-// The counters and gauges of the catalogue that have just these labels, for one value of each.
-// They are there, as 0, from the begin.
+// The metrics of the catalogue that have just these labels, for one value of each. They are there,
+// as 0, from the begin.
 class LabelledMetrics {
  public:
+  // `gauges`: false: there are none of them, and setting one does nothing.
   LabelledMetrics(MetricRegistry& registry, const std::vector<std::string>& names,
-                  const std::vector<std::string>& values);
+                  const std::vector<std::string>& values, bool gauges = true);
   // A gauge.
-  void Set(MetricId id, double value) { gauges_[static_cast<size_t>(id)]->Set(value); }
+  void Set(MetricId id, double value) {
+    prometheus::Gauge* const gauge = gauges_[static_cast<size_t>(id)];
+    if (gauge != nullptr) gauge->Set(value);
+  }
+  // A histogram.
+  void Observe(MetricId id, double value) { histograms_[static_cast<size_t>(id)]->Observe(value); }
   // A counter.
   void Add(MetricId id, double more = 1) { counters_[static_cast<size_t>(id)]->Increment(more); }
   // A counter of what somebody else counts. Not thread-safe.
@@ -51,8 +57,9 @@ class LabelledMetrics {
 
  private:
   friend class RpcTimer;
-  std::vector<prometheus::Gauge*> gauges_;      // by MetricId; null: not of these
-  std::vector<prometheus::Counter*> counters_;  // the same
+  std::vector<prometheus::Gauge*> gauges_;          // by MetricId; null: not of these
+  std::vector<prometheus::Counter*> counters_;      // the same
+  std::vector<prometheus::Histogram*> histograms_;  // the same
 };
 
 // What one server (the whole of a coordinator or of a shard) holds: metrics with the label
@@ -101,59 +108,41 @@ class ModelMetrics : public LabelledMetrics {
 
  private:
   friend class Metrics;
-  struct Stack {
-    prometheus::Histogram* ids;
-    prometheus::Histogram* unique_ids;
-    prometheus::Histogram* duplicate_ids;
-    prometheus::Histogram* max_ids;
-    prometheus::Histogram* max_unique_ids;
-    prometheus::Histogram* buffer_cells;
-    prometheus::Counter* dropped_ids;
-    prometheus::Histogram* imbalance;
-    // Null beyond kMaxStackLabels: stacks that share a label have no limit in common.
-    prometheus::Gauge* limit_ids;
-    prometheus::Gauge* limit_unique_ids;
-  };
-  ModelMetrics(MetricRegistry& registry, const std::string& model);
+  ModelMetrics(MetricRegistry& registry, const std::string& model)
+      : LabelledMetrics(registry, {"model"}, {model}) {}
 
-  prometheus::Histogram& minibatches_;
-  std::vector<Stack> stacks_;
+  // Without gauges beyond kMaxStackLabels: stacks that share a label have no limit in common.
+  std::vector<LabelledMetrics> stacks_;
 };
 
 // Work of one shard on one model. `stack` is the index in the list that Metrics::ShardModel was
 // given.
 class ShardModelMetrics {
  public:
-  void AddReceivedBytes(int stack, int64_t bytes) { stacks_[stack].received->Increment(bytes); }
+  void AddReceivedBytes(int stack, int64_t bytes) {
+    stacks_[stack].Add(MetricId::kShardReceivedBytes, static_cast<double>(bytes));
+  }
   // What a lookup gathered and sent of a stack, either as partial sums or as unique rows.
   void AddSums(int stack, int64_t rows, int64_t sent_bytes) {
-    stacks_[stack].gathered->Increment(rows);
+    stacks_[stack].Add(MetricId::kRowsGathered, static_cast<double>(rows));
     stacks_[stack].sent_sums->Increment(sent_bytes);
   }
   void AddRows(int stack, int64_t rows, int64_t sent_bytes) {
-    stacks_[stack].gathered->Increment(rows);
+    stacks_[stack].Add(MetricId::kRowsGathered, static_cast<double>(rows));
     stacks_[stack].sent_rows->Increment(sent_bytes);
   }
-  void AddUpdated(int stack, int64_t rows) { stacks_[stack].updated->Increment(rows); }
-  void AddSkipped(int stack, int64_t rows) { stacks_[stack].skipped->Increment(rows); }
+  void AddUpdated(int stack, int64_t rows, int64_t skipped) {
+    stacks_[stack].Add(MetricId::kRowsUpdated, static_cast<double>(rows));
+    stacks_[stack].Add(MetricId::kRowsSkipped, static_cast<double>(skipped));
+  }
 
  private:
   friend class Metrics;
-  struct Stack {
-    prometheus::Counter* gathered;
+  struct Stack : LabelledMetrics {
     prometheus::Counter* sent_sums;
     prometheus::Counter* sent_rows;
-    prometheus::Counter* received;
-    prometheus::Counter* updated;
-    prometheus::Counter* skipped;
   };
   std::vector<Stack> stacks_;
-};
-
-// Work of one partition.
-struct PartitionMetrics {
-  prometheus::Counter* gathered;
-  prometheus::Counter* updated;
 };
 
 // A coordinator's calls to one shard.
@@ -223,7 +212,8 @@ class Metrics {
   ModelMetrics* Model(const std::string& model, const std::vector<std::string>& stacks);
   ShardModelMetrics* ShardModel(int shard, const std::string& model,
                                 const std::vector<std::string>& stacks);
-  PartitionMetrics Partition(int shard, int partition);
+  // Work of one partition.
+  LabelledMetrics Partition(int shard, int partition);
   ShardLinkMetrics* ShardLink(int shard);
 
   // Shares of the lookups of a table on a shard that go to its `top` hottest rows, by `top`.

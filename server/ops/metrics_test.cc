@@ -78,9 +78,8 @@ void UseEverything(Metrics* metrics) {
   shard->AddReceivedBytes(0, 12);
   shard->AddSums(1, 5, 640);
   shard->AddRows(1, 5, 64);
-  shard->AddUpdated(0, 4);
-  shard->AddSkipped(1, 3);
-  metrics->Partition(1, 5).gathered->Increment(5);
+  shard->AddUpdated(0, 4, 3);
+  metrics->Partition(1, 5).SetTotal(MetricId::kPartitionRowsGathered, 5);
   metrics->SetHotRowShares(1, "ctr", "clicks", {{1, 0.25}, {10, 0.5}});
   metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01);
   GroupMetrics* group = metrics->Group("ctr", "run");

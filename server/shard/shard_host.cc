@@ -24,9 +24,9 @@ constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
 
-std::vector<ops::PartitionMetrics> MakePartitionMetrics(const v1::ClusterConfig& cluster,
-                                                        int shard_index, ops::Metrics* metrics) {
-  std::vector<ops::PartitionMetrics> partitions;
+std::vector<ops::LabelledMetrics> MakePartitionMetrics(const v1::ClusterConfig& cluster,
+                                                       int shard_index, ops::Metrics* metrics) {
+  std::vector<ops::LabelledMetrics> partitions;
   const int count = cluster.sparsecores_per_shard();
   for (int k = 0; k < count; ++k) {
     partitions.push_back(metrics->Partition(shard_index, shard_index * count + k));
@@ -113,7 +113,6 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       metrics_(metrics),
       server_metrics_(metrics->Server("shard", shard_index)),
       partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
-      counted_partitions_(partition_metrics_.size()),
       limits_{cluster.budgets().max_message_bytes(),
               rpc::MemoryBudget(cluster.budgets().in_flight_bytes(), "budgets.in_flight_bytes")},
       memory_(config::ShardsOnOneHost(cluster)),
@@ -203,8 +202,7 @@ void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
   ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
   if (metrics == nullptr) return;
   for (const shard::ApplyResult::Stack& stack : result.stacks) {
-    metrics->AddUpdated(stack.stack, stack.rows_updated);
-    metrics->AddSkipped(stack.stack, stack.rows_skipped);
+    metrics->AddUpdated(stack.stack, stack.rows_updated, stack.rows_skipped);
   }
 }
 
@@ -677,25 +675,16 @@ void ShardHost::Sweep() {
     metrics.SetTotal(kReturns, memory.returns);
     metrics.SetTotal(kMemoryFailures, memory.failures);
   }
-  CountPartitions(statistics);
+  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
+    partition_metrics_[k].SetTotal(kPartitionRowsGathered, statistics.partitions[k].rows_gathered);
+    partition_metrics_[k].SetTotal(kPartitionRowsUpdated, statistics.partitions[k].rows_updated);
+  }
   ShowHotRows();
 }
 
 void ShardHost::ShowHotRows() {
   for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
     metrics_->SetHotRowShares(place_.index, table.model, table.table, SharesOf(table));
-  }
-}
-
-void ShardHost::CountPartitions(const shard::EngineStatistics& statistics) {
-  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
-    const shard::PartitionStatistics& now = statistics.partitions[k];
-    shard::PartitionStatistics& before = counted_partitions_[k];
-    partition_metrics_[k].gathered->Increment(
-        static_cast<double>(now.rows_gathered - before.rows_gathered));
-    partition_metrics_[k].updated->Increment(
-        static_cast<double>(now.rows_updated - before.rows_updated));
-    before = now;
   }
 }
 

@@ -170,7 +170,6 @@ class ShardHost {
   absl::StatusOr<shard::MemoryChange> MakeMemoryChange(const v1::ChangeMemoryRequest& request);
   // Of the memory manager, which must be there.
   v1::MemoryStatus DescribeMemory() const;
-  void CountPartitions(const shard::EngineStatistics& statistics);
   // Runs on a worker, or answers RESOURCE_EXHAUSTED at once.
   absl::Status Submit(std::function<void()> work);
   void GatherOnWorker(GatherCommand command, const GatherCallback& done);
@@ -207,8 +206,7 @@ class ShardHost {
   const int64_t host_budget_bytes_;  // of evicted rows, for each SparseCore
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;
-  const std::vector<ops::PartitionMetrics> partition_metrics_;  // of this shard
-  std::vector<shard::PartitionStatistics> counted_partitions_;  // what the sweeper has added
+  std::vector<ops::LabelledMetrics> partition_metrics_;  // of this shard; the sweeper's
 
   const rpc::MessageLimits limits_;
   MemoryGuard memory_;

@@ -38,36 +38,6 @@ absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
   return json;
 }
 
-// Asks the cluster, and remembers what it said. Thread-safe.
-class Board {
- public:
-  explicit Board(Source source) : source_(std::move(source)) {}
-
-  ops::HttpAnswer Status() {
-    absl::MutexLock lock(&mutex_);
-    if (SteadyNow() - asked_ < kMaxAge) return status_;
-    const absl::StatusOr<std::string> body = Ask();
-    status_ = body.ok() ? ops::HttpAnswer{200, *body}
-                        : ops::HttpAnswer{503, absl::StrCat(body.status().message(), "\n")};
-    asked_ = SteadyNow();
-    return status_;
-  }
-
- private:
-  // Figures of the whole cluster, and the page's text about them.
-  absl::StatusOr<std::string> Ask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether what is summed over `now` may be less than it was: a coordinator is gone, is back, or
-  // counts anew.
-  bool MayBeLess(const ClusterFigures& now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  const Source source_;
-  absl::Mutex mutex_;
-  ClusterFigures latest_ ABSL_GUARDED_BY(mutex_);
-  ops::HttpAnswer status_ ABSL_GUARDED_BY(mutex_);
-  absl::Time asked_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  int epoch_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
 // What `make` gives, made anew only when the last one is older than kMaxAge. Thread-safe; who asks
 // meanwhile waits.
 class Cached {
@@ -90,6 +60,24 @@ class Cached {
   absl::Mutex mutex_;
   absl::Time made_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   ops::HttpAnswer answer_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Asks the cluster, and remembers what it said. Not thread-safe.
+class Board {
+ public:
+  explicit Board(const Source& source) : source_(source) {}
+
+  // Figures of the whole cluster, and the page's text about them.
+  absl::StatusOr<std::string> Ask();
+
+ private:
+  // Whether what is summed over `now` may be less than it was: a coordinator is gone, is back, or
+  // counts anew.
+  bool MayBeLess(const ClusterFigures& now) const;
+
+  const Source source_;
+  ClusterFigures latest_;
+  int epoch_ = 0;
 };
 
 // The models whose stacks `stats` lists.
@@ -206,10 +194,12 @@ absl::StatusOr<std::string> Board::Ask() {
 std::vector<ops::HttpRoute> Routes(const Source& source) {
   std::vector<ops::HttpRoute> routes;
   for (const PageFile& file : PageFiles()) routes.push_back(FileRoute(file));
-  const auto board = std::make_shared<Board>(source);
-  routes.push_back({"/status.json", kJson, [board] { return board->Status(); }});
-  const auto models = std::make_shared<Cached>([source] { return ModelsJson(source); });
-  routes.push_back({"/models.json", kJson, [models] { return models->Get(); }});
+  const auto add = [&](const char* path, std::function<absl::StatusOr<std::string>()> make) {
+    const auto cached = std::make_shared<Cached>(std::move(make));
+    routes.push_back({path, kJson, [cached] { return cached->Get(); }});
+  };
+  add("/status.json", [board = std::make_shared<Board>(source)] { return board->Ask(); });
+  add("/models.json", [source] { return ModelsJson(source); });
   return routes;
 }
 
