@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -15,17 +16,23 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/thread_pools.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "server/checkpoint/files.h"
 #include "server/checkpoint/folders.h"
-#include "server/launcher/quiet_cluster.h"
+#include "server/coordinator/checkpoints.h"
+#include "server/coordinator/coordinator.h"
 #include "server/log/inspect.h"
 #include "server/log/log_files.h"
 #include "server/log/log_format.h"
 #include "server/log/log_reader.h"
 #include "server/ops/logging.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::launcher {
 namespace {
@@ -38,6 +45,117 @@ using server::PathIn;
 constexpr char kShard[] = "shard-";
 constexpr char kMoving[] = "moving";
 constexpr char kOldShards[] = "old-shards";
+
+struct SavedModel {
+  std::string model;
+  std::string checkpoint;
+};
+
+// The shards of a storage.directory in this process, where nobody can call them: to save and to
+// restore their models. Not thread-safe. It saves nothing by itself. Shards have the disk write
+// what they log before the destructor returns (not with fsync NEVER).
+class QuietCluster {
+ public:
+  // The shards of `cluster`, but so many, with as many partitions in all. Waits until they have
+  // read their logs.
+  static absl::StatusOr<std::unique_ptr<QuietCluster>> Start(v1::ClusterConfig cluster, int shards);
+
+  // A checkpoint of each model that is trained. `stopped`, when it says so, ends it with CANCELLED.
+  absl::StatusOr<std::vector<SavedModel>> SaveAll(const std::function<bool()>& stopped);
+  absl::Status RestoreAll(const std::vector<SavedModel>& models,
+                          const std::function<bool()>& stopped);
+
+ private:
+  explicit QuietCluster(int threads) : metrics_("up"), threads_(threads) {}
+  absl::StatusOr<SavedModel> Save(const std::string& model, const std::function<bool()>& stopped);
+  absl::Status Restore(const SavedModel& saved, const std::function<bool()>& stopped);
+
+  ops::Metrics metrics_;
+  ThreadPools threads_;
+  std::vector<std::shared_ptr<server::ShardBackend>> shards_;
+  std::unique_ptr<server::Coordinator> coordinator_;
+};
+
+std::string MovedName(absl::Time time) {
+  return absl::StrCat("moved-", absl::FormatTime("%Y%m%d-%H%M%E3S", time, absl::UTCTimeZone()));
+}
+
+absl::StatusOr<std::unique_ptr<QuietCluster>> QuietCluster::Start(v1::ClusterConfig cluster,
+                                                                  int shards) {
+  const int partitions = cluster.shards_size() * cluster.sparsecores_per_shard();
+  const v1::ShardConfig shard = cluster.shards(0);
+  cluster.clear_shards();
+  for (int i = 0; i < shards; ++i) *cluster.add_shards() = shard;
+  cluster.set_sparsecores_per_shard(partitions / shards);
+  std::unique_ptr<QuietCluster> started(
+      new QuietCluster(std::max(cluster.coordinator_threads(), shards * cluster.shard_threads())));
+  for (int i = 0; i < shards; ++i) {
+    ASSIGN_OR_RETURN(started->shards_.emplace_back(),
+                     server::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_));
+  }
+  // So that no checkpoint comes or goes by itself.
+  cluster.mutable_storage()->set_durability(v1::StorageConfig::MEMORY);
+  started->coordinator_ = std::make_unique<server::Coordinator>(
+      cluster, /*index=*/0, started->shards_, &started->metrics_, &started->threads_);
+  return started;
+}
+
+absl::StatusOr<std::vector<SavedModel>> QuietCluster::SaveAll(
+    const std::function<bool()>& stopped) {
+  rpc::CallContext context(absl::InfiniteFuture());
+  ASSIGN_OR_RETURN(const internal::v1::ListModelsResponse list,
+                   shards_[0]->ListModels({}, &context));
+  std::vector<SavedModel> saved;
+  for (const internal::v1::HostedModel& model : list.models()) {
+    if (!model.serving() || model.has_serves()) continue;
+    ASSIGN_OR_RETURN(saved.emplace_back(), Save(model.name(), stopped));
+  }
+  return saved;
+}
+
+absl::StatusOr<SavedModel> QuietCluster::Save(const std::string& model,
+                                              const std::function<bool()>& stopped) {
+  rpc::CallContext context(absl::InfiniteFuture());
+  const server::CoordinatorResources& resources = coordinator_->resources();
+  server::Checkpoints& checkpoints = *resources.checkpoints;
+  ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
+  const server::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
+                                       .incremental = true,
+                                       .automatic = true};
+  ASSIGN_OR_RETURN(const auto save,
+                   checkpoints.BeginSave(found, options, checkpoints.MakePause(found), &context));
+  const auto report = [&](int64_t, int64_t) {
+    return stopped() ? absl::CancelledError("stopped while a model was being saved")
+                     : absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
+                   checkpoints.FinishSave(save.get(), report, &context));
+  return SavedModel{model, info.name()};
+}
+
+absl::Status QuietCluster::RestoreAll(const std::vector<SavedModel>& models,
+                                      const std::function<bool()>& stopped) {
+  for (const SavedModel& saved : models) RETURN_IF_ERROR(Restore(saved, stopped));
+  return absl::OkStatus();
+}
+
+absl::Status QuietCluster::Restore(const SavedModel& saved, const std::function<bool()>& stopped) {
+  rpc::CallContext context(absl::InfiniteFuture());
+  server::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+  v1::RestoreCheckpointRequest request;
+  request.set_model(saved.model);
+  request.set_name(saved.checkpoint);
+  const auto report = [&](const v1::CheckpointProgress&) {
+    return stopped() ? absl::CancelledError("stopped while a model was being restored")
+                     : absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
+                   checkpoints.Restore(request, report, &context));
+  ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
+                   checkpoints.store().Read(saved.model, saved.checkpoint));
+  // This coordinator does not know that there are logs.
+  return checkpoints.store().SetBeginning(manifest, done.history());
+}
 
 // A number of shards and of partitions.
 struct Shape {

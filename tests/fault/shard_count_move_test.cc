@@ -2,7 +2,7 @@
 // killed at every step of the move: the tables, the record of updates and the groups are those of
 // before, also after the way back. Catches: a step that cannot be taken again, logs that are gone
 // before others replace them, and half of the old logs among the new ones.
-// Covers: server/launcher/quiet_cluster.cc, server/launcher/shard_count.cc
+// Covers: server/launcher/shard_count.cc
 #include <filesystem>
 #include <memory>
 #include <string>
