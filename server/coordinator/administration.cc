@@ -9,8 +9,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "emberd/v1/admin_service.grpc.pb.h"
-#include "server/coordinator/unary_service.h"
 #include "server/ops/logging.h"
 #include "server/ops/rpc_names.h"
 #include "server/shard/shard_backend.h"
@@ -80,24 +78,6 @@ void AddStageStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* sta
     FillDistribution(seconds->histogram, to->mutable_seconds());
   }
 }
-
-class AdminServiceImpl final : public UnaryService<v1::AdminService::Service> {
- public:
-  AdminServiceImpl(Administration* administration, Coordinator* coordinator,
-                   const CallEnvironment& environment)
-      : UnaryService({.environment = environment}) {
-    Serve(ops::Rpc::kGetStatus, administration, &Administration::GetStatus);
-    Serve(ops::Rpc::kGetLimits, coordinator, &Coordinator::GetLimits);
-    Serve(ops::Rpc::kSetLimits, coordinator, &Coordinator::SetLimits);
-    Serve(ops::Rpc::kGetMetrics, administration, &Administration::GetMetrics);
-    Serve(ops::Rpc::kGetStats, administration, &Administration::GetStats);
-    Serve(ops::Rpc::kDrain, administration, &Administration::Drain);
-    Serve(ops::Rpc::kDropModel, coordinator, &Coordinator::DropModel);
-    Serve(ops::Rpc::kResetModel, coordinator, &Coordinator::ResetModel);
-    Serve(ops::Rpc::kDropGroup, coordinator, &Coordinator::DropGroup);
-    Serve(ops::Rpc::kChangeMemory, coordinator, &Coordinator::ChangeMemory);
-  }
-};
 
 }  // namespace
 
@@ -200,12 +180,6 @@ void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* sta
         metrics.Find(MetricId::kGroupStageSeconds, {group[0], group[1], "wait_for_ranks"});
     if (waits != nullptr) to->set_wait_seconds(waits->histogram.sample_sum);
   }
-}
-
-std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
-                                                Coordinator* coordinator,
-                                                const CallEnvironment& environment) {
-  return std::make_unique<AdminServiceImpl>(administration, coordinator, environment);
 }
 
 }  // namespace emberd::server

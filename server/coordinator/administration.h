@@ -4,9 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
-
-#include <grpcpp/impl/codegen/service_type.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -66,11 +63,6 @@ class Administration {
   absl::Mutex drain_mutex_;  // one change of service at a time
   bool stopped_ ABSL_GUARDED_BY(drain_mutex_) = false;
 };
-
-// AdminService. What the arguments point to must outlive it.
-std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
-                                                Coordinator* coordinator,
-                                                const CallEnvironment& environment);
 
 // Adds to `stats` every group that has had ranks here.
 void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats);

@@ -9,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/coordinator/each_shard.h"
 
 namespace emberd::server {
 namespace {
@@ -40,15 +39,12 @@ absl::StatusOr<ChangePause::Answers> ChangePause::Ask(const std::string& group, 
   request.set_group(group);
   request.set_after_step(after_step);
   paused_ = true;
-  Answers answers(shards_.shards.size());
-  const auto pause = [&](int shard) -> absl::Status {
-    ASSIGN_OR_RETURN(answers[shard], shards_.shards[shard]->PauseChanges(request, context));
-    return absl::OkStatus();
-  };
+  Answers answers(shards_.size());
   // Two who pause at once meet at shard 0.
-  RETURN_IF_ERROR(pause(0));
-  RETURN_IF_ERROR(
-      FirstError(ForEachShard(shards_.threads, ShardsFrom(1, shards_.shards.size()), pause)));
+  RETURN_IF_ERROR(shards_.OnAllFirstZero([&](int shard) -> absl::Status {
+    ASSIGN_OR_RETURN(answers[shard], shards_[shard].PauseChanges(request, context));
+    return absl::OkStatus();
+  }));
   return answers;
 }
 
@@ -79,7 +75,7 @@ absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answe
       // Made there, so the word is on its way here; or not even voted on.
       internal::v1::FindMutationRequest request;
       *request.mutable_mutation() = NameToProto(name);
-      ASSIGN_OR_RETURN(const auto found, shards_.shards[shard]->FindMutation(request, context));
+      ASSIGN_OR_RETURN(const auto found, shards_[shard].FindMutation(request, context));
       moving = found.state() == internal::v1::FindMutationResponse::COMMITTED;
     }
     if (!moving) continue;
@@ -92,14 +88,14 @@ absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answe
 void ChangePause::CommitStep(int64_t step,
                              const std::vector<std::pair<int, internal::v1::HeldStep>>& held,
                              rpc::CallContext* context) {
-  std::vector<int> holding(shards_.shards.size(), -1);  // index in `held`, by shard
+  std::vector<int> holding(shards_.size(), -1);  // index in `held`, by shard
   std::vector<int> shards;
   for (size_t i = 0; i < held.size(); ++i) {
     if (!held[i].second.complete() || held[i].second.held_step() != step) continue;
     holding[held[i].first] = static_cast<int>(i);
     shards.push_back(held[i].first);
   }
-  ForEachShard(shards_.threads, shards, [&](int shard) {
+  const absl::Status heard = shards_.On(shards, [&](int shard) {
     const internal::v1::HeldStep& here = held[holding[shard]].second;
     internal::v1::DecideStepRequest request;
     request.set_model_id(model_->id);
@@ -108,8 +104,9 @@ void ChangePause::CommitStep(int64_t step,
     request.set_generation(here.generation());
     request.set_step(step);
     request.set_commit(true);
-    return shards_.shards[shard]->DecideStep(request, context).status();
+    return shards_[shard].DecideStep(request, context).status();
   });
+  heard.IgnoreError();  // who asks next sees what has become of the step
 }
 
 absl::StatusOr<std::string> ChangePause::FindMovingStep(const Answers& answers, bool decide,
@@ -188,9 +185,7 @@ void ChangePause::Resume() {
   request.set_model_id(model_->id);
   request.set_pause_id(id_);
   rpc::CallContext context(SteadyNow() + kResumeDeadline);
-  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
-    return shards_.shards[shard]->ResumeChanges(request, &context).status();
-  });
+  shards_.Ask(&ShardBackend::ResumeChanges, request, &context).IgnoreError();
 }
 
 }  // namespace emberd::server

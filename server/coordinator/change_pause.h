@@ -21,16 +21,10 @@
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/coordinator/mutations.h"
 #include "server/coordinator/served_model.h"
+#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
-
-// The shards of a cluster, and the threads to ask them all at once.
-struct ShardSet {
-  std::vector<std::shared_ptr<ShardBackend>> shards;
-  BlockingPool* threads = nullptr;
-};
 
 // One pause, by one thread at a time. Its destructor lets changes go on.
 class ChangePause {

@@ -193,9 +193,7 @@ class PauseSchedule {
     model_->id = kModel;
     for (int i = 0; i < kShards; ++i) {
       shards_.push_back(std::make_shared<ScheduledShard>(i, &network_, &turn_, mistake));
-      set_.shards.push_back(shards_.back());
     }
-    set_.threads = &threads_;
     shards_[0]->set_on_idle([this] { TakeChargeOfAll(); });
   }
 
@@ -227,8 +225,9 @@ class PauseSchedule {
   };
 
   std::string PauseOnce() {
-    Mutations mutations(set_.shards, &threads_, absl::Seconds(1));
-    ChangePause pause(set_, &mutations, model_);
+    const ShardSet set({shards_.begin(), shards_.end()}, &threads_);
+    Mutations mutations(set, absl::Seconds(1));
+    ChangePause pause(set, &mutations, model_);
     rpc::CallContext context(absl::Now() + absl::Seconds(30));
     const auto settled = pause.Settle(&context);
     if (!settled.ok()) return settled.status().ToString();
@@ -289,7 +288,6 @@ class PauseSchedule {
   BlockingPool threads_;
   const std::shared_ptr<ServedModel> model_ = std::make_shared<ServedModel>();
   std::vector<std::shared_ptr<ScheduledShard>> shards_;
-  ShardSet set_;
   int changes_ = 0;
   uint64_t attempts_ = 0;
 };
@@ -379,8 +377,8 @@ class GroupPauseTest : public ::testing::Test {
                       absl::Duration patience = absl::Seconds(30)) {
     shards_ = {std::make_shared<GroupShard>(0, std::move(first)),
                std::make_shared<GroupShard>(1, std::move(second))};
-    const ShardSet set = {{shards_[0], shards_[1]}, &threads_};
-    Mutations mutations(set.shards, &threads_, absl::Seconds(1));
+    const ShardSet set({shards_[0], shards_[1]}, &threads_);
+    Mutations mutations(set, absl::Seconds(1));
     auto model = std::make_shared<ServedModel>();
     model->id = kModel;
     ChangePause pause(set, &mutations, model);

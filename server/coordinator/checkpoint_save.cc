@@ -13,7 +13,6 @@
 #include "config/shared_tables.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/verify.h"
-#include "server/coordinator/fanout.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
@@ -121,12 +120,11 @@ absl::Status CheckpointSave::BeginOnShards(uint64_t pause_id, const ChangePause:
   request.set_folder(folder_);
   request.set_checkpoint_id(manifest_.checkpoint_id());
   request.set_parent_id(manifest_.parent_id());
-  return FirstError(
-      ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
-        internal::v1::BeginSaveRequest here = request;
-        here.set_changes(answers[shard].changes());
-        return shards_.shards[shard]->BeginSave(here, context).status();
-      }));
+  return shards_.OnAll([&](int shard) {
+    internal::v1::BeginSaveRequest here = request;
+    here.set_changes(answers[shard].changes());
+    return shards_[shard].BeginSave(here, context).status();
+  });
 }
 
 absl::Status CheckpointSave::Begin(std::unique_ptr<ChangePause> pause, rpc::CallContext* context) {
@@ -172,10 +170,7 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   rpc::CallContext completing(SteadyNow() + kCompleteDeadline, context->trace());
   // A shard that does not hear of it counts changes from further back: the next one is whole. And
   // its log goes on from an older one, which then stays.
-  absl::Status heard = FirstError(
-      ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
-        return shards_.shards[shard]->CompleteSave(complete, &completing).status();
-      }));
+  absl::Status heard = shards_.Ask(&ShardBackend::CompleteSave, complete, &completing).status();
   // Logs of rows that models share begin with none.
   const bool begins = options_.has_log && !config::HasSharedTables(model_->config);
   if (heard.ok() && begins) heard = store_->SetBeginning(manifest_, model_->history);

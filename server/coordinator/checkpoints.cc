@@ -14,7 +14,6 @@
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/merge.h"
 #include "server/checkpoint/verify.h"
-#include "server/coordinator/fanout.h"
 #include "server/coordinator/shard_transfers.h"
 #include "server/ops/logging.h"
 
@@ -253,9 +252,7 @@ absl::Status Checkpoints::CheckFiles(const CheckpointChain& chain, const BytesRe
   request.set_transfer_id(transfers.id());
   request.set_check_only(true);
   request.mutable_chain()->Add(chain.begin(), chain.end());
-  RETURN_IF_ERROR(FirstError(ForEachShard(
-      shards_.threads, ShardsFrom(0, shards_.shards.size()),
-      [&](int shard) { return shards_.shards[shard]->BeginRestore(request, context).status(); })));
+  RETURN_IF_ERROR(shards_.Ask(&ShardBackend::BeginRestore, request, context).status());
   const int64_t total = BytesOf(chain);
   return transfers.Await(context, [&](int64_t bytes, int64_t) { return report(bytes, total); })
       .status();

@@ -43,13 +43,13 @@ class Checkpoints {
 
   // What the arguments point to must outlive it.
   Checkpoints(const v1::StorageConfig& storage, const ShardSet& shards, Mutations* mutations,
-              ModelRegistry* registry)
+              ModelRegistry* registry, BlockingPool* threads)
       : storage_(storage),
         store_(storage.checkpoints()),
         shards_(shards),
         mutations_(mutations),
         registry_(registry),
-        later_(shards.threads, kSavesAtOnce, kSavesWaiting) {}
+        later_(threads, kSavesAtOnce, kSavesWaiting) {}
   // Gives up what runs on threads of its own.
   ~Checkpoints() { stopping_.Cancel(); }
 

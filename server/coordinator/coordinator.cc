@@ -12,9 +12,9 @@
 #include "base/steady_time.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
-#include "server/coordinator/train/group_drop.h"
+#include "server/coordinator/train/group_opening.h"
 #include "server/ops/logging.h"
-#include "server/rpc/shared_regions.h"
+#include "server/rpc/local_peers.h"
 
 namespace emberd::server {
 namespace {
@@ -55,9 +55,9 @@ std::vector<std::string> HttpAddresses(const v1::ClusterConfig& cluster) {
   return addresses;
 }
 
-std::vector<Collective*> CollectivesOf(const std::vector<std::shared_ptr<ShardBackend>>& shards) {
+std::vector<Collective*> CollectivesOf(const ShardSet& shards) {
   std::vector<Collective*> collectives;
-  for (const auto& shard : shards) collectives.push_back(shard->collective());
+  for (size_t i = 0; i < shards.size(); ++i) collectives.push_back(shards[i].collective());
   return collectives;
 }
 
@@ -79,19 +79,16 @@ void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response)
 Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                          std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics,
                          ThreadPools* threads)
-    : shards_(std::move(shards)),
-      shard_set_{shards_, &threads->blocking},
+    : shards_(std::move(shards), &threads->blocking),
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       max_message_bytes_(cluster.budgets().max_message_bytes()),
       start_(SteadyNow()),
       metrics_(metrics),
-      threads_(threads),
       server_metrics_(metrics->Server("coordinator", index)),
       registry_(shards_, RegistryOptions(cluster, metrics, threads, &auto_checkpoints_)),
-      mutations_(shards_, &threads->blocking,
-                 absl::Milliseconds(cluster.timeouts().shard_call_ms())),
+      mutations_(shards_, absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
       regions_(rpc::StartClientRegions(cluster)),
       path_({.max_activation_bytes = max_message_bytes_,
@@ -99,7 +96,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
              .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()},
              .regions = regions_.get()},
             &fanout_, &mutations_, metrics),
-      checkpoints_(cluster.storage(), shard_set_, &mutations_, &registry_),
+      checkpoints_(cluster.storage(), shards_, &mutations_, &registry_, &threads->blocking),
       auto_checkpoints_(&checkpoints_, &registry_, &threads->blocking),
       resources_{.identity = NewIdentity(index),
                  .registry = &registry_,
@@ -184,7 +181,7 @@ absl::StatusOr<v1::DropGroupResponse> Coordinator::DropGroup(const v1::DropGroup
                                                              rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto found, registry_.FindByName(request.model(), context));
   return OnModel(found->id, context, [&](const std::shared_ptr<const ServedModel>& model) {
-    return server::DropGroup(*model, request.group(), &fanout_, context);
+    return server::DropGroup(*model, request.group(), shards_, context);
   });
 }
 
@@ -256,11 +253,6 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   return response;
 }
 
-absl::StatusOr<v1::ShareMemoryResponse> Coordinator::ShareMemory(const v1::ShareMemoryRequest&,
-                                                                 rpc::CallContext*) {
-  return rpc::InvitePeer(regions_.get());
-}
-
 absl::StatusOr<v1::ReleaseBatchResponse> Coordinator::ReleaseBatch(
     const v1::ReleaseBatchRequest& request, rpc::CallContext*) {
   RETURN_IF_ERROR(path_.Release(request.model_id(), request.batch_handle()));
@@ -314,20 +306,21 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
                             google::protobuf::RepeatedPtrField<v1::ShardStatus>* shards) {
   rpc::CallContext context(SteadyNow() + kStatusDeadline, caller->trace());
   for (size_t i = 0; i < shards_.size(); ++i) shards->Add();
-  ForEachShard(&threads_->blocking, ShardsFrom(0, shards_.size()), [&](int shard) {
-    internal::v1::GetShardStatusRequest request;
-    request.set_hot_rows(hot_rows);
-    auto status = shards_[shard]->GetStatus(request, &context);
+  internal::v1::GetShardStatusRequest request;
+  request.set_hot_rows(hot_rows);
+  const auto add = [&](int shard) {
+    auto status = shards_[shard].GetStatus(request, &context);
     v1::ShardStatus& to = *shards->Mutable(shard);
     if (status.ok()) to = std::move(*status);
     to.set_index(shard);
-    to.set_address(shards_[shard]->address());
+    to.set_address(shards_[shard].address());
     to.set_http_address(shard_http_addresses_[shard]);
     to.set_reachable(status.ok());
     if (!status.ok()) to.set_error(std::string(status.status().message()));
     metrics_->ShardLink(shard)->SetReachable(status.ok());
     return status.status();
-  });
+  };
+  shards_.OnAll(add).IgnoreError();  // stands in the status
 }
 
 void Coordinator::AddStacks(v1::GetStatsResponse* stats) const {
@@ -353,12 +346,11 @@ absl::StatusOr<v1::ChangeMemoryResponse> Coordinator::ChangeMemory(
   RETURN_IF_ERROR(CheckMemoryChange(request));
   v1::ChangeMemoryResponse response;
   for (size_t i = 0; i < shards_.size(); ++i) response.add_shards();
-  const std::vector<int> all = ShardsFrom(0, shards_.size());
-  const absl::Status status = FirstError(ForEachShard(&threads_->blocking, all, [&](int shard) {
-    const auto change = shards_[shard]->ChangeMemory(request, context);
+  const absl::Status status = shards_.OnAll([&](int shard) {
+    const auto change = shards_[shard].ChangeMemory(request, context);
     if (change.ok()) *response.mutable_shards(shard) = *change;
     return change.status();
-  }));
+  });
   if (status.ok()) return response;
   // In the words of all other calls, if nobody has declared it.
   if (absl::IsNotFound(status)) {
@@ -377,14 +369,15 @@ void Coordinator::TakePinBack(const v1::ChangeMemoryRequest& pin,
     if (done.shards(shard).changed()) pinned.push_back(shard);
   }
   rpc::CallContext context(SteadyNow() + kUnpinDeadline, caller->trace());
-  ForEachShard(&threads_->blocking, pinned, [&](int shard) {
-    const absl::Status status = shards_[shard]->ChangeMemory(unpin, &context).status();
+  const auto take_back = [&](int shard) {
+    const absl::Status status = shards_[shard].ChangeMemory(unpin, &context).status();
     if (!status.ok()) {
       ops::Log(ops::LogLevel::kWarning, "a model stays pinned on a shard, though not on all",
                {{"model", pin.model()}, {"reason", std::string(status.message())}});
     }
     return status;
-  });
+  };
+  shards_.On(pinned, take_back).IgnoreError();  // it is in the log
 }
 
 }  // namespace emberd::server

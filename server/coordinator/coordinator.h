@@ -26,12 +26,12 @@
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/model_registry.h"
+#include "server/coordinator/shard_set.h"
 #include "server/coordinator/step.h"
 #include "server/group/collective_router.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/mutation_record.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 
@@ -100,10 +100,8 @@ class Coordinator {
                                                   rpc::CallContext* context);
   absl::StatusOr<v1::ChangeMemoryResponse> ChangeMemory(const v1::ChangeMemoryRequest& request,
                                                         rpc::CallContext* context);
-  // UNIMPLEMENTED if there is no memory to share.
-  absl::StatusOr<v1::ShareMemoryResponse> ShareMemory(const v1::ShareMemoryRequest& request,
-                                                      rpc::CallContext* context);
 
+  RegionServer* regions() { return regions_.get(); }  // null: no memory is shared with clients
   AutoCheckpoints* auto_checkpoints() { return &auto_checkpoints_; }
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
@@ -133,20 +131,18 @@ class Coordinator {
   absl::StatusOr<MadeMutation> TryAssign(const std::vector<AssignCommand>& commands,
                                          rpc::CallContext* context);
 
-  const std::vector<std::shared_ptr<ShardBackend>> shards_;
-  const ShardSet shard_set_;
+  const ShardSet shards_;
   CollectiveRouter collective_;
   const std::vector<std::string> shard_http_addresses_;
   const int sparsecores_per_shard_;
   const int64_t max_message_bytes_;
   const absl::Time start_;
   ops::Metrics* const metrics_;
-  ThreadPools* const threads_;
   ops::ServerMetrics* const server_metrics_;
   ModelRegistry registry_;
   Mutations mutations_;
   Fanout fanout_;
-  const std::unique_ptr<RegionServer> regions_;  // null: no memory is shared with clients
+  const std::unique_ptr<RegionServer> regions_;
   StepPath path_;
   Checkpoints checkpoints_;
   AutoCheckpoints auto_checkpoints_;

@@ -34,9 +34,9 @@ bool IsAlone(const UpdateName& name) {
 
 }  // namespace
 
-Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
-               Mutations* mutations, ops::Metrics* metrics)
-    : shards_(std::move(shards)), options_(options), mutations_(mutations), metrics_(metrics) {}
+Fanout::Fanout(const ShardSet& shards, FanoutOptions options, Mutations* mutations,
+               ops::Metrics* metrics)
+    : shards_(shards), options_(options), mutations_(mutations), metrics_(metrics) {}
 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,
@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     command.stacks = batch->ShardView(static_cast<int>(shard));
     command.owner = owner;
     command.activation_dtype = dtype;
-    if (!places.empty() && shards_[shard]->Lend(output->region)) {
+    if (!places.empty() && shards_[shard].Lend(output->region)) {
       command.places = {places, {}, output};
       command.region = output->region;
       results[shard].places = command.places;
@@ -67,7 +67,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
         PassOver(command.stacks[of_stack.stack], &of_stack);
       }
     }
-    return shards_[shard]->Gather(std::move(command), context);
+    return shards_[shard].Gather(std::move(command), context);
   };
   std::vector<std::unique_ptr<GatherCall>> calls;
   for (size_t i = 0; i < shards_.size(); ++i) calls.push_back(start(i));
@@ -87,14 +87,14 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     absl::Status status = result.status();
     if (status.ok()) result->places = std::move(results[i].places);
     if (status.ok())
-      status = Annotate(CheckGatherResult(*result, *model, *batch, dtype), shards_[i]->name());
+      status = Annotate(CheckGatherResult(*result, *model, *batch, dtype), shards_[i].name());
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
       rows_came |= !result->rows.empty();
       status = Annotate(ArrangeUniqueRows(*model, *batch, static_cast<int>(i), pool_,
                                           options_.threads->cpu, &*result, std::move(ahead[i])),
-                        shards_[i]->name());
+                        shards_[i].name());
     }
     if (status.ok()) {
       results[i] = *std::move(result);
@@ -154,7 +154,7 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
         };
       }
     }
-    calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
+    calls_.push_back(fanout_->shards_[i].Apply(std::move(command), &context_));
   }
   absl::Status error;
   staged_.resize(calls_.size());
@@ -213,9 +213,10 @@ absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
   request.set_commit(true);
   rpc::CallContext context(SteadyNow() + fanout_->options_.shard_call, context_.trace());
   while (true) {
-    auto rows = fanout_->DecideStep(shard, request, &context);
+    const auto rows = fanout_->shards_[shard].DecideStep(request, &context);
+    if (rows.ok()) return RowCountsOf(*rows);
     if (!MayHaveMissed(rows.status()) || SteadyNow() + kRetryPause > context.deadline()) {
-      return rows;
+      return rows.status();
     }
     absl::SleepFor(kRetryPause);
   }
@@ -223,7 +224,7 @@ absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
 
 void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,
                     std::vector<ShardGradients>* gradients) {
-  options_.threads->cpu.ParallelFor(shards(), [&](int64_t i) {
+  options_.threads->cpu.ParallelFor(static_cast<int64_t>(shards_.size()), [&](int64_t i) {
     const auto shard = static_cast<int>(i);
     ShardGradients& to = (*gradients)[i];
     to.in_place = ReadsInPlace(input, batch, shard);
@@ -235,15 +236,15 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
         return;
       }
     }
-    to.block = shards_[i]->TakeBlock(GradientBytes(input, batch, shard, to.in_place));
+    to.block = shards_[i].TakeBlock(GradientBytes(input, batch, shard, to.in_place));
     to.input = GradientsForShard(input, batch, shard, to.in_place, to.block);
   });
 }
 
 std::shared_ptr<RowSums> Fanout::SumRows(const KeptBatch& batch, int shard) const {
-  const std::shared_ptr<ShardBackend>& backend = shards_[shard];
+  ShardBackend& backend = shards_[shard];
   return std::make_shared<RowSums>(batch, shard,
-                                   [backend](int64_t bytes) { return backend->TakeBlock(bytes); });
+                                   [&backend](int64_t bytes) { return backend.TakeBlock(bytes); });
 }
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,
@@ -258,7 +259,7 @@ absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput&
 bool Fanout::ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const {
   return !options_.copy_gradients && AnyInPlace(input, batch) &&
          std::all_of(input.regions.begin(), input.regions.end(),
-                     [&](const NamedRegion& region) { return shards_[shard]->Lend(region); });
+                     [&](const NamedRegion& region) { return shards_[shard].Lend(region); });
 }
 
 void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
@@ -266,8 +267,7 @@ void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
   internal::v1::RenewBatchesRequest request;
   request.mutable_batch_handles()->Add(handles.begin(), handles.end());
   request.set_batch_ttl_ms(absl::ToInt64Milliseconds(options_.batch_ttl));
-  ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()),
-               [&](int shard) { return shards_[shard]->RenewBatches(request, &context).status(); });
+  shards_.Ask(&ShardBackend::RenewBatches, request, &context).IgnoreError();
 }
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {
@@ -275,21 +275,7 @@ void Fanout::Release(uint64_t model_id, uint64_t handle) {
   internal::v1::ReleaseBatchRequest request;
   request.set_model_id(model_id);
   request.set_batch_handle(handle);
-  ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()),
-               [&](int shard) { return shards_[shard]->ReleaseBatch(request, &context).status(); });
-}
-
-absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(
-    const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) {
-  std::vector<internal::v1::OpenGroupResponse> responses(shards_.size());
-  const auto open = [&](int shard) {
-    auto response = shards_[shard]->OpenGroup(request, context);
-    if (response.ok()) responses[shard] = std::move(*response);
-    return response.status();
-  };
-  RETURN_IF_ERROR(
-      FirstError(ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()), open)));
-  return responses;
+  shards_.Ask(&ShardBackend::ReleaseBatch, request, &context).IgnoreError();
 }
 
 void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {

@@ -16,10 +16,10 @@
 #include "base/status.h"
 #include "base/thread_pools.h"
 #include "preprocess/batch/preprocessor.h"
-#include "server/coordinator/each_shard.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/served_model.h"
+#include "server/coordinator/shard_set.h"
 #include "server/coordinator/shared_tensors.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
@@ -81,8 +81,8 @@ class StagedUpdate {
 // Thread-safe. What the constructor is given must outlive it.
 class Fanout {
  public:
-  Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
-         Mutations* mutations, ops::Metrics* metrics);
+  Fanout(const ShardSet& shards, FanoutOptions options, Mutations* mutations,
+         ops::Metrics* metrics);
 
   // Result i is shard i's, checked against the batch, all of it partial sums. The shards keep the
   // batch under `handle`, unless that is 0; after an error they do not. Shards that can write to
@@ -105,27 +105,15 @@ class Fanout {
 
   // Memory of clients that shards were lent and nobody refers to. To be called often.
   void TakeBackRegions() {
-    for (const auto& shard : shards_) shard->TakeBackRegions();
+    for (size_t i = 0; i < shards_.size(); ++i) shards_[i].TakeBackRegions();
   }
 
   // Both best effort, under a deadline of their own: what is missed expires.
   void RenewBatches(const std::vector<uint64_t>& handles);
   void Release(uint64_t model_id, uint64_t handle);
 
-  // Answer i is shard i's.
-  absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> OpenGroup(
-      const internal::v1::OpenGroupRequest& request, rpc::CallContext* context);
-  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
-      int shard, const internal::v1::DropGroupsRequest& request, rpc::CallContext* context) {
-    return shards_[shard]->DropGroups(request, context);
-  }
+  const ShardSet& shards() const { return shards_; }
   CpuPool* cpu() const { return &options_.threads->cpu; }
-  int shards() const { return static_cast<int>(shards_.size()); }
-  absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
-                                       rpc::CallContext* context) {
-    ASSIGN_OR_RETURN(const auto decided, shards_[shard]->DecideStep(request, context));
-    return RowCountsOf(decided);
-  }
 
  private:
   friend class StagedUpdate;
@@ -136,7 +124,7 @@ class Fanout {
   // Whether the shard may read gradients where the client has put them.
   bool ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const;
 
-  const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  const ShardSet& shards_;
   const FanoutOptions options_;
   Mutations* const mutations_;
   ops::Metrics* const metrics_;

@@ -29,7 +29,7 @@ void IncomingUpdate::Begin(std::shared_ptr<const KeptBatch> batch, const RegionS
   for (const Part& part : parts_) reader_->Add(*part.request, part.data);
   // What came before its batch is summed in one go, by several threads.
   if (!sum_rows_ || !parts_.empty()) return;
-  for (int shard = 0; shard < fanout->shards(); ++shard) {
+  for (int shard = 0; shard < static_cast<int>(fanout->shards().size()); ++shard) {
     sums_.push_back(fanout->SumRows(*batch_, shard));
   }
 }

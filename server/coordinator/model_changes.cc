@@ -7,7 +7,6 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/coordinator/fanout.h"
 #include "server/coordinator/returned_rows.h"
 
 namespace emberd::server {
@@ -22,16 +21,11 @@ constexpr absl::Duration kUndoDeadline = absl::Seconds(2);
 
 }  // namespace
 
-absl::Status ModelChanges::OnAllFirstZero(const std::function<absl::Status(int shard)>& call) {
-  RETURN_IF_ERROR(call(0));
-  return FirstError(ForEachShard(threads_, ShardsFrom(1, shards_.size()), call));
-}
-
 ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
-  ShardModels models = ShardModels::Ask(threads_, shards_, context);
+  ShardModels models = ShardModels::Ask(shards_, context);
   if (!models.complete().ok()) return models;
   for (const ShardModels::Returned& returned : models.EveryReturned()) {
-    const auto lost = FindLostChange(shard_set_, returned.model_id, returned.history, context);
+    const auto lost = FindLostChange(shards_, returned.model_id, returned.history, context);
     if (!lost.ok()) continue;  // the rows stay refused, and whoever asks next tries again
     if (!lost->empty()) {
       models.SetLostChange(returned.model_id, *lost);
@@ -40,8 +34,10 @@ ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
     internal::v1::ServeModelRequest request;
     request.set_model_id(returned.model_id);
     request.set_history(returned.history);
-    ForEachShard(threads_, returned.shards,
-                 [&](int shard) { return shards_[shard]->ServeModel(request, context).status(); });
+    const auto serve = [&](int shard) {
+      return shards_[shard].ServeModel(request, context).status();
+    };
+    shards_.On(returned.shards, serve).IgnoreError();  // the same
   }
   return models;
 }
@@ -71,14 +67,14 @@ absl::Status ModelChanges::RestoreOnAll(const ServedModel& model, uint64_t histo
                                         const ShardModels& before, const RowSource& source,
                                         rpc::CallContext* context) {
   if (source.begins != nullptr && !model.read_only()) RETURN_IF_ERROR(source.begins(history));
-  ShardTransfers transfers(shard_set_);
+  ShardTransfers transfers(shards_);
   internal::v1::BeginRestoreRequest request;
   request.set_transfer_id(transfers.id());
   request.mutable_chain()->Add(source.chain.begin(), source.chain.end());
-  RETURN_IF_ERROR(OnAllFirstZero([&](int shard) {
+  RETURN_IF_ERROR(shards_.OnAllFirstZero([&](int shard) {
     internal::v1::BeginRestoreRequest here = request;
     *here.mutable_create() = MakeRequest(model, history, before, shard);
-    return shards_[shard]->BeginRestore(here, context).status();
+    return shards_[shard].BeginRestore(here, context).status();
   }));
   RETURN_IF_ERROR(transfers.Await(context, source.report).status());
   transfers.Keep();
@@ -89,23 +85,21 @@ absl::Status ModelChanges::Make(const ServedModel& model, uint64_t history,
                                 const ShardModels& before, const RowSource* source,
                                 rpc::CallContext* context) {
   const auto create = [&](int shard) {
-    return shards_[shard]
-        ->CreateModel(MakeRequest(model, history, before, shard), context)
-        .status();
+    return shards_[shard].CreateModel(MakeRequest(model, history, before, shard), context).status();
   };
   const auto serve = [&](int shard) {
     internal::v1::ServeModelRequest request;
     request.set_model_id(model.id);
     request.set_history(history);
-    const absl::Status status = shards_[shard]->ServeModel(request, context).status();
+    const absl::Status status = shards_[shard].ServeModel(request, context).status();
     ReachFailpoint("model.serves");
     return status;
   };
-  RETURN_IF_ERROR(source == nullptr ? OnAllFirstZero(create)
+  RETURN_IF_ERROR(source == nullptr ? shards_.OnAllFirstZero(create)
                                     : RestoreOnAll(model, history, before, *source, context));
   if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
   ReachFailpoint("model.is_made");
-  return OnAllFirstZero(serve);
+  return shards_.OnAllFirstZero(serve);
 }
 
 bool ModelChanges::TakeBack(const Leftover& leftover) {
@@ -114,12 +108,12 @@ bool ModelChanges::TakeBack(const Leftover& leftover) {
   request.set_history(leftover.history);
   request.set_unless_serving(true);
   rpc::CallContext context(SteadyNow() + kUndoDeadline);
-  const absl::Status status = shards_[leftover.shard]->DropModel(request, &context).status();
+  const absl::Status status = shards_[leftover.shard].DropModel(request, &context).status();
   if (leftover.shard == 0) {
     // The word is shard 0's. Where it serves the rows, nothing is left over.
     if (!status.ok()) return absl::IsFailedPrecondition(status);
     std::vector<Leftover> others;
-    for (const int shard : ShardsFrom(1, shards_.size())) {
+    for (const int shard : shards_.From(1)) {
       others.push_back({leftover.model_id, leftover.history, shard});
     }
     absl::MutexLock lock(&mutex_);
@@ -164,16 +158,16 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
     }
   }
   if (!found) return false;
-  RETURN_IF_ERROR(OnAllFirstZero([&](int shard) -> absl::Status {
+  RETURN_IF_ERROR(shards_.OnAllFirstZero([&](int shard) -> absl::Status {
     internal::v1::DropModelRequest request;
     request.set_model_id(model_id);
     request.set_history(known);
-    RETURN_IF_ERROR(shards_[shard]->DropModel(request, context).status());
+    RETURN_IF_ERROR(shards_[shard].DropModel(request, context).status());
     for (const internal::v1::HostedModel& here : before.AllOnShard(shard, name)) {
       if (here.history() == known) continue;
       request.set_model_id(here.model_id());
       request.set_history(here.history());
-      RETURN_IF_ERROR(shards_[shard]->DropModel(request, context).status());
+      RETURN_IF_ERROR(shards_[shard].DropModel(request, context).status());
     }
     return absl::OkStatus();
   }));
@@ -182,12 +176,12 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
 
 absl::Status ModelChanges::DropHistory(uint64_t model_id, uint64_t history, bool unless_only,
                                        rpc::CallContext* context) {
-  return OnAllFirstZero([&](int shard) {
+  return shards_.OnAllFirstZero([&](int shard) {
     internal::v1::DropModelRequest request;
     request.set_model_id(model_id);
     request.set_history(history);
     request.set_unless_only(unless_only);
-    return shards_[shard]->DropModel(request, context).status();
+    return shards_[shard].DropModel(request, context).status();
   });
 }
 

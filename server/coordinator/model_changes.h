@@ -17,9 +17,9 @@
 #include "server/checkpoint/partition_chain.h"
 #include "server/coordinator/served_model.h"
 #include "server/coordinator/shard_models.h"
+#include "server/coordinator/shard_set.h"
 #include "server/coordinator/shard_transfers.h"
 #include "server/rpc/call_context.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 
@@ -35,13 +35,9 @@ struct RowSource {
 // Thread-safe. Errors name the shard.
 class ModelChanges {
  public:
-  // `threads` must outlive it.
-  ModelChanges(std::vector<std::shared_ptr<ShardBackend>> shards, preprocess::Topology topology,
-               BlockingPool* threads)
-      : shards_(std::move(shards)),
-        topology_(topology),
-        threads_(threads),
-        shard_set_{shards_, threads} {}
+  // What it is given must outlive it.
+  ModelChanges(const ShardSet& shards, preprocess::Topology topology, BlockingPool* threads)
+      : shards_(shards), topology_(topology), threads_(threads) {}
 
   // What the shards have. Has those serve models that have come back from their logs, if they have
   // made the same changes as the others.
@@ -77,14 +73,12 @@ class ModelChanges {
                                                const ShardModels& before, int shard) const;
   absl::Status RestoreOnAll(const ServedModel& model, uint64_t history, const ShardModels& before,
                             const RowSource& source, rpc::CallContext* context);
-  absl::Status OnAllFirstZero(const std::function<absl::Status(int shard)>& call);
   // False: the shard could not be reached.
   bool TakeBack(const Leftover& leftover);
 
-  const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  const ShardSet& shards_;
   const preprocess::Topology topology_;
   BlockingPool* const threads_;
-  const ShardSet shard_set_;
   absl::Mutex mutex_;
   std::vector<Leftover> leftovers_ ABSL_GUARDED_BY(mutex_);
 };

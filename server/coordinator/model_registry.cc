@@ -43,9 +43,8 @@ absl::Status ModelRegistry::BeingRestored(const v1::ModelConfig& config) {
       absl::StrCat("model '", config.name(), "' is being restored from a checkpoint; retry"));
 }
 
-ModelRegistry::ModelRegistry(std::vector<std::shared_ptr<ShardBackend>> shards,
-                             ModelRegistryOptions options)
-    : shards_(std::move(shards)),
+ModelRegistry::ModelRegistry(const ShardSet& shards, ModelRegistryOptions options)
+    : shards_(shards),
       options_(options),
       changes_(shards_, options.topology, &options.threads->blocking) {}
 
@@ -120,7 +119,7 @@ ModelRegistry::Known ModelRegistry::Recall(uint64_t model_id) const {
 absl::Status ModelRegistry::LostError(const ServedModel& model, const ModelVerdict& verdict) const {
   const std::string& name = model.config.name();
   const auto shard_name = [this](std::string* out, int shard) {
-    absl::StrAppend(out, shards_[shard]->name());
+    absl::StrAppend(out, shards_[shard].name());
   };
   const std::string remedy =
       model.read_only()
@@ -173,8 +172,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::Fetch(uint64_t model
   internal::v1::FindModelRequest request;
   request.set_model_id(model_id);
   absl::Status error = NotDeclared(model_id);
-  for (const std::shared_ptr<ShardBackend>& shard : shards_) {
-    auto found = shard->FindModel(request, context);
+  for (size_t shard = 0; shard < shards_.size(); ++shard) {
+    auto found = shards_[shard].FindModel(request, context);
     if (found.ok()) {
       ASSIGN_OR_RETURN(auto model, MakeModel(found->config(), history));
       model->serves = shards.ServesOf(model_id, history);
@@ -339,7 +338,7 @@ absl::Status ModelRegistry::CheckName(const v1::ModelConfig& config, uint64_t mo
     if (!other.has_value() || !other->serving() || other->model_id() == model_id) continue;
     internal::v1::FindModelRequest request;
     request.set_model_id(other->model_id());
-    auto found = shards_[i]->FindModel(request, context);
+    auto found = shards_[i].FindModel(request, context);
     if (absl::IsNotFound(found.status())) continue;  // it has just been dropped
     RETURN_IF_ERROR(found.status());
     return absl::AlreadyExistsError(
@@ -633,7 +632,7 @@ absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool chan
     } else {
       internal::v1::FindModelRequest request;
       request.set_model_id(other.model.model_id());
-      auto found = shards_[other.shard]->FindModel(request, context);
+      auto found = shards_[other.shard].FindModel(request, context);
       if (absl::IsNotFound(found.status())) continue;  // it has just been dropped
       RETURN_IF_ERROR(found.status());
       held = found->config();
@@ -706,7 +705,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::SetLimits(
     limits.set_version(model->live_limits->Get().version() + 1);
     ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks, change(*model, model->PlanNow()));
     limits.mutable_stacks()->Add(stacks.begin(), stacks.end());
-    const absl::Status set = shards_[0]->ServeModel(request, context).status();
+    const absl::Status set = shards_[0].ServeModel(request, context).status();
     if (absl::IsAborted(set) && attempt < kLimitAttempts) continue;
     RETURN_IF_ERROR(set);
     model->SetLimits(limits);

@@ -21,8 +21,8 @@
 #include "server/coordinator/model_changes.h"
 #include "server/coordinator/served_model.h"
 #include "server/coordinator/shard_models.h"
+#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 
@@ -39,7 +39,8 @@ struct ModelRegistryOptions {
 // Thread-safe. One declaration, reset or drop runs at a time.
 class ModelRegistry {
  public:
-  ModelRegistry(std::vector<std::shared_ptr<ShardBackend>> shards, ModelRegistryOptions options);
+  // `shards` must outlive it.
+  ModelRegistry(const ShardSet& shards, ModelRegistryOptions options);
 
   struct Declared {
     std::shared_ptr<const ServedModel> model;
@@ -180,7 +181,7 @@ class ModelRegistry {
   void Forget(uint64_t model_id);
   void SetLost(uint64_t model_id, const absl::Status& why);
 
-  const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  const ShardSet& shards_;
   const ModelRegistryOptions options_;
   ModelChanges changes_;
   std::atomic<bool> log_is_long_ = false;

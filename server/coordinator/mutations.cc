@@ -11,7 +11,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/coordinator/each_shard.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
@@ -72,7 +71,7 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Find(const Mutation& mutatio
                                                          rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const Answers seen, Ask(mutation, /*attempt=*/0, context));
   const bool unknown = std::all_of(seen.begin(), seen.end(), [](const auto& found) {
-    return found->state() == FindMutationResponse::UNKNOWN;
+    return found.state() == FindMutationResponse::UNKNOWN;
   });
   if (unknown) return std::nullopt;
   uint64_t attempt = 0;
@@ -81,11 +80,8 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Find(const Mutation& mutatio
 
 absl::StatusOr<Mutations::Answers> Mutations::Ask(const Mutation& mutation, uint64_t attempt,
                                                   rpc::CallContext* context) {
-  Answers answers(shards_.size(), absl::UnknownError("not asked"));
-  RETURN_IF_ERROR(FirstError(ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
-    answers[shard] = shards_[shard]->FindMutation(Question(mutation, attempt), context);
-    return RetryLater(answers[shard].status());
-  })));
+  auto answers = shards_.Ask(&ShardBackend::FindMutation, Question(mutation, attempt), context);
+  if (!answers.ok()) return RetryLater(answers.status());
   return answers;
 }
 
@@ -93,31 +89,31 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Settle(const Mutation& mutat
                                                            const Answers& seen, uint64_t* attempt,
                                                            rpc::CallContext* context) {
   uint64_t in_charge = 0;
-  for (const auto& found : seen) in_charge = std::max(in_charge, found->attempt());
+  for (const auto& found : seen) in_charge = std::max(in_charge, found.attempt());
   *attempt = NewAttempt(in_charge);
   rpc::LinkedContext settling(context, shard_call_);
   ASSIGN_OR_RETURN(const Answers now, Ask(mutation, *attempt, settling.get()));
   const bool made = std::any_of(now.begin(), now.end(), [](const auto& found) {
-    return found->state() == FindMutationResponse::COMMITTED;
+    return found.state() == FindMutationResponse::COMMITTED;
   });
   RowCounts rows;
   std::vector<int> holding;
   for (size_t i = 0; i < now.size(); ++i) {
-    rows += RowCountsOf(*now[i]);
-    if (now[i]->state() == FindMutationResponse::STAGED) holding.push_back(static_cast<int>(i));
+    rows += RowCountsOf(now[i]);
+    if (now[i].state() == FindMutationResponse::STAGED) holding.push_back(static_cast<int>(i));
     // The coordinator that took the votes commits only when all shards have voted: where one has
     // made the change, the others hold it.
-    if (!made || now[i]->state() != FindMutationResponse::UNKNOWN) continue;
-    return absl::DataLossError(absl::StrCat(shards_[i]->name(), " has lost mutation ",
+    if (!made || now[i].state() != FindMutationResponse::UNKNOWN) continue;
+    return absl::DataLossError(absl::StrCat(shards_[i].name(), " has lost mutation ",
                                             mutation.sequence, " of client '", mutation.client_id,
                                             "', which other shards have made"));
   }
   std::vector<RowCounts> decided(shards_.size());
-  RETURN_IF_ERROR(FirstError(ForEachShard(threads_, holding, [&](int shard) {
+  RETURN_IF_ERROR(shards_.On(holding, [&](int shard) {
     const auto result = Decide(shard, mutation, *attempt, made, settling.get());
     if (result.ok()) decided[shard] = *result;
     return RetryLater(result.status());
-  })));
+  }));
   if (!made) return std::nullopt;
   for (const RowCounts& more : decided) rows += more;
   return rows;
@@ -129,7 +125,7 @@ absl::StatusOr<RowCounts> Mutations::Decide(int shard, const Mutation& mutation,
   *request.mutable_mutation() = NameToProto(mutation);
   request.set_attempt(attempt);
   request.set_commit(commit);
-  ASSIGN_OR_RETURN(const auto decided, shards_[shard]->DecideMutation(request, context));
+  ASSIGN_OR_RETURN(const auto decided, shards_[shard].DecideMutation(request, context));
   return RowCountsOf(decided);
 }
 
@@ -147,28 +143,29 @@ absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation,
 
 void Mutations::Abandon(const Mutation& mutation, uint64_t attempt) {
   rpc::CallContext context(SteadyNow() + kAbandonDeadline);
-  ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
-    return Decide(shard, mutation, attempt, /*commit=*/false, &context).status();
-  });
+  shards_
+      .OnAll([&](int shard) {
+        return Decide(shard, mutation, attempt, /*commit=*/false, &context).status();
+      })
+      .IgnoreError();
 }
 
 void Mutations::SettleLeftovers() {
-  std::vector<std::vector<Mutation>> held(shards_.size());
   rpc::CallContext context(SteadyNow() + kAbandonDeadline);
-  ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
-    internal::v1::ListUndecidedRequest request;
-    request.set_older_than_ms(absl::ToInt64Milliseconds(shard_call_));
-    ASSIGN_OR_RETURN(const auto listed, shards_[shard]->ListUndecided(request, &context));
-    for (const internal::v1::MutationName& name : listed.mutations()) {
-      ASSIGN_OR_RETURN(held[shard].emplace_back(), MutationOf(name));
-    }
-    return absl::OkStatus();
-  });
+  internal::v1::ListUndecidedRequest request;
+  request.set_older_than_ms(absl::ToInt64Milliseconds(shard_call_));
+  // Without all shards, nobody could decide.
+  const auto listed = shards_.Ask(&ShardBackend::ListUndecided, request, &context);
+  if (!listed.ok()) return;
   const auto less = [](const Mutation& a, const Mutation& b) {
     return std::tie(a.client_id, a.sequence) < std::tie(b.client_id, b.sequence);
   };
   std::set<Mutation, decltype(less)> mutations(less);
-  for (const auto& of_shard : held) mutations.insert(of_shard.begin(), of_shard.end());
+  for (const internal::v1::ListUndecidedResponse& of_shard : *listed) {
+    for (const internal::v1::MutationName& name : of_shard.mutations()) {
+      if (const auto mutation = MutationOf(name); mutation.ok()) mutations.insert(*mutation);
+    }
+  }
   for (const Mutation& mutation : mutations) {
     rpc::CallContext settling(SteadyNow() + kAbandonDeadline);
     const auto made = Find(mutation, &settling);

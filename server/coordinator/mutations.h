@@ -5,16 +5,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/blocking_pool.h"
+#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/mutation_record.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 
@@ -28,9 +26,8 @@ class Mutations {
  public:
   // `shard_call`: how long shards may take for a word, and how old a vote must be before somebody
   // else than its coordinator decides on it.
-  Mutations(std::vector<std::shared_ptr<ShardBackend>> shards, BlockingPool* threads,
-            absl::Duration shard_call)
-      : shards_(std::move(shards)), threads_(threads), shard_call_(shard_call) {}
+  Mutations(const ShardSet& shards, absl::Duration shard_call)
+      : shards_(shards), shard_call_(shard_call) {}
 
   // Calls try_once(attempt), which asks shards for their votes and commits. While that is ABORTED,
   // for another attempt is in charge: finds out what became of that one, and tries again if it made
@@ -55,7 +52,7 @@ class Mutations {
   void SettleLeftovers();
 
  private:
-  using Answers = std::vector<absl::StatusOr<internal::v1::FindMutationResponse>>;
+  using Answers = std::vector<internal::v1::FindMutationResponse>;  // by shard
 
   absl::StatusOr<RowCounts> Decide(int shard, const Mutation& mutation, uint64_t attempt,
                                    bool commit, rpc::CallContext* context);
@@ -66,8 +63,7 @@ class Mutations {
   absl::StatusOr<std::optional<RowCounts>> Settle(const Mutation& mutation, const Answers& seen,
                                                   uint64_t* attempt, rpc::CallContext* context);
 
-  const std::vector<std::shared_ptr<ShardBackend>> shards_;
-  BlockingPool* const threads_;
+  const ShardSet& shards_;
   const absl::Duration shard_call_;
 };
 

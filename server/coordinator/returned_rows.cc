@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
-#include "server/coordinator/each_shard.h"
 
 namespace emberd::server {
 namespace {
@@ -70,13 +69,10 @@ using AllMade = std::vector<std::unique_ptr<const Made>>;  // by shard
 
 absl::StatusOr<AllMade> Ask(const ShardSet& shards, const internal::v1::ListMadeRequest& request,
                             rpc::CallContext* context) {
-  AllMade all(shards.shards.size());
-  RETURN_IF_ERROR(FirstError(
-      ForEachShard(shards.threads, ShardsFrom(0, all.size()), [&](int shard) -> absl::Status {
-        ASSIGN_OR_RETURN(auto made, shards.shards[shard]->ListMade(request, context));
-        all[shard] = std::make_unique<const Made>(std::move(made));
-        return absl::OkStatus();
-      })));
+  ASSIGN_OR_RETURN(auto answers, shards.Ask(&ShardBackend::ListMade, request, context));
+  AllMade all;
+  for (ListMadeResponse& made : answers)
+    all.push_back(std::make_unique<const Made>(std::move(made)));
   return all;
 }
 
@@ -130,8 +126,8 @@ absl::StatusOr<std::string> FindLostChange(const ShardSet& shards, uint64_t mode
   for (size_t i = 0; i < before.size(); ++i) {
     for (size_t j = 0; j < now.size(); ++j) {
       if (i == j) continue;
-      ASSIGN_OR_RETURN(std::string lost, LostBetween(*shards.shards[i], *before[i],
-                                                     *shards.shards[j], *now[j], context));
+      ASSIGN_OR_RETURN(std::string lost,
+                       LostBetween(shards[i], *before[i], shards[j], *now[j], context));
       if (!lost.empty()) return lost;
     }
   }

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/coordinator/change_pause.h"
+#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {

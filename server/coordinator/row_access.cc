@@ -201,14 +201,14 @@ absl::Status Coordinator::ReadRowsTo(const ServedModel& model, const RowTarget& 
     const ShardRows& rows = shards[shard];
     std::vector<float> values(rows.positions.size() * target.columns);
     absl::Status status =
-        shards_[shard]->ReadRows(rows.Selection(model, target), absl::MakeSpan(values), context);
+        shards_[shard].ReadRows(rows.Selection(model, target), absl::MakeSpan(values), context);
     for (size_t i = 0; status.ok() && i < rows.positions.size(); ++i) {
       std::memcpy(data + rows.positions[i] * row_bytes, values.data() + i * target.columns,
                   row_bytes);
     }
     return status;
   };
-  return FirstError(ForEachShard(&threads_->blocking, NonEmpty(shards), read));
+  return shards_.On(NonEmpty(shards), read);
 }
 
 absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsRequest& request,
@@ -268,27 +268,26 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
 
 absl::StatusOr<MadeMutation> Coordinator::TryAssign(const std::vector<AssignCommand>& commands,
                                                     rpc::CallContext* context) {
-  const std::vector<int> shards = ShardsFrom(0, commands.size());
   std::vector<char> staged(commands.size());  // not bool: written by several threads
   const auto stage = [&](int shard) {
-    const auto replayed = shards_[shard]->StageAssign(commands[shard], context);
+    const auto replayed = shards_[shard].StageAssign(commands[shard], context);
     staged[shard] = replayed.ok() && !*replayed;
     return replayed.status();
   };
   const AssignCommand* const any = &commands.front();
-  if (absl::Status status = FirstError(ForEachShard(&threads_->blocking, shards, stage));
-      !status.ok()) {
+  if (absl::Status status = shards_.OnAll(stage); !status.ok()) {
     mutations_.Abandon(any->mutation, any->attempt);
     return status;
   }
   std::vector<int> holding;
-  std::copy_if(shards.begin(), shards.end(), std::back_inserter(holding),
-               [&](int shard) { return staged[shard]; });
+  for (size_t shard = 0; shard < staged.size(); ++shard) {
+    if (staged[shard]) holding.push_back(static_cast<int>(shard));
+  }
   ReachFailpoint("assign.votes_are_in");
-  RETURN_IF_ERROR(FirstError(ForEachShard(&threads_->blocking, holding, [&](int shard) {
+  RETURN_IF_ERROR(shards_.On(holding, [&](int shard) {
     ReachFailpoint("assign.word_is_next");
     return mutations_.Commit(shard, any->mutation, any->attempt, context->trace()).status();
-  })));
+  }));
   ReachFailpoint("assign.is_made");
   return MadeMutation{{}, /*replayed=*/any != nullptr && holding.empty()};
 }

@@ -4,8 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "server/coordinator/fanout.h"
-
 namespace emberd::server {
 
 using internal::v1::HostedModel;
@@ -23,14 +21,13 @@ bool Newer(const HostedModel& a, const HostedModel& b) {
 
 }  // namespace
 
-ShardModels ShardModels::Ask(BlockingPool* threads,
-                             const std::vector<std::shared_ptr<ShardBackend>>& shards,
-                             rpc::CallContext* context) {
+ShardModels ShardModels::Ask(const ShardSet& shards, rpc::CallContext* context) {
   std::vector<Answer> answers(shards.size());
-  ForEachShard(threads, ShardsFrom(0, shards.size()), [&](int shard) {
-    answers[shard] = shards[shard]->ListModels({}, context);
+  const auto ask = [&](int shard) {
+    answers[shard] = shards[shard].ListModels({}, context);
     return answers[shard].status();
-  });
+  };
+  shards.OnAll(ask).IgnoreError();  // see complete()
   return ShardModels(std::move(answers));
 }
 
@@ -50,22 +47,27 @@ const HostedModel* ShardModels::Find(int shard, uint64_t model_id) const {
   return newest;
 }
 
+template <typename Use>
+void ShardModels::ForEach(const Use& use) const {
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    if (!answers_[i].ok()) continue;
+    for (const HostedModel& model : answers_[i]->models()) use(static_cast<int>(i), model);
+  }
+}
+
 std::vector<HostedModel> ShardModels::HistoriesOf(uint64_t model_id) const {
   std::vector<HostedModel> histories;
-  for (const Answer& answer : answers_) {
-    if (!answer.ok()) continue;
-    for (const HostedModel& model : answer->models()) {
-      if (model.model_id() != model_id) continue;
-      const auto seen = std::find_if(
-          histories.begin(), histories.end(),
-          [&](const HostedModel& other) { return other.history() == model.history(); });
-      if (seen == histories.end()) {
-        histories.push_back(model);
-      } else {
-        seen->set_serving(seen->serving() && model.serving());
-      }
+  ForEach([&](int, const HostedModel& model) {
+    if (model.model_id() != model_id) return;
+    const auto seen =
+        std::find_if(histories.begin(), histories.end(),
+                     [&](const HostedModel& other) { return other.history() == model.history(); });
+    if (seen == histories.end()) {
+      histories.push_back(model);
+    } else {
+      seen->set_serving(seen->serving() && model.serving());
     }
-  }
+  });
   std::sort(histories.begin(), histories.end(),
             [](const HostedModel& a, const HostedModel& b) { return Newer(b, a); });
   return histories;
@@ -91,61 +93,49 @@ internal::v1::ModelLimits ShardModels::LimitsOf(uint64_t model_id, uint64_t hist
 }
 
 bool ShardModels::IsPinned(uint64_t model_id) const {
-  return std::any_of(answers_.begin(), answers_.end(), [&](const Answer& answer) {
-    return answer.ok() && std::any_of(answer->models().begin(), answer->models().end(),
-                                      [&](const HostedModel& model) {
-                                        return model.model_id() == model_id && model.pinned();
-                                      });
+  bool pinned = false;
+  ForEach([&](int, const HostedModel& model) {
+    pinned |= model.model_id() == model_id && model.pinned();
   });
+  return pinned;
 }
 
 uint64_t ShardModels::WholeHistory(uint64_t model_id) const {
+  const auto answered = static_cast<size_t>(std::count_if(
+      answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.ok(); }));
   uint64_t whole = 0;
   for (const HostedModel& candidate : HistoriesOf(model_id)) {
-    const bool everywhere =
-        std::all_of(answers_.begin(), answers_.end(), [&](const Answer& answer) {
-          return !answer.ok() || std::any_of(answer->models().begin(), answer->models().end(),
-                                             [&](const HostedModel& model) {
-                                               return model.history() == candidate.history() &&
-                                                      model.model_id() == model_id &&
-                                                      model.serving() && model.damage().empty();
-                                             });
-        });
-    if (everywhere) whole = candidate.history();
+    std::set<int> serving;
+    ForEach([&](int shard, const HostedModel& model) {
+      const bool same = model.model_id() == model_id && model.history() == candidate.history();
+      if (same && model.serving() && model.damage().empty()) serving.insert(shard);
+    });
+    if (serving.size() == answered) whole = candidate.history();
   }
   return whole;
 }
 
 int64_t ShardModels::ChangesOf(uint64_t model_id) const {
   int64_t changes = 0;
-  for (size_t i = 0; i < answers_.size(); ++i) {
-    if (!answers_[i].ok()) continue;
-    const HostedModel* const model = Find(static_cast<int>(i), model_id);
-    if (model != nullptr) changes = std::max(changes, model->changes());
-  }
+  ForEach([&](int, const HostedModel& model) {
+    if (model.model_id() == model_id) changes = std::max(changes, model.changes());
+  });
   return changes;
 }
 
 std::vector<ShardModels::Hosted> ShardModels::EveryTrained() const {
   std::vector<Hosted> all;
-  for (size_t i = 0; i < answers_.size(); ++i) {
-    if (!answers_[i].ok()) continue;
-    for (const HostedModel& model : answers_[i]->models()) {
-      const bool seen = std::any_of(all.begin(), all.end(), [&](const Hosted& other) {
-        return other.model.model_id() == model.model_id();
-      });
-      if (!seen && model.serves().model().empty()) all.push_back({static_cast<int>(i), model});
-    }
-  }
+  std::set<uint64_t> seen;
+  ForEach([&](int shard, const HostedModel& model) {
+    const bool trained = model.serves().model().empty();
+    if (trained && seen.insert(model.model_id()).second) all.push_back({shard, model});
+  });
   return all;
 }
 
 std::vector<uint64_t> ShardModels::Ids() const {
   std::set<uint64_t> ids;
-  for (const Answer& answer : answers_) {
-    if (!answer.ok()) continue;
-    for (const HostedModel& model : answer->models()) ids.insert(model.model_id());
-  }
+  ForEach([&](int, const HostedModel& model) { ids.insert(model.model_id()); });
   return {ids.begin(), ids.end()};
 }
 

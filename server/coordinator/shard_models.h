@@ -6,17 +6,15 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/blocking_pool.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 
@@ -42,9 +40,7 @@ class ShardModels {
   using Answer = absl::StatusOr<internal::v1::ListModelsResponse>;
   explicit ShardModels(std::vector<Answer> answers) : answers_(std::move(answers)) {}
   // Asks all shards at once.
-  static ShardModels Ask(BlockingPool* threads,
-                         const std::vector<std::shared_ptr<ShardBackend>>& shards,
-                         rpc::CallContext* context);
+  static ShardModels Ask(const ShardSet& shards, rpc::CallContext* context);
 
   // Whether all shards have answered: the first error.
   absl::Status complete() const;
@@ -94,6 +90,9 @@ class ShardModels {
   std::vector<internal::v1::HostedModel> AllOnShard(int shard, const std::string& name) const;
 
  private:
+  // use(shard, model) of all that shards have answered.
+  template <typename Use>
+  void ForEach(const Use& use) const;
   const internal::v1::HostedModel* Find(int shard, uint64_t model_id) const;
   // The newest that all shards that answered serve; 0: there is none.
   uint64_t WholeHistory(uint64_t model_id) const;

@@ -8,7 +8,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/coordinator/fanout.h"
 
 namespace emberd::server {
 namespace {
@@ -37,21 +36,18 @@ ShardTransfers::~ShardTransfers() {
   internal::v1::CancelTransferRequest request;
   request.set_transfer_id(id_);
   rpc::CallContext context(SteadyNow() + kPollDeadline);
-  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
-    return shards_.shards[shard]->CancelTransfer(request, &context).status();
-  });
+  shards_.Ask(&ShardBackend::CancelTransfer, request, &context).IgnoreError();
 }
 
 absl::StatusOr<ShardTransfers::Results> ShardTransfers::Ask(const std::string& trace) {
   internal::v1::GetTransferRequest request;
   request.set_transfer_id(id_);
   rpc::CallContext context(SteadyNow() + kPollDeadline, trace);
-  Results results(shards_.shards.size());
-  RETURN_IF_ERROR(FirstError(
-      ForEachShard(shards_.threads, ShardsFrom(0, results.size()), [&](int shard) -> absl::Status {
-        ASSIGN_OR_RETURN(results[shard], shards_.shards[shard]->GetTransfer(request, &context));
-        return Annotate(ErrorOf(results[shard]), shards_.shards[shard]->name());
-      })));
+  Results results(shards_.size());
+  RETURN_IF_ERROR(shards_.OnAll([&](int shard) -> absl::Status {
+    ASSIGN_OR_RETURN(results[shard], shards_[shard].GetTransfer(request, &context));
+    return Annotate(ErrorOf(results[shard]), shards_[shard].name());
+  }));
   return results;
 }
 

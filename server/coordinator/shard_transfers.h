@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/internal/v1/shard_service.pb.h"
-#include "server/coordinator/change_pause.h"
+#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {

@@ -10,7 +10,7 @@
 #include "base/steady_time.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/ops/metrics.h"
-#include "server/rpc/lanes.h"
+#include "server/rpc/local_peers.h"
 #include "server/shard/gather_codec.h"
 #include "server/shard/slow_call_log.h"
 

@@ -1,5 +1,5 @@
 // Small gathers without gRPC, where coordinator and shard are on one machine: both ends. See
-// server/rpc/lanes.h.
+// server/rpc/local_peers.h.
 #pragma once
 
 #include <functional>

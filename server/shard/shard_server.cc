@@ -13,8 +13,7 @@
 #include "server/group/collective_rpc.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
-#include "server/rpc/lanes.h"
-#include "server/rpc/shared_regions.h"
+#include "server/rpc/local_peers.h"
 #include "server/rpc/wire.h"
 #include "server/shard/lane_gather.h"
 #include "server/shard/row_calls.h"
@@ -109,9 +108,7 @@ class ShardServiceImpl final : public ShardServiceBase {
                        v1::ShareMemoryResponse* response) override {
     return Start(Check(*context), context, [=, this](Reactor* reactor) {
       UnaryCall call(host_, ops::Rpc::kShardShareMemory, reactor);
-      auto invitation = rpc::InvitePeer(regions_);
-      rpc::InviteToLane(lanes_, rpc::LanePeerOf(*context), &invitation);
-      call.End(std::move(invitation), response);
+      call.End(rpc::InvitePeer(regions_, lanes_, rpc::LanePeerOf(*context)), response);
     });
   }
 

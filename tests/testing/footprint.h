@@ -26,7 +26,7 @@ inline constexpr int64_t kAllowedGrowthKib = 32 * 1024;
 Footprint FootprintOf(pid_t pid);
 
 // Regions of shared memory that a process has mapped; `name`: of who gives them, see
-// server/rpc/shared_regions.h.
+// server/rpc/local_peers.h.
 int RegionsOf(pid_t pid, const std::string& name);
 
 }  // namespace emberd::testing

@@ -122,7 +122,8 @@ absl::Status GroupMember::OpenOnShards(rpc::CallContext* context) {
   rpc::LinkedContext opening(context, environment_.shard_call);
   internal::v1::OpenGroupRequest request = OpenRequest();
   if (bounded()) request.set_ranks(start_.options().size());
-  ASSIGN_OR_RETURN(opened_, OpenGroup(environment_.fanout, std::move(request), opening.get()));
+  ASSIGN_OR_RETURN(opened_,
+                   OpenGroup(environment_.fanout->shards(), std::move(request), opening.get()));
   RETURN_IF_ERROR(opened_.agreed);
   next_step_ = opened_.next_step < 0 ? start_.options().first_step() : opened_.next_step;
   return absl::OkStatus();
@@ -207,7 +208,8 @@ void GroupMember::TellFinished() {
   request.set_opener(opened_.opener);
   request.set_finished(true);
   rpc::CallContext context(SteadyNow() + kExchangeMargin);
-  const absl::Status status = environment_.fanout->OpenGroup(request, &context).status();
+  const absl::Status status =
+      environment_.fanout->shards().Ask(&ShardBackend::OpenGroup, request, &context).status();
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kInfo, "not all shards know that a rank has finished",
            {{"group", start_.group()}, {"rank", start_.rank()}, {"error", status.ToString()}});

@@ -1,14 +1,16 @@
-// Small calls without gRPC, as the description of the cluster says: those of clients to a
-// coordinator, and of coordinators to a shard, on one machine. See base/lane_server.h and
-// shared_memory.proto.
+// What processes on one machine have beside gRPC, as the description of the cluster says: memory
+// that a coordinator gives to clients, and a shard to coordinators (base/region_server.h), and
+// small calls of them (base/lane_server.h). See shared_memory.proto.
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/lane_server.h"
+#include "base/region_server.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/security/security.h"
@@ -21,6 +23,8 @@ namespace emberd::rpc {
 
 // For clients and for coordinators. Null where they are not wanted, or the system does not let us:
 // all goes by gRPC.
+std::unique_ptr<RegionServer> StartClientRegions(const v1::ClusterConfig& cluster);
+std::unique_ptr<RegionServer> StartShardRegions(const v1::ClusterConfig& cluster);
 std::unique_ptr<LaneServer> StartClientLanes(const v1::ClusterConfig& cluster,
                                              LaneServer::Handler handler);
 std::unique_ptr<LaneServer> StartShardLanes(const v1::ClusterConfig& cluster,
@@ -28,9 +32,10 @@ std::unique_ptr<LaneServer> StartShardLanes(const v1::ClusterConfig& cluster,
 
 // Who makes a gRPC call.
 LanePeer LanePeerOf(const grpc::ServerContextBase& context);
-// Adds a ticket for `peer` to what ShareMemory answers. `lanes`: null: there are none.
-void InviteToLane(LaneServer* lanes, LanePeer peer,
-                  absl::StatusOr<v1::ShareMemoryResponse>* response);
+// What ShareMemory answers: tickets for both, as far as they are not null. UNIMPLEMENTED if there
+// is neither.
+absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(RegionServer* regions, LaneServer* lanes,
+                                                   LanePeer peer);
 
 // What gRPC checks of every call of `method` ("/package.Service/Method"): UNAUTHENTICATED or
 // PERMISSION_DENIED. `security` may be null: then nothing is.

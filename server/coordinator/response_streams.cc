@@ -1,8 +1,9 @@
-#include "server/coordinator/stream_watch.h"
+#include "server/coordinator/response_streams.h"
 
-#include <grpcpp/server_context.h>
+#include <utility>
 
 #include "base/steady_time.h"
+#include "server/security/callers.h"
 
 namespace emberd::server {
 
@@ -36,6 +37,26 @@ void StreamWatch::EndStuck() {
     place->since_ = absl::InfiniteFuture();
     place->context_->TryCancel();
   }
+}
+
+StreamCall::StreamCall(const CallEnvironment& environment,
+                       const grpc::CallbackServerContext& server_context, ops::Rpc rpc,
+                       absl::Duration limit)
+    : environment(environment),
+      client(security::ClientName(server_context)),
+      context(DeadlineOf(server_context, limit), rpc::TraceOf(server_context)),
+      timer(environment.metrics, rpc),
+      watched(environment.streams, &server_context) {}
+
+absl::Status StreamCall::Admit() {
+  ASSIGN_OR_RETURN(grant, environment.admission->Admit(client, 0));
+  const bool draining = environment.drain != nullptr && environment.drain->draining();
+  return draining ? DrainingError() : absl::OkStatus();
+}
+
+absl::Status StreamCall::Submit(std::function<void()> work) {
+  if (environment.queue->Submit(std::move(work))) return absl::OkStatus();
+  return QueueFullError(environment);
 }
 
 }  // namespace emberd::server

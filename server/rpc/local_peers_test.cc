@@ -1,11 +1,11 @@
-#include "server/rpc/shared_regions.h"
+#include "server/rpc/local_peers.h"
 
 #include <gtest/gtest.h>
 
 #include "base/shared_arena.h"
 
 namespace emberd::rpc {
-namespace shared_regions_test {
+namespace local_peers_test {
 
 TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
   v1::ClusterConfig cluster;
@@ -16,7 +16,7 @@ TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
     cluster.set_transport(v1::ClusterConfig::AUTO);
     const auto regions = start(cluster);
     ASSERT_NE(regions, nullptr);
-    const auto invitation = InvitePeer(regions.get());
+    const auto invitation = InvitePeer(regions.get(), nullptr, {});
     ASSERT_TRUE(invitation.ok()) << invitation.status();
     auto arena = SharedArena::Connect(invitation->socket(), invitation->ticket());
     ASSERT_TRUE(arena.ok()) << arena.status();
@@ -28,13 +28,13 @@ TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
   const auto region = *SharedRegion::Create("emberd-test", 4096);
   for (const bool shard : {true, false}) {
     const auto regions = shard ? StartShardRegions(cluster) : StartClientRegions(cluster);
-    const auto invitation = InvitePeer(regions.get());
+    const auto invitation = InvitePeer(regions.get(), nullptr, {});
     const auto arena = *SharedArena::Connect(invitation->socket(), invitation->ticket());
     EXPECT_EQ(arena->LendRegion(7, *region), shard);
   }
-  EXPECT_EQ(InvitePeer(nullptr).status(),
+  EXPECT_EQ(InvitePeer(nullptr, nullptr, {}).status(),
             absl::UnimplementedError("this process shares no memory"));
 }
 
-}  // namespace shared_regions_test
+}  // namespace local_peers_test
 }  // namespace emberd::rpc

@@ -1,5 +1,6 @@
-#include "server/rpc/lanes.h"
+#include "server/rpc/local_peers.h"
 
+#include <string>
 #include <utility>
 
 #include <grpc/grpc_security_constants.h>
@@ -13,17 +14,40 @@
 namespace emberd::rpc {
 namespace {
 
-std::unique_ptr<LaneServer> StartLanes(const v1::ClusterConfig& cluster, const char* peers,
-                                       LaneServer::Options options, LaneServer::Handler handler) {
-  if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
-  auto server = LaneServer::Start(std::move(options), std::move(handler));
+// Null where there is none; `without` says in the log what that means.
+template <typename Server>
+std::unique_ptr<Server> OrNull(absl::StatusOr<std::unique_ptr<Server>> server,
+                               const std::string& without) {
   if (server.ok()) return *std::move(server);
-  ops::Log(ops::LogLevel::kWarning, absl::StrCat("all calls of ", peers, " go by gRPC"),
-           {{"reason", std::string(server.status().message())}});
+  ops::Log(ops::LogLevel::kWarning, without, {{"reason", std::string(server.status().message())}});
   return nullptr;
 }
 
+std::unique_ptr<RegionServer> StartRegions(const v1::ClusterConfig& cluster, const char* peers,
+                                           RegionServer::Options options) {
+  if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
+  options.max_bytes = cluster.budgets().shared_memory_bytes();
+  return OrNull(RegionServer::Start(std::move(options)),
+                absl::StrCat("no memory is shared with ", peers));
+}
+
+std::unique_ptr<LaneServer> StartLanes(const v1::ClusterConfig& cluster, const char* peers,
+                                       LaneServer::Options options, LaneServer::Handler handler) {
+  if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
+  return OrNull(LaneServer::Start(std::move(options), std::move(handler)),
+                absl::StrCat("all calls of ", peers, " go by gRPC"));
+}
+
 }  // namespace
+
+std::unique_ptr<RegionServer> StartClientRegions(const v1::ClusterConfig& cluster) {
+  return StartRegions(cluster, "clients",
+                      {.name = "emberd", .any_user = cluster.share_with_any_user()});
+}
+
+std::unique_ptr<RegionServer> StartShardRegions(const v1::ClusterConfig& cluster) {
+  return StartRegions(cluster, "coordinators", {.name = "emberd-shard", .max_lent_by_peer = 256});
+}
 
 std::unique_ptr<LaneServer> StartClientLanes(const v1::ClusterConfig& cluster,
                                              LaneServer::Handler handler) {
@@ -50,13 +74,23 @@ LanePeer LanePeerOf(const grpc::ServerContextBase& context) {
   return peer;
 }
 
-void InviteToLane(LaneServer* lanes, LanePeer peer,
-                  absl::StatusOr<v1::ShareMemoryResponse>* response) {
-  if (lanes == nullptr) return;
-  if (!response->ok()) *response = v1::ShareMemoryResponse();  // no memory, but a lane
-  LaneInvitation invitation = lanes->Invite(std::move(peer));
-  (*response)->set_lane_socket(std::move(invitation.socket));
-  (*response)->set_lane_ticket(std::move(invitation.ticket));
+absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(RegionServer* regions, LaneServer* lanes,
+                                                   LanePeer peer) {
+  if (regions == nullptr && lanes == nullptr) {
+    return absl::UnimplementedError("this process shares no memory");
+  }
+  v1::ShareMemoryResponse response;
+  if (regions != nullptr) {
+    RegionServer::Invitation memory = regions->Invite();
+    response.set_socket(std::move(memory.socket));
+    response.set_ticket(std::move(memory.ticket));
+  }
+  if (lanes != nullptr) {
+    LaneInvitation lane = lanes->Invite(std::move(peer));
+    response.set_lane_socket(std::move(lane.socket));
+    response.set_lane_ticket(std::move(lane.ticket));
+  }
+  return response;
 }
 
 absl::Status CheckLaneCall(const security::Security* security, absl::string_view method,

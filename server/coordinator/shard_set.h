@@ -1,0 +1,76 @@
+// The shards of a cluster, asked all at once.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/blocking_pool.h"
+#include "base/status.h"
+#include "server/rpc/call_context.h"
+#include "server/shard/shard_backend.h"
+
+namespace emberd::server {
+
+// Immutable. Calls wait for all answers, also where one of them is an error: the first one, by the
+// order of the shards, is the result. Threads of their own: these calls are rare (declarations, row
+// access) and block on the network.
+class ShardSet {
+ public:
+  // `threads` must outlive it.
+  ShardSet(std::vector<std::shared_ptr<ShardBackend>> shards, BlockingPool* threads)
+      : shards_(std::move(shards)), threads_(threads) {}
+
+  size_t size() const { return shards_.size(); }
+  ShardBackend& operator[](size_t shard) const { return *shards_[shard]; }
+  // first, ..., size() - 1.
+  std::vector<int> From(int first) const {
+    std::vector<int> shards(shards_.size() - first);
+    std::iota(shards.begin(), shards.end(), first);
+    return shards;
+  }
+
+  // Runs call(i) for every i in `shards` in parallel.
+  template <typename Call>
+  absl::Status On(const std::vector<int>& shards, const Call& call) const {
+    std::vector<absl::Status> statuses(shards.size());
+    threads_->RunEach(static_cast<int>(shards.size()),
+                      [&](int i) { statuses[i] = call(shards[i]); });
+    for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
+    return absl::OkStatus();
+  }
+  template <typename Call>
+  absl::Status OnAll(const Call& call) const {
+    return On(From(0), call);
+  }
+  // On shard 0, and then on all others.
+  template <typename Call>
+  absl::Status OnAllFirstZero(const Call& call) const {
+    RETURN_IF_ERROR(call(0));
+    return On(From(1), call);
+  }
+
+  // A control verb, to all: answer i is shard i's.
+  template <typename Request, typename Response>
+  using Verb = absl::StatusOr<Response> (ShardBackend::*)(const Request&, rpc::CallContext*);
+  template <typename Request, typename Response>
+  absl::StatusOr<std::vector<Response>> Ask(Verb<Request, Response> verb, const Request& request,
+                                            rpc::CallContext* context) const {
+    std::vector<Response> answers(shards_.size());
+    RETURN_IF_ERROR(OnAll([&](int shard) -> absl::Status {
+      ASSIGN_OR_RETURN(answers[shard], ((*shards_[shard]).*verb)(request, context));
+      return absl::OkStatus();
+    }));
+    return answers;
+  }
+
+ private:
+  const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  BlockingPool* const threads_;
+};
+
+}  // namespace emberd::server
