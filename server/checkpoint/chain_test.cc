@@ -13,12 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "base/testing/seed.h"
-#include "server/checkpoint/diff.h"
-#include "server/checkpoint/merge.h"
+#include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/store.h"
 #include "server/checkpoint/table_reader.h"
 #include "server/checkpoint/testing/tables.h"
-#include "server/checkpoint/verify.h"
 
 namespace emberd::server {
 namespace chain_test {

@@ -11,8 +11,8 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/config.h"
+#include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/files.h"
-#include "server/checkpoint/verify.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {

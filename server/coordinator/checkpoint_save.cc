@@ -11,8 +11,8 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/shared_tables.h"
+#include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/manifest.h"
-#include "server/checkpoint/verify.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {

@@ -10,10 +10,8 @@
 #include "base/steady_time.h"
 #include "config/config.h"
 #include "preprocess/plan/plan.h"
-#include "server/checkpoint/diff.h"
+#include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/manifest.h"
-#include "server/checkpoint/merge.h"
-#include "server/checkpoint/verify.h"
 #include "server/coordinator/shard_transfers.h"
 #include "server/ops/logging.h"
 

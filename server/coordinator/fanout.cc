@@ -4,7 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -18,7 +17,6 @@ namespace emberd::server {
 namespace {
 
 constexpr absl::Duration kReleaseDeadline = absl::Seconds(1);
-constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
 // Keeps the shards' views of a batch alive: the batch goes before the model whose preprocessor made
 // it.
@@ -211,15 +209,12 @@ absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
   request.set_generation(name_.group_part->generation);
   request.set_step(name_.group_part->step);
   request.set_commit(true);
-  rpc::CallContext context(SteadyNow() + fanout_->options_.shard_call, context_.trace());
-  while (true) {
-    const auto rows = fanout_->shards_[shard].DecideStep(request, &context);
-    if (rows.ok()) return RowCountsOf(*rows);
-    if (!MayHaveMissed(rows.status()) || SteadyNow() + kRetryPause > context.deadline()) {
-      return rows.status();
-    }
-    absl::SleepFor(kRetryPause);
-  }
+  return SayUntilHeard(fanout_->options_.shard_call, context_.trace(),
+                       [&](rpc::CallContext* context) -> absl::StatusOr<RowCounts> {
+                         ASSIGN_OR_RETURN(const auto decided,
+                                          fanout_->shards_[shard].DecideStep(request, context));
+                         return RowCountsOf(decided);
+                       });
 }
 
 void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,

@@ -131,9 +131,17 @@ absl::StatusOr<RowCounts> Mutations::Decide(int shard, const Mutation& mutation,
 
 absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation, uint64_t attempt,
                                             const std::string& trace) {
-  rpc::CallContext context(SteadyNow() + shard_call_, trace);
+  return SayUntilHeard(shard_call_, trace, [&](rpc::CallContext* context) {
+    return Decide(shard, mutation, attempt, /*commit=*/true, context);
+  });
+}
+
+absl::StatusOr<RowCounts> SayUntilHeard(
+    absl::Duration patience, const std::string& trace,
+    const std::function<absl::StatusOr<RowCounts>(rpc::CallContext* context)>& say) {
+  rpc::CallContext context(SteadyNow() + patience, trace);
   while (true) {
-    auto rows = Decide(shard, mutation, attempt, /*commit=*/true, &context);
+    auto rows = say(&context);
     if (!MayHaveMissed(rows.status()) || SteadyNow() + kWordPause > context.deadline()) {
       return rows;
     }

@@ -67,6 +67,10 @@ class Mutations {
   const absl::Duration shard_call_;
 };
 
+// Tells a shard to commit, again and again until it answers or `patience` is over.
+absl::StatusOr<RowCounts> SayUntilHeard(
+    absl::Duration patience, const std::string& trace,
+    const std::function<absl::StatusOr<RowCounts>(rpc::CallContext* context)>& say);
 // Whether the word to commit may not have reached a shard.
 bool MayHaveMissed(const absl::Status& status);
 

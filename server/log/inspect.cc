@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -24,8 +25,9 @@ absl::StatusOr<bool> HoldsLog(const std::string& folder) {
   return found.newest() > 0;
 }
 
-LogSummary SummaryOf(const LogEnd& end) {
-  LogSummary summary;
+// `counted` has the figures.
+LogSummary SummaryOf(const LogEnd& end, LogSummary counted) {
+  LogSummary& summary = counted;
   summary.first_segment = end.first_segment;
   summary.next_segment = end.next_segment;
   summary.next_sequence = end.next_sequence;
@@ -39,45 +41,35 @@ LogSummary SummaryOf(const LogEnd& end) {
 
 absl::StatusOr<LogSummary> VerifyOnce(const std::string& folder) {
   Buffer<char> buffer;
-  uint64_t records = 0, blobs = 0;
-  int64_t bytes = 0;
+  LogSummary counted;
   ASSIGN_OR_RETURN(const LogEnd end,
                    ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
-                     bytes += position.bytes;
+                     counted.bytes += position.bytes;
                      // What later states hold has records of its own.
-                     if (records++ > 0 && record.has_state()) return absl::OkStatus();
+                     if (counted.records++ > 0 && record.has_state()) return absl::OkStatus();
                      for (const LogBlob& blob : BlobsOf(record)) {
-                       ++blobs;
-                       bytes += static_cast<int64_t>(blob.bytes());
+                       ++counted.blobs;
+                       counted.bytes += static_cast<int64_t>(blob.bytes());
                        RETURN_IF_ERROR(ReadBlob(folder, blob, buffer).status());
                      }
                      return absl::OkStatus();
                    }));
-  LogSummary summary = SummaryOf(end);
-  summary.records = records;
-  summary.blobs = blobs;
-  summary.bytes = bytes;
-  return summary;
+  return SummaryOf(end, std::move(counted));
 }
 
 absl::StatusOr<LogSummary> ShowOnce(const std::string& folder,
                                     absl::FunctionRef<absl::Status(const LogEntry&)> show) {
   EntryWriter writer;
-  uint64_t records = 0, blobs = 0;
-  int64_t bytes = 0;
+  LogSummary counted;
   ASSIGN_OR_RETURN(const LogEnd end,
                    ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
                      const LogEntry entry = writer.Write(record, position);
-                     ++records;
-                     blobs += BlobOf(record) == nullptr ? 0 : 1;
-                     bytes += entry.bytes;
+                     ++counted.records;
+                     counted.blobs += BlobOf(record) == nullptr ? 0 : 1;
+                     counted.bytes += entry.bytes;
                      return show(entry);
                    }));
-  LogSummary summary = SummaryOf(end);
-  summary.records = records;
-  summary.blobs = blobs;
-  summary.bytes = bytes;
-  return summary;
+  return SummaryOf(end, std::move(counted));
 }
 
 // A file's name, its bytes, and when it was written last.

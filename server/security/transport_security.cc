@@ -1,25 +1,115 @@
 #include "server/security/transport_security.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <string>
 #include <utility>
 
+#include <fcntl.h>
+#include <grpc/grpc.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
+#include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/file_descriptor.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "config/address.h"
 #include "config/credentials.h"
 #include "server/ops/logging.h"
-#include "server/security/renewable_files.h"
 
 namespace emberd::security {
 namespace {
 
 constexpr int kWarnDays = 14;
+constexpr unsigned kWatchSeconds = 1;
+
+// A file that nobody else can open by name.
+absl::StatusOr<FileDescriptor> MemoryFile(absl::string_view content) {
+  FileDescriptor file(memfd_create("emberd-credentials", MFD_CLOEXEC));
+  while (file.get() >= 0 && !content.empty()) {
+    const ssize_t size = write(file.get(), content.data(), content.size());
+    if (size < 0 && errno != EINTR) break;
+    if (size > 0) content.remove_prefix(static_cast<size_t>(size));
+  }
+  if (file.get() < 0 || !content.empty()) {
+    return absl::ErrnoToStatus(errno, "cannot hold certificates in memory");
+  }
+  return file;
+}
+
+// Key and certificate in one file, so that they always belong together.
+std::string Identity(const config::PemFiles& files) {
+  return absl::StrCat(files.certificate, "\n", files.key);
+}
+
+std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
+
+absl::Status Replace(int fd, absl::string_view content) {
+  ASSIGN_OR_RETURN(const FileDescriptor file, MemoryFile(content));
+  if (dup3(file.get(), fd, O_CLOEXEC) < 0) {
+    return absl::ErrnoToStatus(errno, "cannot replace certificates in memory");
+  }
+  return absl::OkStatus();
+}
+
+// Certificates, key and authorities that gRPC reads again while it serves.
+//
+// gRPC watches files, believes whatever it finds there, and refuses everybody when it is damaged or
+// only half written. So it is given files in memory that are replaced as a whole, by what has been
+// checked. Thread-safe, but for Set beside Set.
+class RenewableFiles {
+ public:
+  static absl::StatusOr<std::unique_ptr<RenewableFiles>> Create(const config::PemFiles& files);
+  ~RenewableFiles();
+
+  // For the credentials of ports and connections.
+  std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider() const {
+    return provider_;
+  }
+  // gRPC finds them within a second. An error: it keeps those that it has.
+  absl::Status Set(const config::PemFiles& files);
+
+ private:
+  RenewableFiles(int identity_fd, int authorities_fd);
+
+  // Never closed: gRPC reads them for as long as it has a port or a connection.
+  const int identity_fd_;
+  const int authorities_fd_;
+  std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
+};
+
+absl::StatusOr<std::unique_ptr<RenewableFiles>> RenewableFiles::Create(
+    const config::PemFiles& files) {
+  ASSIGN_OR_RETURN(const FileDescriptor identity, MemoryFile(Identity(files)));
+  ASSIGN_OR_RETURN(const FileDescriptor authorities, MemoryFile(files.ca));
+  return std::unique_ptr<RenewableFiles>(new RenewableFiles(
+      fcntl(identity.get(), F_DUPFD_CLOEXEC, 0), fcntl(authorities.get(), F_DUPFD_CLOEXEC, 0)));
+}
+
+RenewableFiles::RenewableFiles(int identity_fd, int authorities_fd)
+    : identity_fd_(identity_fd), authorities_fd_(authorities_fd) {
+  grpc_init();
+  provider_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+      PathOf(identity_fd), PathOf(identity_fd), PathOf(authorities_fd), kWatchSeconds);
+}
+
+RenewableFiles::~RenewableFiles() {
+  provider_ = nullptr;
+  grpc_shutdown();
+}
+
+absl::Status RenewableFiles::Set(const config::PemFiles& files) {
+  RETURN_IF_ERROR(Replace(authorities_fd_, files.ca));
+  return Replace(identity_fd_, Identity(files));
+}
 
 class PlainTransport final : public TransportSecurity {
  public:

@@ -18,6 +18,7 @@
 #include "server/rpc/wire.h"
 #include "server/shard/lane_gather.h"
 #include "server/shard/remote_calls.h"
+#include "server/shard/rows_codec.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
@@ -70,11 +71,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   return SecurityOf(options)->Connect(options.address, arguments, std::move(metadata));
 }
 
-template <typename T>
-std::string BytesOf(absl::Span<const T> values) {
-  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
-}
-
 class RemoteShard final : public ShardBackend {
  public:
   explicit RemoteShard(RemoteShardOptions options)
@@ -113,8 +109,7 @@ class RemoteShard final : public ShardBackend {
   absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                         rpc::CallContext* context) override {
     internal::v1::ReadShardRowsResponse response;
-    RETURN_IF_ERROR(Unary("ReadRows", Select<internal::v1::ReadShardRowsRequest>(selection),
-                          &response, context));
+    RETURN_IF_ERROR(Unary("ReadRows", EncodeRead(selection), &response, context));
     const std::string& bytes = response.values();
     if (bytes.size() != values.size() * sizeof(float)) {
       return absl::InternalError(absl::StrCat(reconnector_.context(), ": ", bytes.size(),
@@ -127,8 +122,7 @@ class RemoteShard final : public ShardBackend {
 
   absl::StatusOr<bool> StageAssign(const AssignCommand& command,
                                    rpc::CallContext* context) override {
-    auto request = Select<internal::v1::AssignShardRowsRequest>(command.rows);
-    request.set_values(BytesOf(command.values));
+    internal::v1::AssignShardRowsRequest request = EncodeAssign(command);
     *request.mutable_mutation() = NameToProto(command.mutation);
     request.set_attempt(command.attempt);
     internal::v1::AssignShardRowsResponse response;
@@ -183,19 +177,6 @@ class RemoteShard final : public ShardBackend {
   absl::StatusOr<LaneInvitation> AskForLane(absl::Time deadline) {
     ASSIGN_OR_RETURN(const auto invitation, Ask(deadline));
     return LaneInvitation{invitation.lane_socket(), invitation.lane_ticket()};
-  }
-
-  template <typename Request>
-  static Request Select(const shard::RowSelection& selection) {
-    Request request;
-    request.set_model_id(selection.model_id);
-    request.set_history(selection.history);
-    request.set_stack(selection.stack);
-    request.set_slot(selection.slot);
-    request.set_partitions(BytesOf(selection.partitions));
-    request.set_local_rows(BytesOf(selection.local_rows));
-    request.set_columns(selection.columns);
-    return request;
   }
 
   const RemoteShardOptions options_;

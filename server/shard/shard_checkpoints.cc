@@ -13,7 +13,6 @@
 #include "base/steady_time.h"
 #include "server/checkpoint/files.h"
 #include "server/ops/logging.h"
-#include "server/shard/load_files.h"
 #include "server/shard/load_state.h"
 
 namespace emberd::server {

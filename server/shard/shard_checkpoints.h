@@ -25,7 +25,7 @@
 #include "server/shard/log/shard_log.h"
 #include "server/shard/memory_guard.h"
 #include "server/shard/mutation_votes.h"
-#include "server/shard/save_files.h"
+#include "server/shard/row_files.h"
 #include "shard/engine.h"
 
 namespace emberd::server {

@@ -1,6 +1,6 @@
 // What one shard promises a coordinator that saves and restores: the rows of a moment at rest or
 // none, one save at a time, and rows of a checkpoint that nobody sees before all of them are there.
-// Covers: save_files.cc, load_files.cc, hosted_models.cc
+// Covers: row_files.cc, hosted_models.cc
 #include "server/shard/shard_checkpoints.h"
 
 #include <filesystem>

@@ -13,7 +13,7 @@
 #include "server/ops/logging.h"
 #include "server/ops/process_metrics.h"
 #include "server/shard/apply_codec.h"
-#include "server/shard/log/assign_codec.h"
+#include "server/shard/rows_codec.h"
 
 namespace emberd::server {
 namespace {
@@ -486,7 +486,7 @@ absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
   ASSIGN_OR_RETURN(MutationVotes::Change change, ChangeOf(command));
   const ShardLog::Stay stay(&log_);
   if (log_.on()) {
-    ASSIGN_OR_RETURN(change.blob, log_.AppendBytes(EncodeAssign(command)));
+    ASSIGN_OR_RETURN(change.blob, log_.AppendBytes(EncodeAssign(command).SerializeAsString()));
   }
   ASSIGN_OR_RETURN(before, votes_.Stage(command.mutation, command.attempt, std::move(change)));
   return before.has_value();

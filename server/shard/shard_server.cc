@@ -1,23 +1,36 @@
 #include "server/shard/shard_server.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
 #include "absl/strings/str_cat.h"
 #include "base/blocking_pool.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/collective_rpc.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
 #include "server/rpc/local_peers.h"
+#include "server/rpc/memory_budget.h"
+#include "server/rpc/message.h"
+#include "server/rpc/message_stream.h"
 #include "server/rpc/wire.h"
+#include "server/shard/apply_codec.h"
+#include "server/shard/gather_codec.h"
 #include "server/shard/lane_gather.h"
-#include "server/shard/row_calls.h"
-#include "server/shard/shard_streams.h"
+#include "server/shard/rows_codec.h"
+#include "server/shard/slow_call_log.h"
 #include "server/shard/verbs.h"
 
 namespace emberd::server {
@@ -26,6 +39,233 @@ namespace {
 namespace pb = internal::v1;
 
 constexpr int kMaxQueuedCalls = 64;
+
+using MessageReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+// The two calls of a step, Gather and Apply: streams of long messages. Each deletes itself when its
+// call is over.
+
+// One Gather: a command comes, partial sums go.
+class GatherStream final : public rpc::ServerMessageStream {
+ public:
+  GatherStream(ShardHost* host, const grpc::ServerContextBase& context,
+               const rpc::MessageLimits& limits, const RegionServer* regions)
+      : ServerMessageStream(limits),
+        host_(host),
+        limits_(limits),
+        regions_(regions),
+        slow_log_(*host, ops::Rpc::kShardGather, rpc::TraceOf(context)),
+        timer_(host->metrics(), ops::Rpc::kShardGather) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    slow_log_.Begin();
+    absl::StatusOr<GatherCommand> command =
+        DecodeGather(message, host_->sparsecores_per_shard(), regions_, limits_);
+    if (!command.ok()) return End(command.status());
+    timer_.AddRequestBytes(PayloadBytes(*command));
+    absl::StatusOr<AnswerRoom> room = FindAnswerRoom(regions_, command->answer);
+    if (!room.ok()) return End(room.status());
+    room_ = *std::move(room);
+    command->places.room = absl::MakeSpan(room_.memory.get(), room_.size);
+    const uint64_t model_id = command->model_id;
+    const uint64_t handle = command->batch_handle;
+    host_->Gather(*std::move(command),
+                  [this, model_id, handle](absl::StatusOr<GatherResult> result) {
+                    // Nobody will use, or release, the batch of a caller that is gone.
+                    if (result.ok() && handle != 0 && peer_cancelled()) {
+                      host_->ReleaseBatch(model_id, handle).IgnoreError();
+                    }
+                    slow_log_.End();
+                    Answer(std::move(result));
+                  });
+  }
+
+  void Answer(absl::StatusOr<GatherResult> result) {
+    if (!result.ok()) return End(result.status());
+    for (const StackSumsView& stack : result->stacks) timer_.AddResponseBytes(PayloadBytes(stack));
+    for (const StackRowsView& stack : result->rows) {
+      timer_.AddResponseBytes(static_cast<int64_t>(stack.rows.size()));
+    }
+    rpc::OutgoingMessage reply = EncodeGatherResult(*result, std::exchange(room_, {}));
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(std::move(reply));
+  }
+
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  const rpc::MessageLimits limits_;
+  const RegionServer* const regions_;
+  SlowCallLog slow_log_;
+  ops::RpcTimer timer_;
+  AnswerRoom room_;
+};
+
+// One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
+class ApplyStream final : public rpc::ServerMessageStream {
+ public:
+  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
+              const rpc::MessageLimits& limits, const RegionServer* regions)
+      : ServerMessageStream(limits),
+        host_(host),
+        limits_(limits),
+        regions_(regions),
+        slow_log_(*host, ops::Rpc::kShardApply, rpc::TraceOf(context)),
+        timer_(host->metrics(), ops::Rpc::kShardApply) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    if (staged_.has_value()) {
+      Decide(message);
+    } else {
+      Stage(message);
+    }
+  }
+
+  void Stage(const rpc::IncomingMessage& message) {
+    slow_log_.Begin();
+    absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_);
+    if (!command.ok()) return End(command.status());
+    timer_.AddRequestBytes(command->payload_bytes);
+    host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
+      slow_log_.End();
+      if (!staged.ok()) {
+        End(staged.status());
+      } else if (staged->outcome().replayed) {
+        Conclude(pb::ApplyReply::REPLAYED, staged->outcome().rows);
+      } else {
+        staged_ = *std::move(staged);
+        Send(Reply(pb::ApplyReply::STAGED, {}));
+      }
+    });
+  }
+
+  void Decide(const rpc::IncomingMessage& message) {
+    pb::ApplyDecision decision;
+    if (!decision.ParseFromString(message.header())) {
+      End(absl::InvalidArgumentError("malformed message: its header is not a valid ApplyDecision"));
+    } else if (!decision.commit()) {
+      host_->Discard(*std::exchange(staged_, std::nullopt));
+      Conclude(pb::ApplyReply::DISCARDED, {});
+    } else {
+      slow_log_.Begin();
+      host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<RowCounts> rows) {
+        slow_log_.End();
+        if (rows.ok()) {
+          Conclude(pb::ApplyReply::COMMITTED, *rows);
+        } else {
+          End(rows.status());
+        }
+      });
+    }
+  }
+
+  // What is staged stays: whoever gets the retry decides.
+  void OnPeerGone() override {
+    if (staged_.has_value() && Mistake("vote.goes_with_stream")) host_->Discard(*staged_);
+    End(absl::CancelledError("the coordinator went away before its decision"));
+  }
+
+  static rpc::OutgoingMessage Reply(pb::ApplyReply::State state, const RowCounts& rows) {
+    pb::ApplyReply reply;
+    reply.set_state(state);
+    SetRowCounts(rows, &reply);
+    return rpc::OutgoingMessage::WithHeader(reply);
+  }
+  void Conclude(pb::ApplyReply::State state, const RowCounts& rows) {
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(Reply(state, rows));
+  }
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  const rpc::MessageLimits limits_;
+  const RegionServer* const regions_;
+  SlowCallLog slow_log_;
+  ops::RpcTimer timer_;
+  std::optional<ShardHost::StagedApply> staged_;
+};
+
+class RefusedStream final : public MessageReactor {
+ public:
+  explicit RefusedStream(const absl::Status& status) { Finish(rpc::ToGrpcStatus(status)); }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
+// Calls with a single answer, and those of them that bring or take rows.
+
+class UnaryCall {
+ public:
+  UnaryCall(ShardHost* host, ops::Rpc rpc, grpc::ServerUnaryReactor* reactor,
+            size_t request_bytes = 0)
+      : reactor_(reactor), timer_(host->metrics(), rpc, static_cast<int64_t>(request_bytes)) {}
+
+  void End(const absl::Status& status, size_t response_bytes = 0) {
+    timer_.AddResponseBytes(static_cast<int64_t>(response_bytes));
+    timer_.Finish(status.code());
+    reactor_->Finish(rpc::ToGrpcStatus(status));
+  }
+  template <typename Response>
+  void End(absl::StatusOr<Response> result, Response* response) {
+    const absl::Status status = result.status();
+    if (status.ok()) *response = *std::move(result);
+    End(status);
+  }
+
+ private:
+  grpc::ServerUnaryReactor* const reactor_;
+  ops::RpcTimer timer_;
+};
+
+// One ReadRows or AssignRows: owns what the engine works on.
+struct RowsCall : UnaryCall {
+  using UnaryCall::UnaryCall;
+
+  NamedRows rows;
+  rpc::MemoryRoom room;
+};
+
+// INVALID_ARGUMENT names what is wrong, RESOURCE_EXHAUSTED what there is no room for.
+absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, const rpc::MessageLimits& limits,
+                         RowsCall* call) {
+  RETURN_IF_ERROR(DecodeSelection(request, &call->rows));
+  const size_t bytes = call->rows.floats() * sizeof(float);
+  if (bytes > static_cast<size_t>(limits.max_bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
+                                                     " bytes; budgets.max_message_bytes is ",
+                                                     limits.max_bytes));
+  }
+  // Where they lie, the rows, and the message that is made of them.
+  const size_t places = request.partitions().size() + request.local_rows().size();
+  ASSIGN_OR_RETURN(call->room,
+                   limits.memory.Take(static_cast<int64_t>(places + 2 * bytes), "the answer"));
+  call->rows.values.resize(call->rows.floats());
+  return absl::OkStatus();
+}
+
+absl::Status ReadRequest(const pb::AssignShardRowsRequest& request,
+                         const rpc::MessageLimits& limits, RowsCall* call) {
+  RETURN_IF_ERROR(DecodeSelection(request, &call->rows));
+  // Before memory is taken for the values.
+  ASSIGN_OR_RETURN(call->room,
+                   limits.memory.Take(static_cast<int64_t>(request.values().size()), "a request"));
+  RETURN_IF_ERROR(MutationOf(request.mutation()).status());
+  RETURN_IF_ERROR(CheckAttempt(request.attempt()));
+  return DecodeValues(request, &call->rows);
+}
 
 using Service = pb::ShardService;
 // Streams of the hot path as bytes, all others as messages.
@@ -57,13 +297,13 @@ class ShardServiceImpl final : public ShardServiceBase {
 
   MessageReactor* Gather(Context* context) override {
     const absl::Status status = Check(*context);
-    return status.ok() ? NewGatherStream(host_, *context, limits_, regions_)
-                       : NewRefusedStream(status);
+    if (!status.ok()) return new RefusedStream(status);
+    return new GatherStream(host_, *context, limits_, regions_);
   }
   MessageReactor* Apply(Context* context) override {
     const absl::Status status = Check(*context);
-    return status.ok() ? NewApplyStream(host_, *context, limits_, regions_)
-                       : NewRefusedStream(status);
+    if (!status.ok()) return new RefusedStream(status);
+    return new ApplyStream(host_, *context, limits_, regions_);
   }
 
 #define EMBERD_VERB(name, request_type, response_type, runs)                                       \
@@ -79,10 +319,10 @@ class ShardServiceImpl final : public ShardServiceBase {
       auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
       const absl::Status bad = ReadRequest(*request, limits_, call.get());
       if (!bad.ok()) return call->End(bad);
-      host_->ReadRows(call->selection, absl::MakeSpan(call->values),
+      host_->ReadRows(call->rows.selection, absl::MakeSpan(call->rows.values),
                       [call, response](const absl::Status& status) {
-                        const size_t bytes = call->values.size() * sizeof(float);
-                        if (status.ok()) response->set_values(call->values.data(), bytes);
+                        const size_t bytes = call->rows.values.size() * sizeof(float);
+                        if (status.ok()) response->set_values(call->rows.values.data(), bytes);
                         call->End(status, status.ok() ? bytes : 0);
                       });
     });
@@ -95,8 +335,8 @@ class ShardServiceImpl final : public ShardServiceBase {
                                              request->values().size());
       const absl::Status bad = ReadRequest(*request, limits_, call.get());
       if (!bad.ok()) return call->End(bad);
-      host_->StageAssign({call->selection, call->values, call, *MutationOf(request->mutation()),
-                          request->attempt()},
+      host_->StageAssign({call->rows.selection, call->rows.values, call,
+                          *MutationOf(request->mutation()), request->attempt()},
                          [call, response](const absl::StatusOr<bool>& replayed) {
                            if (replayed.ok()) response->set_replayed(*replayed);
                            call->End(replayed.status());

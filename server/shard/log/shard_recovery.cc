@@ -14,10 +14,9 @@
 #include "server/checkpoint/store.h"
 #include "server/ops/logging.h"
 #include "server/shard/apply_codec.h"
-#include "server/shard/load_files.h"
 #include "server/shard/load_state.h"
-#include "server/shard/log/assign_codec.h"
 #include "server/shard/log/part_codec.h"
+#include "server/shard/rows_codec.h"
 
 namespace emberd::server {
 namespace {

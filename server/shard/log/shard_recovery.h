@@ -32,7 +32,7 @@
 #include "server/shard/group_steps.h"
 #include "server/shard/hosted_models.h"
 #include "server/shard/mutation_votes.h"
-#include "server/shard/save_files.h"
+#include "server/shard/row_files.h"
 #include "shard/engine.h"
 
 namespace emberd::server {

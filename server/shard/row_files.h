@@ -1,16 +1,32 @@
-// Reads the rows of a checkpoint into a model that is being made.
+// The rows of a shard and the files of a checkpoint: writing those of a snapshot, and reading them
+// into a model that is being made.
 #pragma once
 
-#include <memory>
-#include <vector>
+#include <atomic>
+#include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "base/blocking_pool.h"
+#include "emberd/v1/checkpoint_service.pb.h"
 #include "server/checkpoint/partition_chain.h"
-#include "server/shard/save_files.h"
+#include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
 
 namespace emberd::server {
+
+// How far a save or restore is. Thread-safe.
+struct ShardProgress {
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> total_bytes{0};
+  std::atomic<bool> cancelled{false};
+};
+
+using CheckpointFiles = google::protobuf::RepeatedPtrField<v1::CheckpointFile>;
+
+// Reads the snapshot to its end. Files of arrays without a row are not made.
+absl::Status SaveRows(shard::Snapshot& snapshot, const std::string& folder, ShardProgress& progress,
+                      CheckpointFiles* files);
 
 // Reads every `shards`-th file of the chain, from number `shard` on, and compares checksums.
 absl::Status CheckFiles(const CheckpointChain& chain, int shard, int shards,
