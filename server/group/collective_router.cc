@@ -16,21 +16,23 @@ namespace {
 
 constexpr absl::Duration kLeaveDeadline = absl::Seconds(1);
 
-// Starts a call with start(done), and waits for its answer as long as `context` allows.
-template <typename Result, typename Start>
-Result Await(const GroupId& id, rpc::CallContext* context, const Start& start) {
+// Sends a request, and waits for its answer as long as `context` allows.
+template <typename Request, typename Result>
+Result Await(Collective* collective, Collective::Method<Request, Result> method, Request request,
+             rpc::CallContext* context) {
   // Shared with the callback, since either may be the last to look.
   struct Pending {
     absl::Notification ready;
     std::optional<Result> result;
   };
   auto pending = std::make_shared<Pending>();
-  const Collective::Withdraw withdraw = start([pending](Result result) {
-    pending->result = std::move(result);
-    pending->ready.Notify();
-  });
+  const std::string group = absl::StrCat("group '", request.name().group(), "': ");
+  const Collective::Withdraw withdraw =
+      (collective->*method)(std::move(request), context, [pending](Result result) {
+        pending->result = std::move(result);
+        pending->ready.Notify();
+      });
   if (!pending->ready.HasBeenNotified()) {
-    const std::string group = absl::StrCat("group '", id.group, "': ");
     rpc::CancelWatch watch(context, [&] {
       withdraw(absl::CancelledError(
           absl::StrCat(group, "the caller cancelled the call while it waited for other ranks")));
@@ -59,14 +61,15 @@ int HostOf(const GroupId& id, int shards) {
 // Sees a generation end at its host, and ends it here. The host sees that its members are there.
 class CollectiveRouter::Watch {
  public:
-  Watch(Collective* host, Rendezvous* local, const GroupId& id, uint64_t generation, int rank)
+  Watch(Collective* host, Rendezvous* local, const internal::v1::WatchRequest& request)
       : state_(std::make_shared<State>()) {
-    withdraw_ = host->Watch(id, generation, rank,
-                            [state = state_, local, id, generation](const absl::Status& status) {
-                              absl::MutexLock lock(&state->mutex);
-                              if (std::exchange(state->over, true)) return;
-                              local->End(id, generation, status);
-                            });
+    const auto ended = [state = state_, local, id = IdOf(request.name()),
+                        generation = request.generation()](const absl::Status& status) {
+      absl::MutexLock lock(&state->mutex);
+      if (std::exchange(state->over, true)) return;
+      local->End(id, generation, status);
+    };
+    withdraw_ = host->Watch(request, /*context=*/nullptr, ended);
   }
   // Once it has returned, `local` is left alone.
   ~Watch() {
@@ -101,47 +104,48 @@ Collective& CollectiveRouter::HostFor(const GroupId& id) const {
   return *hosts_[HostOf(id, static_cast<int>(hosts_.size()))];
 }
 
-absl::StatusOr<Membership> CollectiveRouter::Join(const GroupId& id, JoinCall call,
-                                                  rpc::CallContext* context) {
-  absl::StatusOr<Membership> membership = Await<absl::StatusOr<Membership>>(
-      id, context, [&](auto done) { return HostFor(id).Join(id, call, context, std::move(done)); });
-  if (!membership.ok()) return membership;
-  const std::vector<std::string>& coordinators = membership->coordinators;
-  const bool all_here = !coordinators.empty() &&
-                        std::all_of(coordinators.begin(), coordinators.end(),
-                                    [&](const auto& other) { return other == call.coordinator; });
+absl::StatusOr<internal::v1::JoinResponse> CollectiveRouter::Join(
+    const internal::v1::JoinRequest& request, rpc::CallContext* context) {
+  const GroupId id = IdOf(request.name());
+  ASSIGN_OR_RETURN(internal::v1::JoinResponse membership,
+                   Await(&HostFor(id), &Collective::Join, request, context));
+  const auto& coordinators = membership.coordinators();
+  const bool all_here =
+      !coordinators.empty() &&
+      std::all_of(coordinators.begin(), coordinators.end(),
+                  [&](const auto& other) { return other == request.coordinator(); });
 
   absl::MutexLock lock(&mutex_);
   std::erase_if(watches_, [](const auto& entry) { return entry.second->over(); });
-  std::unique_ptr<Watch>& watch = watches_[{id, membership->generation}];
+  std::unique_ptr<Watch>& watch = watches_[{id, membership.generation()}];
   if (watch != nullptr) return membership;  // another rank's join was answered first
   // Without room the host exchanges the values.
-  if (all_here) local_.Adopt(id, membership->generation, call.options);
-  watch = std::make_unique<Watch>(&HostFor(id), &local_, id, membership->generation, call.rank);
+  if (all_here) local_.Adopt(id, membership.generation(), request.options());
+  internal::v1::WatchRequest watched;
+  *watched.mutable_name() = request.name();
+  watched.set_generation(membership.generation());
+  watched.set_rank(request.rank());
+  watch = std::make_unique<Watch>(&HostFor(id), &local_, watched);
   return membership;
 }
 
-absl::StatusOr<Gathered> CollectiveRouter::AllGather(const GroupId& id, ExchangeCall call,
-                                                     rpc::CallContext* context) {
-  Collective& collective = local_.Knows(id, call.generation) ? local_ : HostFor(id);
-  return Await<absl::StatusOr<Gathered>>(id, context, [&](auto done) {
-    return collective.AllGather(id, std::move(call), context, std::move(done));
-  });
+absl::StatusOr<internal::v1::AllGatherResponse> CollectiveRouter::AllGather(
+    internal::v1::AllGatherRequest request, rpc::CallContext* context) {
+  const GroupId id = IdOf(request.name());
+  Collective& collective = local_.Knows(id, request.generation()) ? local_ : HostFor(id);
+  return Await(&collective, &Collective::AllGather, std::move(request), context);
 }
 
-absl::Status CollectiveRouter::Advance(const GroupId& id, const AdvanceCall& call,
+absl::Status CollectiveRouter::Advance(const internal::v1::AdvanceRequest& request,
                                        rpc::CallContext* context) {
-  return Await<absl::Status>(id, context, [&](auto done) {
-    return HostFor(id).Advance(id, call, context, std::move(done));
-  });
+  return Await(&HostFor(IdOf(request.name())), &Collective::Advance, request, context);
 }
 
-void CollectiveRouter::Leave(const GroupId& id, const LeaveCall& call) {
-  for (Collective* collective : {static_cast<Collective*>(&local_), &HostFor(id)}) {
+void CollectiveRouter::Leave(const internal::v1::LeaveRequest& request) {
+  Collective* const host = &HostFor(IdOf(request.name()));
+  for (Collective* collective : {static_cast<Collective*>(&local_), host}) {
     rpc::CallContext context(SteadyNow() + kLeaveDeadline);
-    Await<absl::Status>(id, &context, [&](auto done) {
-      return collective->Leave(id, call, &context, std::move(done));
-    }).IgnoreError();
+    Await(collective, &Collective::Leave, request, &context).IgnoreError();
   }
 }
 

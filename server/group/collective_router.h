@@ -30,12 +30,13 @@ class CollectiveRouter {
   explicit CollectiveRouter(std::vector<Collective*> hosts);
   ~CollectiveRouter();
 
-  absl::StatusOr<Membership> Join(const GroupId& id, JoinCall call, rpc::CallContext* context);
-  absl::StatusOr<Gathered> AllGather(const GroupId& id, ExchangeCall call,
-                                     rpc::CallContext* context);
-  absl::Status Advance(const GroupId& id, const AdvanceCall& call, rpc::CallContext* context);
+  absl::StatusOr<internal::v1::JoinResponse> Join(const internal::v1::JoinRequest& request,
+                                                  rpc::CallContext* context);
+  absl::StatusOr<internal::v1::AllGatherResponse> AllGather(internal::v1::AllGatherRequest request,
+                                                            rpc::CallContext* context);
+  absl::Status Advance(const internal::v1::AdvanceRequest& request, rpc::CallContext* context);
   // Best effort, under a short deadline of its own.
-  void Leave(const GroupId& id, const LeaveCall& call);
+  void Leave(const internal::v1::LeaveRequest& request);
 
   // What the groups that have all their ranks here hold.
   Rendezvous::Load local_load() const { return local_.load(); }

@@ -41,26 +41,26 @@ class CollectiveRouterTest : public ::testing::Test {
 
   // Rank r joins through routers[r]; the generation.
   uint64_t JoinAll(const std::vector<CollectiveRouter*>& routers, const v1::GroupOptions& options) {
-    std::vector<std::future<absl::StatusOr<Membership>>> joins;
+    std::vector<std::future<absl::StatusOr<pb::JoinResponse>>> joins;
     for (int rank = 0; rank < options.size(); ++rank) {
       joins.push_back(std::async(std::launch::async, [=, this] {
         CollectiveRouter* router = routers[rank];
-        return router->Join(group_, {rank, options, router == &here_ ? "here" : "there"},
+        return router->Join(JoinOf(group_, rank, options, router == &here_ ? "here" : "there"),
                             &context_);
       }));
     }
     uint64_t generation = 0;
     for (auto& join : joins) {
-      const absl::StatusOr<Membership> membership = join.get();
+      const absl::StatusOr<pb::JoinResponse> membership = join.get();
       EXPECT_TRUE(membership.ok()) << membership.status();
-      if (membership.ok()) generation = membership->generation;
+      if (membership.ok()) generation = membership->generation();
     }
     return generation;
   }
   auto Gather(CollectiveRouter* router, uint64_t generation, int rank, int64_t step,
               const std::string& value) {
     return std::async(std::launch::async, [=, this] {
-      return router->AllGather(group_, {generation, rank, {step, 0}, value}, &context_);
+      return router->AllGather(GatherOf(group_, generation, rank, step, 0, value), &context_);
     });
   }
   static void AwaitWaiting(const std::function<Rendezvous::Load()>& load, size_t exchanges) {
@@ -78,8 +78,8 @@ TEST_F(CollectiveRouterTest, ManyCoordinatorsMeetAtTheHost) {
   auto first = Gather(&here_, generation, 0, 1, "a");
   AwaitWaiting([&] { return host().load(); }, 1);
   auto second = Gather(&there_, generation, 1, 1, "b");
-  EXPECT_THAT(first.get()->values, ElementsAre("a", "b"));
-  EXPECT_THAT(second.get()->values, ElementsAre("a", "b"));
+  EXPECT_THAT(first.get()->values(), ElementsAre("a", "b"));
+  EXPECT_THAT(second.get()->values(), ElementsAre("a", "b"));
   EXPECT_EQ(here_.local_load().groups, 0u);
   EXPECT_EQ(rendezvous_[1 - HostOf(group_, 2)].load().groups, 0u);
 }
@@ -90,8 +90,8 @@ TEST_F(CollectiveRouterTest, OneCoordinatorExchangesValuesByItself) {
   AwaitWaiting([&] { return here_.local_load(); }, 1);
   EXPECT_EQ(host().load().open_exchanges, 0u);
   auto second = Gather(&here_, generation, 1, 1, "b");
-  EXPECT_THAT(first.get()->values, ElementsAre("a", "b"));
-  EXPECT_THAT(second.get()->values, ElementsAre("a", "b"));
+  EXPECT_THAT(first.get()->values(), ElementsAre("a", "b"));
+  EXPECT_THAT(second.get()->values(), ElementsAre("a", "b"));
   EXPECT_EQ(host().load().kept_exchanges, 0u);
 }
 
@@ -109,10 +109,10 @@ TEST_F(CollectiveRouterTest, LeavingEndsTheGenerationHereAndAtTheHost) {
   const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 60'000));
   auto waiting = Gather(&here_, generation, 0, 4, "a");
   AwaitWaiting([&] { return here_.local_load(); }, 1);
-  here_.Leave(group_, {generation, 1, "its stream ended", false});
+  here_.Leave(LeaveOf(group_, generation, 1, "its stream ended", false));
   EXPECT_EQ(waiting.get().status(),
             absl::AbortedError("group 'g': rank 1 left in step 4 (its stream ended); join again"));
-  EXPECT_EQ(there_.AllGather(group_, {generation, 0, {4, 0}, "a"}, &context_).status(),
+  EXPECT_EQ(there_.AllGather(GatherOf(group_, generation, 0, 4, 0, "a"), &context_).status(),
             absl::AbortedError("group 'g': rank 1 left (its stream ended); join again"));
 }
 
@@ -123,18 +123,18 @@ TEST_F(CollectiveRouterTest, JoiningAgainElsewhereEndsTheGenerationHere) {
   auto waiting = Gather(&here_, generation, 0, 4, "a");
   AwaitWaiting([&] { return here_.local_load(); }, 1);
   auto again = std::async(std::launch::async, [&] {
-    return there_.Join(group_, {1, options, "there"}, &context_);
+    return there_.Join(JoinOf(group_, 1, options, "there"), &context_);
   });
   EXPECT_EQ(waiting.get().status(),
             absl::AbortedError("group 'g': rank 1 joined again; join again"));
-  EXPECT_TRUE(here_.Join(group_, {0, options, "here"}, &context_).ok());
-  const absl::StatusOr<Membership> membership = again.get();
+  EXPECT_TRUE(here_.Join(JoinOf(group_, 0, options, "here"), &context_).ok());
+  const absl::StatusOr<pb::JoinResponse> membership = again.get();
   ASSERT_TRUE(membership.ok());
-  EXPECT_THAT(membership->coordinators, ElementsAre("here", "there"));
-  auto first = Gather(&here_, membership->generation, 0, 4, "a");
-  auto second = Gather(&there_, membership->generation, 1, 4, "b");
-  EXPECT_THAT(first.get()->values, ElementsAre("a", "b"));
-  EXPECT_THAT(second.get()->values, ElementsAre("a", "b"));
+  EXPECT_THAT(membership->coordinators(), ElementsAre("here", "there"));
+  auto first = Gather(&here_, membership->generation(), 0, 4, "a");
+  auto second = Gather(&there_, membership->generation(), 1, 4, "b");
+  EXPECT_THAT(first.get()->values(), ElementsAre("a", "b"));
+  EXPECT_THAT(second.get()->values(), ElementsAre("a", "b"));
 }
 
 TEST_F(CollectiveRouterTest, AHostThatStopsEndsTheGenerationHere) {
@@ -148,9 +148,9 @@ TEST_F(CollectiveRouterTest, AHostThatStopsEndsTheGenerationHere) {
 TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
   for (int i = 0; i < 1000; ++i) {
     const uint64_t generation =
-        here_.Join(group_, {0, MakeOptions(1), "here"}, &context_)->generation;
-    ASSERT_TRUE(here_.AllGather(group_, {generation, 0, {i, 0}, "a"}, &context_).ok());
-    if (i % 2 == 0) here_.Leave(group_, {generation, 0, "", true});
+        here_.Join(JoinOf(group_, 0, MakeOptions(1), "here"), &context_)->generation();
+    ASSERT_TRUE(here_.AllGather(GatherOf(group_, generation, 0, i, 0, "a"), &context_).ok());
+    if (i % 2 == 0) here_.Leave(LeaveOf(group_, generation, 0, "", true));
   }
   EXPECT_EQ(here_.local_load().groups, 1u);
   EXPECT_EQ(here_.local_load().waiting, 0u);
@@ -161,12 +161,12 @@ TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
 
 TEST_F(CollectiveRouterTest, BoundedGroupsMeetAtTheHost) {
   const v1::GroupOptions options = MakeOptions(2, v1::BOUNDED, 20);
-  const uint64_t first = here_.Join(group_, {0, options, "here"}, &context_)->generation;
-  const uint64_t second = there_.Join(group_, {1, options, "there"}, &context_)->generation;
-  EXPECT_EQ(here_.Advance(group_, {first, 0, 1, 0}, &context_), absl::OkStatus());
-  EXPECT_EQ(here_.Advance(group_, {first, 0, 1, 1}, &context_).code(),
+  const uint64_t first = here_.Join(JoinOf(group_, 0, options, "here"), &context_)->generation();
+  const uint64_t second = there_.Join(JoinOf(group_, 1, options, "there"), &context_)->generation();
+  EXPECT_EQ(here_.Advance(AdvanceOf(group_, first, 0, 1, 0), &context_), absl::OkStatus());
+  EXPECT_EQ(here_.Advance(AdvanceOf(group_, first, 0, 1, 1), &context_).code(),
             absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(there_.Advance(group_, {second, 1, 1, 1}, &context_), absl::OkStatus());
+  EXPECT_EQ(there_.Advance(AdvanceOf(group_, second, 1, 1, 1), &context_), absl::OkStatus());
   EXPECT_EQ(here_.local_load().groups, 0u);
 }
 

@@ -1,6 +1,9 @@
 #include "server/group/collective_rpc.h"
 
+#include <functional>
 #include <optional>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include <grpcpp/client_context.h>
@@ -26,16 +29,6 @@ using ServiceBase = Service::WithRawCallbackMethod_Join<Service::WithRawCallback
     Service::WithRawCallbackMethod_Advance<Service::WithRawCallbackMethod_Leave<
         Service::WithRawCallbackMethod_Watch<Service::Service>>>>>;
 
-std::vector<RankProgress> RanksOf(const pb::AdvanceRequest& request) {
-  std::vector<RankProgress> ranks;
-  for (const pb::RankProgress& from : request.ranks()) {
-    ranks.push_back({from.rank(), from.next_step(), from.finished()});
-  }
-  return ranks;
-}
-
-GroupId IdOf(const pb::GroupName& name) { return {name.model_id(), name.group()}; }
-
 // One call, which may wait for others. Deletes itself when it is over.
 class CollectiveCall final : public grpc::ServerUnaryReactor {
  public:
@@ -48,6 +41,7 @@ class CollectiveCall final : public grpc::ServerUnaryReactor {
   // only afterwards.
   void OnCallerGone(Collective::Withdraw withdraw) { withdraw_ = std::move(withdraw); }
 
+  // `response`: for a status that is OK.
   void Answer(const absl::Status& status, const google::protobuf::Message& response) {
     if (status.ok()) *response_ = rpc::EncodeMessage(response);
     if (timer_.has_value()) {
@@ -79,96 +73,47 @@ class CollectiveServiceImpl final : public ServiceBase {
   using Reactor = grpc::ServerUnaryReactor;
 
   Reactor* Join(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::JoinRequest>(
-        *context, ops::Rpc::kCollectiveJoin, *bytes, response,
-        [this](const pb::JoinRequest& request, CollectiveCall* call) {
-          return collective_->Join(
-              IdOf(request.name()), {request.rank(), request.options(), request.coordinator()},
-              /*context=*/nullptr, [call](const absl::StatusOr<Membership>& membership) {
-                pb::JoinResponse answer;
-                if (membership.ok()) {
-                  answer.set_generation(membership->generation);
-                  answer.mutable_coordinators()->Assign(membership->coordinators.begin(),
-                                                        membership->coordinators.end());
-                }
-                call->Answer(membership.status(), answer);
-              });
-        });
+    return Start<pb::JoinResponse>(&Collective::Join, ops::Rpc::kCollectiveJoin, *context, *bytes,
+                                   response);
   }
-
   Reactor* AllGather(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::AllGatherRequest>(
-        *context, ops::Rpc::kCollectiveAllGather, *bytes, response,
-        [this](pb::AllGatherRequest& request, CollectiveCall* call) {
-          return collective_->AllGather(
-              IdOf(request.name()),
-              {request.generation(),
-               request.rank(),
-               {request.instance_key(), request.group_key()},
-               std::move(*request.mutable_value())},
-              /*context=*/nullptr, [call](const absl::StatusOr<Gathered>& gathered) {
-                pb::AllGatherResponse answer;
-                if (gathered.ok()) {
-                  answer.mutable_values()->Assign(gathered->values.begin(), gathered->values.end());
-                  answer.mutable_arrival_us()->Assign(gathered->arrival_us.begin(),
-                                                      gathered->arrival_us.end());
-                }
-                call->Answer(gathered.status(), answer);
-              });
-        });
+    return Start<pb::AllGatherResponse>(&Collective::AllGather, ops::Rpc::kCollectiveAllGather,
+                                        *context, *bytes, response);
   }
-
   Reactor* Advance(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::AdvanceRequest>(
-        *context, ops::Rpc::kCollectiveAdvance, *bytes, response,
-        [this](const pb::AdvanceRequest& request, CollectiveCall* call) {
-          return collective_->Advance(IdOf(request.name()),
-                                      {request.generation(), request.rank(), request.next_step(),
-                                       request.wait_for(), RanksOf(request)},
-                                      /*context=*/nullptr, [call](const absl::Status& status) {
-                                        call->Answer(status, pb::AdvanceResponse());
-                                      });
-        });
+    return Start<pb::AdvanceResponse>(&Collective::Advance, ops::Rpc::kCollectiveAdvance, *context,
+                                      *bytes, response);
   }
-
   Reactor* Leave(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::LeaveRequest>(
-        *context, ops::Rpc::kCollectiveLeave, *bytes, response,
-        [this](const pb::LeaveRequest& request, CollectiveCall* call) {
-          return collective_->Leave(
-              IdOf(request.name()),
-              {request.generation(), request.rank(), request.reason(), request.finished()},
-              /*context=*/nullptr,
-              [call](const absl::Status& status) { call->Answer(status, pb::LeaveResponse()); });
-        });
+    return Start<pb::LeaveResponse>(&Collective::Leave, ops::Rpc::kCollectiveLeave, *context,
+                                    *bytes, response);
   }
-
   // Not counted: it takes as long as its generation lives.
   Reactor* Watch(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::WatchRequest>(
-        *context, std::nullopt, *bytes, response,
-        [this](const pb::WatchRequest& request, CollectiveCall* call) {
-          return collective_->Watch(
-              IdOf(request.name()), request.generation(), request.rank(),
-              [call](const absl::Status& status) { call->Answer(status, pb::WatchResponse()); });
-        });
+    return Start<pb::WatchResponse>(&Collective::Watch, std::nullopt, *context, *bytes, response);
   }
 
  private:
-  // `work` gets the request and the call that it must see answered.
-  template <typename Request, typename Work>
-  Reactor* Start(const Context& context, std::optional<ops::Rpc> rpc, const Bytes& bytes,
-                 Bytes* response, const Work& work) {
+  template <typename Response, typename Request, typename Result>
+  Reactor* Start(Collective::Method<Request, Result> method, std::optional<ops::Rpc> rpc,
+                 const Context& context, const Bytes& bytes, Bytes* response) {
     auto* call = new CollectiveCall(response);
     if (rpc.has_value()) call->CountAs(metrics_, *rpc, bytes.Length());
     Request request;
     absl::Status status = place_ == nullptr ? absl::OkStatus() : place_->Check(context);
     if (status.ok()) status = rpc::DecodeMessage(bytes, &request);
     if (!status.ok()) {
-      call->Answer(status, Request());
-    } else {
-      call->OnCallerGone(work(request, call));
+      call->Answer(status, Response());
+      return call;
     }
+    call->OnCallerGone((collective_->*method)(
+        std::move(request), /*context=*/nullptr, [call](const Result& result) {
+          if constexpr (std::is_same_v<Result, absl::Status>) {
+            call->Answer(result, Response());
+          } else {
+            call->Answer(result.status(), result.ok() ? *result : Response());
+          }
+        }));
     return call;
   }
 
@@ -208,72 +153,28 @@ class RemoteCollective final : public Collective {
   RemoteCollective(const std::shared_ptr<grpc::Channel>& channel, std::string host)
       : host_(std::move(host)), stub_(Service::NewStub(channel)) {}
 
-  Withdraw Join(const GroupId& id, JoinCall call, const rpc::CallContext* context,
-                JoinDone done) override {
-    pb::JoinRequest request;
-    request.set_rank(call.rank);
-    *request.mutable_options() = std::move(call.options);
-    request.set_coordinator(std::move(call.coordinator));
-    const auto result = [](const pb::JoinResponse& response) {
-      return Membership{response.generation(),
-                        {response.coordinators().begin(), response.coordinators().end()}};
-    };
-    return Start<pb::JoinResponse>(&Async::Join, id, std::move(request), context, std::move(done),
-                                   result);
+  Withdraw Join(pb::JoinRequest request, const rpc::CallContext* context, JoinDone done) override {
+    return Start(&Async::Join, std::move(request), context, std::move(done));
   }
-
-  Withdraw AllGather(const GroupId& id, ExchangeCall call, const rpc::CallContext* context,
+  Withdraw AllGather(pb::AllGatherRequest request, const rpc::CallContext* context,
                      GatherDone done) override {
-    pb::AllGatherRequest request;
-    request.set_generation(call.generation);
-    request.set_rank(call.rank);
-    request.set_group_key(call.key.group_key);
-    request.set_instance_key(call.key.instance_key);
-    request.set_value(std::move(call.value));
-    const auto result = [](const pb::AllGatherResponse& response) {
-      return Gathered{{response.values().begin(), response.values().end()},
-                      {response.arrival_us().begin(), response.arrival_us().end()}};
-    };
-    return Start<pb::AllGatherResponse>(&Async::AllGather, id, std::move(request), context,
-                                        std::move(done), result);
+    return Start(&Async::AllGather, std::move(request), context, std::move(done));
   }
-
-  Withdraw Advance(const GroupId& id, const AdvanceCall& call, const rpc::CallContext* context,
+  Withdraw Advance(pb::AdvanceRequest request, const rpc::CallContext* context,
                    StatusDone done) override {
-    pb::AdvanceRequest request;
-    request.set_generation(call.generation);
-    request.set_rank(call.rank);
-    request.set_next_step(call.next_step);
-    request.set_wait_for(call.wait_for);
-    for (const RankProgress& from : call.ranks) {
-      pb::RankProgress* to = request.add_ranks();
-      to->set_rank(from.rank);
-      to->set_next_step(from.next_step);
-      to->set_finished(from.finished);
-    }
-    return Start<pb::AdvanceResponse>(&Async::Advance, id, std::move(request), context,
-                                      std::move(done),
-                                      [](const auto&) { return absl::OkStatus(); });
+    return Start(&Async::Advance, std::move(request), context, std::move(done));
   }
-
-  Withdraw Leave(const GroupId& id, const LeaveCall& call, const rpc::CallContext* context,
+  Withdraw Leave(pb::LeaveRequest request, const rpc::CallContext* context,
                  StatusDone done) override {
-    pb::LeaveRequest request;
-    request.set_generation(call.generation);
-    request.set_rank(call.rank);
-    request.set_reason(call.reason);
-    request.set_finished(call.finished);
-    return Start<pb::LeaveResponse>(&Async::Leave, id, std::move(request), context, std::move(done),
-                                    [](const auto&) { return absl::OkStatus(); });
+    return Start(&Async::Leave, std::move(request), context, std::move(done));
   }
-
-  Withdraw Watch(const GroupId& id, uint64_t generation, int rank, StatusDone done) override {
-    pb::WatchRequest request;
-    request.set_generation(generation);
-    request.set_rank(rank);
-    return Start<pb::WatchResponse>(
-        &Async::Watch, id, std::move(request), /*context=*/nullptr, std::move(done),
-        [](const auto&) { return absl::InternalError("the watch ended without a reason"); });
+  Withdraw Watch(pb::WatchRequest request, const rpc::CallContext* context,
+                 StatusDone done) override {
+    return Start(
+        &Async::Watch, std::move(request), context,
+        StatusDone([done = std::move(done)](const absl::Status& status) {
+          done(status.ok() ? absl::InternalError("the watch ended without a reason") : status);
+        }));
   }
 
  private:
@@ -282,27 +183,23 @@ class RemoteCollective final : public Collective {
   using Method = void (Async::*)(grpc::ClientContext*, const Request*, Response*,
                                  std::function<void(grpc::Status)>);
 
-  // `done` gets result(response), or an error.
-  template <typename Response, typename Request, typename Done, typename Result>
-  Withdraw Start(Method<Request, Response> method, const GroupId& id, Request request,
-                 const rpc::CallContext* context, Done done, Result result) {
+  template <typename Request, typename Response, typename Result>
+  Withdraw Start(Method<Request, Response> method, Request request, const rpc::CallContext* context,
+                 std::function<void(Result)> done) {
     auto call = std::make_shared<RemoteCall<Request, Response>>();
     call->request = std::move(request);
-    call->request.mutable_name()->set_model_id(id.model_id);
-    call->request.mutable_name()->set_group(id.group);
     if (context != nullptr) {
       call->context.set_deadline(ToSystemTime(context->deadline()));
       rpc::SendTrace(context->trace(), &call->context);
     }
     (stub_->async()->*method)(
         &call->context, &call->request, &call->response,
-        [call, host = host_, done = std::move(done), result](const grpc::Status& status) {
+        [call, host = host_, done = std::move(done)](const grpc::Status& status) {
           const absl::Status end = call->End(status, host);
-          if (end.ok()) {
-            done(result(call->response));
-          } else {
-            done(end);
+          if constexpr (!std::is_same_v<Result, absl::Status>) {
+            if (end.ok()) return done(std::move(call->response));
           }
+          done(end);
         });
     return [call](const absl::Status& why) { call->Withdraw(why); };
   }

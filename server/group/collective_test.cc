@@ -71,22 +71,22 @@ class CollectiveTest : public ::testing::TestWithParam<bool> {
   // A call on a thread of its own.
   auto Join(int rank, const v1::GroupOptions& options) {
     return std::async(std::launch::async, [=, this] {
-      return router_.Join(kGroup, {rank, options, CoordinatorOf(rank)}, &context_);
+      return router_.Join(JoinOf(kGroup, rank, options, CoordinatorOf(rank)), &context_);
     });
   }
   auto Gather(int rank, int64_t step, const std::string& value) {
     return std::async(std::launch::async, [=, this] {
-      return router_.AllGather(kGroup, {generation_, rank, {step, 0}, value}, &context_);
+      return router_.AllGather(GatherOf(kGroup, generation_, rank, step, 0, value), &context_);
     });
   }
   void JoinAll(const v1::GroupOptions& options) {
-    std::vector<std::future<absl::StatusOr<Membership>>> joins;
+    std::vector<std::future<absl::StatusOr<pb::JoinResponse>>> joins;
     for (int rank = 0; rank < options.size(); ++rank) joins.push_back(Join(rank, options));
     for (auto& join : joins) {
-      const absl::StatusOr<Membership> membership = join.get();
+      const absl::StatusOr<pb::JoinResponse> membership = join.get();
       ASSERT_TRUE(membership.ok()) << membership.status();
-      EXPECT_EQ(static_cast<int>(membership->coordinators.size()), options.size());
-      generation_ = membership->generation;
+      EXPECT_EQ(static_cast<int>(membership->coordinators().size()), options.size());
+      generation_ = membership->generation();
     }
   }
   // Until a call has arrived that waits.
@@ -114,12 +114,12 @@ TEST_P(CollectiveTest, MembersExchangeValues) {
     const std::string binary("\0\xff", 2);
     auto first = Gather(0, step, "a");
     auto second = Gather(1, step, binary);
-    const absl::StatusOr<Gathered> gathered = first.get();
+    const absl::StatusOr<pb::AllGatherResponse> gathered = first.get();
     ASSERT_TRUE(gathered.ok()) << gathered.status();
-    EXPECT_THAT(gathered->values, ElementsAre("a", binary));
-    ASSERT_EQ(gathered->arrival_us.size(), 2u);
-    EXPECT_EQ(std::min(gathered->arrival_us[0], gathered->arrival_us[1]), 0);
-    EXPECT_EQ(*second.get(), *gathered);
+    EXPECT_THAT(gathered->values(), ElementsAre("a", binary));
+    ASSERT_EQ(gathered->arrival_us_size(), 2);
+    EXPECT_EQ(std::min(gathered->arrival_us()[0], gathered->arrival_us()[1]), 0);
+    EXPECT_EQ(second.get()->SerializeAsString(), gathered->SerializeAsString());
   }
 }
 
@@ -130,7 +130,7 @@ TEST_P(CollectiveTest, ErrorsAreTheGroupsOwn) {
       "group 'g': rank 0 did not come to exchange 0 of step 4 within 500 ms; join again");
   EXPECT_EQ(waiting.get().status(), expected);
   EXPECT_EQ(Gather(0, 4, "a").get().status(), expected);
-  EXPECT_EQ(router_.Join(kGroup, {2, MakeOptions(2), "c"}, &context_).status(),
+  EXPECT_EQ(router_.Join(JoinOf(kGroup, 2, MakeOptions(2), "c"), &context_).status(),
             absl::InvalidArgumentError("group 'g': rank is 2; it must be in 0 .. 1"));
 }
 
@@ -150,43 +150,47 @@ TEST_P(CollectiveTest, ACancelledGatherLeavesItsValue) {
   EXPECT_EQ(gone.get().status().code(), absl::StatusCode::kCancelled);
   AwaitLoad(0, 1);
   rpc::CallContext other(absl::Now() + absl::Minutes(1));
-  const absl::StatusOr<Gathered> gathered =
-      router_.AllGather(kGroup, {generation_, 1, {1, 0}, "b"}, &other);
+  const absl::StatusOr<pb::AllGatherResponse> gathered =
+      router_.AllGather(GatherOf(kGroup, generation_, 1, 1, 0, "b"), &other);
   ASSERT_TRUE(gathered.ok()) << gathered.status();
-  EXPECT_THAT(gathered->values, ElementsAre("a", "b"));
+  EXPECT_THAT(gathered->values(), ElementsAre("a", "b"));
 }
 
 TEST_P(CollectiveTest, CallersHaveDeadlinesOfTheirOwn) {
   rpc::CallContext hurried(absl::Now() + absl::Milliseconds(20));
   const absl::Status status =
-      router_.Join(kGroup, {0, MakeOptions(2, v1::SYNC, kLong), "c"}, &hurried).status();
+      router_.Join(JoinOf(kGroup, 0, MakeOptions(2, v1::SYNC, kLong), "c"), &hurried).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   AwaitLoad(0, 0);
 }
 
 TEST_P(CollectiveTest, BoundedMembersWaitForEachOther) {
   const v1::GroupOptions options = MakeOptions(2, v1::BOUNDED, kLong);
-  const absl::StatusOr<Membership> first = router_.Join(kGroup, {0, options, "c"}, &context_);
-  const absl::StatusOr<Membership> second = router_.Join(kGroup, {1, options, "c"}, &context_);
+  const absl::StatusOr<pb::JoinResponse> first =
+      router_.Join(JoinOf(kGroup, 0, options, "c"), &context_);
+  const absl::StatusOr<pb::JoinResponse> second =
+      router_.Join(JoinOf(kGroup, 1, options, "c"), &context_);
   ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_NE(first->generation, second->generation);
+  EXPECT_NE(first->generation(), second->generation());
   auto ahead = std::async(std::launch::async, [&] {
-    return router_.Advance(kGroup, {first->generation, 0, 5, 5}, &context_);
+    return router_.Advance(AdvanceOf(kGroup, first->generation(), 0, 5, 5), &context_);
   });
   AwaitLoad(0, 3);  // with the watches of both
-  EXPECT_EQ(router_.Advance(kGroup, {second->generation, 1, 3, 3}, &context_), absl::OkStatus());
+  EXPECT_EQ(router_.Advance(AdvanceOf(kGroup, second->generation(), 1, 3, 3), &context_),
+            absl::OkStatus());
   AwaitLoad(0, 3);
-  router_.Leave(kGroup, {second->generation, 1, "", /*finished=*/true});
+  router_.Leave(LeaveOf(kGroup, second->generation(), 1, "", /*finished=*/true));
   EXPECT_EQ(ahead.get(), absl::OkStatus());
 }
 
 TEST_P(CollectiveTest, WatchesTellOfTheEndOnce) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   std::promise<absl::Status> ended;
-  const Collective::Withdraw withdraw = collective().Watch(
-      kGroup, generation_, 1, [&](absl::Status status) { ended.set_value(status); });
+  const Collective::Withdraw withdraw =
+      collective().Watch(RequestOf<pb::WatchRequest>(kGroup, generation_, 1), /*context=*/nullptr,
+                         [&](absl::Status status) { ended.set_value(status); });
   AwaitLoad(0, 2);
-  router_.Leave(kGroup, {generation_, 0, "why not", false});
+  router_.Leave(LeaveOf(kGroup, generation_, 0, "why not", false));
   EXPECT_EQ(ended.get_future().get(),
             absl::AbortedError("group 'g': rank 0 left (why not); join again"));
   withdraw(absl::CancelledError("too late"));  // a second answer would throw
@@ -195,8 +199,9 @@ TEST_P(CollectiveTest, WatchesTellOfTheEndOnce) {
 TEST_P(CollectiveTest, AWithdrawnWatchHearsNoMoreAndEndsTheGeneration) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   std::promise<absl::Status> ended;
-  const Collective::Withdraw withdraw = collective().Watch(
-      kGroup, generation_, 1, [&](absl::Status status) { ended.set_value(status); });
+  const Collective::Withdraw withdraw =
+      collective().Watch(RequestOf<pb::WatchRequest>(kGroup, generation_, 1), /*context=*/nullptr,
+                         [&](absl::Status status) { ended.set_value(status); });
   AwaitLoad(0, 2);
   auto waiting = Gather(0, 1, "a");
   AwaitLoad(0, 3);
@@ -206,13 +211,14 @@ TEST_P(CollectiveTest, AWithdrawnWatchHearsNoMoreAndEndsTheGeneration) {
       waiting.get().status(),
       absl::AbortedError("group 'g': rank 1 left in step 1 (its coordinator is gone); join again"));
   AwaitLoad(0, 0);
-  router_.Leave(kGroup, {generation_, 0, "why not", false});  // a second answer would throw
+  router_.Leave(LeaveOf(kGroup, generation_, 0, "why not", false));  // a second answer would throw
 }
 
 TEST_P(CollectiveTest, AHostThatStopsAnswersAll) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   absl::Notification ended;
-  collective().Watch(kGroup, generation_, 1, [&](const absl::Status&) { ended.Notify(); });
+  collective().Watch(RequestOf<pb::WatchRequest>(kGroup, generation_, 1), /*context=*/nullptr,
+                     [&](const absl::Status&) { ended.Notify(); });
   auto waiting = Gather(0, 1, "a");
   AwaitLoad(0, 3);
   host_.Stop();
@@ -221,7 +227,7 @@ TEST_P(CollectiveTest, AHostThatStopsAnswersAll) {
   const absl::Status late = Gather(1, 1, "b").get().status();
   EXPECT_EQ(late.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(late.message()), StartsWith(GetParam() ? "shard 3: " : "group 'g'"));
-  router_.Leave(kGroup, {generation_, 0, "gone", false});  // returns all the same
+  router_.Leave(LeaveOf(kGroup, generation_, 0, "gone", false));  // returns all the same
 }
 
 // Sends bytes to a method of the service; the status.

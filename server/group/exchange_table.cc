@@ -12,6 +12,10 @@ std::string Name(const ExchangeKey& key) {
   return absl::StrCat("exchange ", key.group_key, " of step ", key.instance_key);
 }
 
+ExchangeKey KeyOf(const internal::v1::AllGatherRequest& request) {
+  return {request.instance_key(), request.group_key()};
+}
+
 }  // namespace
 
 ExchangeTable::ExchangeTable(std::string owner, int size, absl::Duration timeout)
@@ -27,13 +31,14 @@ absl::Status ExchangeTable::OtherValue(const ExchangeKey& key, int rank) const {
                             " before; it must not change"));
 }
 
-void ExchangeTable::Contribute(ExchangeCall call, Collective::GatherDone done, Event* event) {
-  const ExchangeKey key = call.key;
-  const int rank = call.rank;
-  std::string& value = call.value;
+void ExchangeTable::Contribute(internal::v1::AllGatherRequest request, Collective::GatherDone done,
+                               Event* event) {
+  const ExchangeKey key = KeyOf(request);
+  const int rank = request.rank();
+  std::string& value = *request.mutable_value();
   const auto answer = [&](auto result) { Answer(done, std::move(result), &event->answers); };
   if (const Kept* kept = FindKept(key); kept != nullptr) {
-    if (kept->gathered.values[rank] != value) return answer(OtherValue(key, rank));
+    if (kept->gathered.values(rank) != value) return answer(OtherValue(key, rank));
     return answer(kept->gathered);
   }
   auto found = open_.find(key);
@@ -65,14 +70,16 @@ void ExchangeTable::Contribute(ExchangeCall call, Collective::GatherDone done, E
   if (open.present == size_) Complete(found, &event->answers);
 }
 
-void ExchangeTable::ContributeLate(const ExchangeCall& call, const absl::Status& end,
-                                   Collective::GatherDone done, Event* event) {
-  absl::StatusOr<Gathered> answer = end;
-  if (const Kept* kept = FindKept(call.key); kept != nullptr) {
-    if (kept->gathered.values[call.rank] == call.value) {
+void ExchangeTable::ContributeLate(const internal::v1::AllGatherRequest& request,
+                                   const absl::Status& end, Collective::GatherDone done,
+                                   Event* event) {
+  absl::StatusOr<internal::v1::AllGatherResponse> answer = end;
+  const ExchangeKey key = KeyOf(request);
+  if (const Kept* kept = FindKept(key); kept != nullptr) {
+    if (kept->gathered.values(request.rank()) == request.value()) {
       answer = kept->gathered;
     } else {
-      answer = OtherValue(call.key, call.rank);
+      answer = OtherValue(key, request.rank());
     }
   }
   Answer(std::move(done), std::move(answer), &event->answers);
@@ -138,12 +145,14 @@ absl::Status ExchangeTable::CheckNew(const ExchangeKey& key) const {
 void ExchangeTable::Complete(std::map<ExchangeKey, Open>::iterator open, Answers* answers) {
   Kept kept;
   kept.key = open->first;
-  kept.gathered.arrival_us = std::move(open->second.arrival_us);
+  const std::vector<int64_t>& arrival_us = open->second.arrival_us;
+  kept.gathered.mutable_arrival_us()->Assign(arrival_us.begin(), arrival_us.end());
   for (std::optional<std::string>& value : open->second.values) {
     kept.bytes += static_cast<int64_t>(value->size());
-    kept.gathered.values.push_back(*std::move(value));
+    kept.gathered.add_values(*std::move(value));
   }
-  const auto gathered = std::make_shared<const Gathered>(kept.gathered);  // one copy for all calls
+  // One copy for all calls.
+  const auto gathered = std::make_shared<const internal::v1::AllGatherResponse>(kept.gathered);
   for (WaitingRank& call : open->second.waiting)
     answers->push_back([done = std::move(call.done), gathered] { done(*gathered); });
   open_.erase(open);

@@ -3,6 +3,7 @@
 // Pure state, as its Group is: the caller brings locks and clock, and gives the answers.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -19,6 +20,13 @@
 
 namespace emberd::server {
 
+struct ExchangeKey {
+  int64_t instance_key = 0;  // the step
+  int group_key = 0;         // which exchange of the step
+
+  auto operator<=>(const ExchangeKey&) const = default;
+};
+
 class ExchangeTable {
  public:
   static constexpr int kGroupKeys = 16;   // group_key is in 0 .. 15
@@ -32,9 +40,10 @@ class ExchangeTable {
   ExchangeTable(std::string owner, int size, absl::Duration timeout);
 
   // One rank's value. The last one answers all.
-  void Contribute(ExchangeCall call, Collective::GatherDone done, Event* event);
+  void Contribute(internal::v1::AllGatherRequest request, Collective::GatherDone done,
+                  Event* event);
   // The same once the generation is over: what had been complete is answered, the rest gets `end`.
-  void ContributeLate(const ExchangeCall& call, const absl::Status& end,
+  void ContributeLate(const internal::v1::AllGatherRequest& request, const absl::Status& end,
                       Collective::GatherDone done, Event* event);
 
   // The call gets `status`; its value stays. False: no call of that ticket waits.
@@ -65,7 +74,7 @@ class ExchangeTable {
   };
   struct Kept {
     ExchangeKey key;
-    Gathered gathered;
+    internal::v1::AllGatherResponse gathered;
     int64_t bytes = 0;
   };
 

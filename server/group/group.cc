@@ -14,11 +14,12 @@ std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& 
 Group::Group(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
     : id_(id), options_(options), last_call_(now) {}
 
-void Group::AllGather(ExchangeCall, Collective::GatherDone done, Event* event) {
+void Group::AllGather(internal::v1::AllGatherRequest, Collective::GatherDone done, Event* event) {
   Answer(std::move(done), RefuseVerb("AllGather", "SYNC"), &event->answers);
 }
 
-void Group::Advance(const AdvanceCall&, Collective::StatusDone done, Event* event) {
+void Group::Advance(const internal::v1::AdvanceRequest&, Collective::StatusDone done,
+                    Event* event) {
   Answer(std::move(done), RefuseVerb("Advance", "BOUNDED"), &event->answers);
 }
 

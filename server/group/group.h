@@ -90,12 +90,15 @@ class Group {
                                        absl::Time now);
   virtual ~Group() = default;
 
-  virtual void Join(JoinCall call, Collective::JoinDone done, Event* event) = 0;
-  virtual void Leave(const LeaveCall& call, Event* event) = 0;
+  virtual void Join(const internal::v1::JoinRequest& request, Collective::JoinDone done,
+                    Event* event) = 0;
+  virtual void Leave(const internal::v1::LeaveRequest& request, Event* event) = 0;
   virtual void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) = 0;
   // What only one kind of group has is refused by the other, with FAILED_PRECONDITION.
-  virtual void AllGather(ExchangeCall call, Collective::GatherDone done, Event* event);
-  virtual void Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event);
+  virtual void AllGather(internal::v1::AllGatherRequest request, Collective::GatherDone done,
+                         Event* event);
+  virtual void Advance(const internal::v1::AdvanceRequest& request, Collective::StatusDone done,
+                       Event* event);
 
   // For members that are all served by this process: makes `generation` of a SYNC group the live
   // one, without joins, since another host has started it. Nothing happens if it, or a later one,

@@ -68,21 +68,21 @@ absl::Status CheckSameOptions(const v1::GroupOptions& given, const v1::GroupOpti
 
 absl::Status CheckRank(int rank, int size) { return CheckInRange("rank", rank, 0, size - 1); }
 
-absl::Status CheckExchange(const ExchangeCall& call) {
-  RETURN_IF_ERROR(CheckInRange("group_key", call.key.group_key, 0, ExchangeTable::kGroupKeys - 1));
-  RETURN_IF_ERROR(CheckInRange("instance_key", call.key.instance_key, 0, kMaxInt64));
-  if (call.value.size() <= ExchangeTable::kMaxValueBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("value has ", call.value.size(),
+absl::Status CheckExchange(const internal::v1::AllGatherRequest& request) {
+  RETURN_IF_ERROR(CheckInRange("group_key", request.group_key(), 0, ExchangeTable::kGroupKeys - 1));
+  RETURN_IF_ERROR(CheckInRange("instance_key", request.instance_key(), 0, kMaxInt64));
+  if (request.value().size() <= ExchangeTable::kMaxValueBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("value has ", request.value().size(),
                                                  " bytes; at most ", ExchangeTable::kMaxValueBytes,
                                                  " are allowed"));
 }
 
-absl::Status CheckAdvance(const AdvanceCall& call) {
-  RETURN_IF_ERROR(CheckInRange("next_step", call.next_step, 0, kMaxInt64));
+absl::Status CheckAdvance(const internal::v1::AdvanceRequest& request) {
+  RETURN_IF_ERROR(CheckInRange("next_step", request.next_step(), 0, kMaxInt64));
   // One that waited for a later step would wait for itself.
-  if (call.wait_for <= call.next_step) return absl::OkStatus();
+  if (request.wait_for() <= request.next_step()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "wait_for is ", call.wait_for, "; it must be at most next_step, ", call.next_step));
+      "wait_for is ", request.wait_for(), "; it must be at most next_step, ", request.next_step()));
 }
 
 }  // namespace emberd::server

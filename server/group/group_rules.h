@@ -29,7 +29,7 @@ absl::Status CheckGroupOptions(const v1::GroupOptions& options);
 // A member's options against those that the other members joined with.
 absl::Status CheckSameOptions(const v1::GroupOptions& given, const v1::GroupOptions& others);
 absl::Status CheckRank(int rank, int size);
-absl::Status CheckExchange(const ExchangeCall& call);
-absl::Status CheckAdvance(const AdvanceCall& call);
+absl::Status CheckExchange(const internal::v1::AllGatherRequest& request);
+absl::Status CheckAdvance(const internal::v1::AdvanceRequest& request);
 
 }  // namespace emberd::server

@@ -12,14 +12,17 @@
 namespace emberd::server {
 namespace {
 
+namespace pb = internal::v1;
+
 class ProgressGroup final : public Group {
  public:
   ProgressGroup(const GroupId& id, const v1::GroupOptions& options, absl::Time now);
 
-  void Join(JoinCall call, Collective::JoinDone done, Event* event) override;
-  void Leave(const LeaveCall& call, Event* event) override;
+  void Join(const pb::JoinRequest& request, Collective::JoinDone done, Event* event) override;
+  void Leave(const pb::LeaveRequest& request, Event* event) override;
   void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) override;
-  void Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event) override;
+  void Advance(const pb::AdvanceRequest& request, Collective::StatusDone done,
+               Event* event) override;
   void Withdraw(Ticket ticket, const absl::Status& status, Event* event) override;
   void Expire(Event* event) override;
   void Close(const absl::Status& status, Event* event) override;
@@ -45,9 +48,11 @@ class ProgressGroup final : public Group {
   };
 
   // Takes over what shards know of ranks that have not been here.
-  void Learn(const std::vector<RankProgress>& ranks);
-  // OK: the call may tell this progress.
-  absl::Status Check(const AdvanceCall& call) const;
+  void Learn(const pb::AdvanceRequest& request);
+  // OK: a call of this member may tell this progress.
+  absl::Status Check(uint64_t generation, int rank, int64_t next_step) const;
+  // Of a rank that is present.
+  void GoAway(int rank, bool finished, Event* event);
   // Ranks that are not yet at this step.
   std::vector<int> Behind(int64_t step) const;
   // Answers the waiting calls for which `status_of(call)` gives a status.
@@ -66,80 +71,87 @@ ProgressGroup::ProgressGroup(const GroupId& id, const v1::GroupOptions& options,
   for (Rank& rank : ranks_) rank.next_step = options.first_step();
 }
 
-void ProgressGroup::Join(JoinCall call, Collective::JoinDone done, Event* event) {
-  Rank& member = ranks_[call.rank];
+void ProgressGroup::Join(const pb::JoinRequest& request, Collective::JoinDone done, Event* event) {
+  const int rank = request.rank();
+  Rank& member = ranks_[rank];
   if (member.present) {
-    AnswerRank(call.rank,
+    AnswerRank(rank,
                Error(absl::StatusCode::kAborted,
-                     absl::StrCat("rank ", call.rank, " joined again in step ", member.next_step)),
+                     absl::StrCat("rank ", rank, " joined again in step ", member.next_step)),
                event);
   } else {
     ++present_;
   }
   member = {event->NextGeneration(), true, false, false, member.next_step};
-  Answer(std::move(done), Membership{member.generation, {}}, &event->answers);
+  pb::JoinResponse membership;
+  membership.set_generation(member.generation);
+  Answer(std::move(done), membership, &event->answers);
 }
 
-absl::Status ProgressGroup::Check(const AdvanceCall& call) const {
-  const Rank& member = ranks_[call.rank];
-  if (!member.present || member.generation != call.generation) return OverError(call.generation);
-  if (member.advanced && call.next_step < member.next_step) {
+absl::Status ProgressGroup::Check(uint64_t generation, int rank, int64_t next_step) const {
+  const Rank& member = ranks_[rank];
+  if (!member.present || member.generation != generation) return OverError(generation);
+  if (member.advanced && next_step < member.next_step) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 absl::StrCat("next_step is ", call.next_step, "; rank ", call.rank,
-                              " was at step ", member.next_step, " before"));
+                 absl::StrCat("next_step is ", next_step, "; rank ", rank, " was at step ",
+                              member.next_step, " before"));
   }
   const auto calls =
       std::count_if(waiting_.begin(), waiting_.end(),
-                    [&call](const WaitingRank& waiting) { return waiting.rank == call.rank; });
+                    [rank](const WaitingRank& waiting) { return waiting.rank == rank; });
   if (calls >= kMaxWaitingPerRank) {
     return Error(
         absl::StatusCode::kResourceExhausted,
-        absl::StrCat(calls, " calls of rank ", call.rank, " wait for other ranks already; at most ",
+        absl::StrCat(calls, " calls of rank ", rank, " wait for other ranks already; at most ",
                      kMaxWaitingPerRank, " are allowed"));
   }
   return absl::OkStatus();
 }
 
-void ProgressGroup::Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event) {
-  if (absl::Status status = Check(call); !status.ok()) {
-    Answer(std::move(done), status, &event->answers);
-    return;
-  }
-  Learn(call.ranks);
-  Rank& member = ranks_[call.rank];
-  member.next_step = call.next_step;
-  member.advanced = true;
+void ProgressGroup::Advance(const pb::AdvanceRequest& request, Collective::StatusDone done,
+                            Event* event) {
+  const int rank = request.rank();
+  const absl::Status status = Check(request.generation(), rank, request.next_step());
+  if (!status.ok()) return Answer(std::move(done), status, &event->answers);
+  Learn(request);
+  ranks_[rank].next_step = request.next_step();
+  ranks_[rank].advanced = true;
   waiting_.push_back(
-      {{event->ticket, std::move(done)}, call.rank, call.wait_for, event->now + step_timeout()});
+      {{event->ticket, std::move(done)}, rank, request.wait_for(), event->now + step_timeout()});
   AnswerReady(event);
 }
 
-void ProgressGroup::Learn(const std::vector<RankProgress>& ranks) {
-  for (const RankProgress& known : ranks) {
-    if (known.rank < 0 || known.rank >= size()) continue;
-    Rank& rank = ranks_[known.rank];
+void ProgressGroup::Learn(const pb::AdvanceRequest& request) {
+  for (const pb::RankProgress& known : request.ranks()) {
+    if (known.rank() < 0 || known.rank() >= size()) continue;
+    Rank& rank = ranks_[known.rank()];
     if (rank.generation != 0) continue;  // from itself
-    rank.next_step = std::max(rank.next_step, known.next_step);
-    rank.finished = known.finished;
+    rank.next_step = std::max(rank.next_step, known.next_step());
+    rank.finished = known.finished();
   }
 }
 
-void ProgressGroup::Leave(const LeaveCall& call, Event* event) {
-  Rank& member = ranks_[call.rank];
-  if (!member.present || member.generation != call.generation) return;
-  AnswerRank(call.rank,
+void ProgressGroup::Leave(const pb::LeaveRequest& request, Event* event) {
+  const Rank& member = ranks_[request.rank()];
+  if (!member.present || member.generation != request.generation()) return;
+  GoAway(request.rank(), request.finished(), event);
+}
+
+void ProgressGroup::GoAway(int rank, bool finished, Event* event) {
+  Rank& member = ranks_[rank];
+  AnswerRank(rank,
              Error(absl::StatusCode::kAborted,
-                   absl::StrCat("rank ", call.rank, " left in step ", member.next_step)),
+                   absl::StrCat("rank ", rank, " left in step ", member.next_step)),
              event);
   member.present = false;
-  member.finished = call.finished;
+  member.finished = finished;
   --present_;
   AnswerReady(event);
 }
 
 void ProgressGroup::Watch(uint64_t generation, int rank, Collective::StatusDone done,
                           Event* event) {
-  const absl::Status status = Check({generation, rank, ranks_[rank].next_step});
+  const absl::Status status = Check(generation, rank, ranks_[rank].next_step);
   if (!status.ok()) return Answer(std::move(done), status, &event->answers);
   waiting_.push_back({{event->ticket, std::move(done)}, rank, kNoStep, absl::InfiniteFuture()});
 }
@@ -147,10 +159,10 @@ void ProgressGroup::Watch(uint64_t generation, int rank, Collective::StatusDone 
 void ProgressGroup::Withdraw(Ticket ticket, const absl::Status& status, Event* event) {
   for (const WaitingRank& call : waiting_) {
     if (call.ticket != ticket) continue;
-    const LeaveCall left = {ranks_[call.rank].generation, call.rank, "", /*finished=*/false};
+    const int rank = call.rank;
     const bool watch = call.wait_for == kNoStep;
     WithdrawFrom(&waiting_, ticket, status, &event->answers);
-    if (watch) Leave(left, event);
+    if (watch) GoAway(rank, /*finished=*/false, event);
     return;
   }
 }

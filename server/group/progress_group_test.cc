@@ -19,7 +19,7 @@ class ProgressGroupTest : public ::testing::Test {
     options_.set_first_step(first_step);
     generations_.resize(size);
   }
-  void Join(int rank) { generations_[rank] = host_.Join(kGroup, rank, options_)->generation; }
+  void Join(int rank) { generations_[rank] = host_.Join(kGroup, rank, options_)->generation(); }
   void JoinAll() {
     for (int rank = 0; rank < options_.size(); ++rank) Join(rank);
   }
@@ -41,8 +41,8 @@ TEST_F(ProgressGroupTest, EachRankHasAGenerationAtOnce) {
     const AskedJoin first = host_.Join(id, 2, MakeOptions(3, consistency));
     const AskedJoin second = host_.Join(id, 0, MakeOptions(3, consistency));
     ASSERT_TRUE(first.ok() && second.ok());
-    EXPECT_LT(first->generation, second->generation);
-    EXPECT_TRUE(first->coordinators.empty());
+    EXPECT_LT(first->generation(), second->generation());
+    EXPECT_TRUE(first->coordinators().empty());
   }
 }
 
@@ -157,13 +157,19 @@ TEST_F(ProgressGroupTest, LearnsOfRanksThatHaveNotBeenHere) {
   const AskedStatus waits = Advance(0, 100, 98);
   EXPECT_TRUE(waits.waits());
   const AskedStatus tells = AskedStatus();
-  host_->Advance(kGroup,
-                 {generations_[1],
-                  1,
-                  99,
-                  0,
-                  {{0, 3, true}, {2, 98, false}, {3, 50, true}, {4, 0, false}, {-1, 0, true}}},
-                 /*context=*/nullptr, tells.Callback());
+  pb::AdvanceRequest request = AdvanceOf(kGroup, generations_[1], 1, 99, 0);
+  const auto add = [&request](int rank, int64_t next_step, bool finished) {
+    pb::RankProgress* progress = request.add_ranks();
+    progress->set_rank(rank);
+    progress->set_next_step(next_step);
+    progress->set_finished(finished);
+  };
+  add(0, 3, true);
+  add(2, 98, false);
+  add(3, 50, true);
+  add(4, 0, false);
+  add(-1, 0, true);
+  host_->Advance(request, /*context=*/nullptr, tells.Callback());
   EXPECT_TRUE(tells.ok());
   EXPECT_TRUE(waits.ok()) << "rank 2 is at 98, rank 3 has finished; rank 0 knows itself better";
   const AskedStatus later = Advance(0, 100, 99);

@@ -33,16 +33,17 @@ class Outcomes {
  public:
   explicit Outcomes(int size) : size_(size) {}
 
-  void Add(uint64_t generation, int key, int64_t step, const absl::StatusOr<Gathered>& result) {
+  void Add(uint64_t generation, int key, int64_t step,
+           const absl::StatusOr<pb::AllGatherResponse>& result) {
     absl::MutexLock lock(&mutex_);
     const auto exchange = std::make_tuple(generation, key, step);
     if (result.ok()) {
       ++gathered_;
-      ASSERT_EQ(static_cast<int>(result->values.size()), size_);
+      ASSERT_EQ(static_cast<int>(result->values().size()), size_);
       for (int rank = 0; rank < size_; ++rank)
-        ASSERT_EQ(result->values[rank], ValueOf(generation, rank, key, step));
-      const auto [first, fresh] = complete_.emplace(exchange, *result);
-      EXPECT_EQ(first->second, *result) << "members got different answers";
+        ASSERT_EQ(result->values()[rank], ValueOf(generation, rank, key, step));
+      const auto [first, fresh] = complete_.emplace(exchange, result->SerializeAsString());
+      EXPECT_EQ(first->second, result->SerializeAsString()) << "members got different answers";
       EXPECT_FALSE(failed_.contains(exchange)) << "complete for some, failed for others";
     } else if (result.status().code() == absl::StatusCode::kAborted ||
                result.status().code() == absl::StatusCode::kDeadlineExceeded) {
@@ -68,7 +69,7 @@ class Outcomes {
  private:
   const int size_;
   mutable absl::Mutex mutex_;
-  std::map<std::tuple<uint64_t, int, int64_t>, Gathered> complete_;
+  std::map<std::tuple<uint64_t, int, int64_t>, std::string> complete_;
   std::set<std::tuple<uint64_t, int, int64_t>> failed_;
   std::map<uint64_t, absl::Status> ends_;
   int64_t gathered_ = 0;
@@ -146,7 +147,7 @@ class Schedule {
       if (!member.joining || member.join.waits()) continue;
       member.joining = false;
       if (!member.join.ok()) continue;
-      member.generation = member.join->generation;
+      member.generation = member.join->generation();
       member.waits = false;
       member.key = 0;
     }
@@ -229,17 +230,19 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
                                absl::Milliseconds(random() % 50 == 0 ? random() % 5 : 10'000));
       if (generation == 0) {
         // Coordinators of their own, so that all meet at the host.
-        const auto joined = router.Join(kGroup, {rank, options, absl::StrCat(rank)}, &context);
-        if (joined.ok()) generation = joined->generation;
+        const auto joined =
+            router.Join(JoinOf(kGroup, rank, options, absl::StrCat(rank)), &context);
+        if (joined.ok()) generation = joined->generation();
         continue;
       }
       if (random() % 100 == 0) {
-        router.Leave(kGroup, {generation, rank, "gone", false});
+        router.Leave(LeaveOf(kGroup, generation, rank, "gone", false));
         generation = 0;
         continue;
       }
       const auto gathered = router.AllGather(
-          kGroup, {generation, rank, {step, 0}, ValueOf(generation, rank, 0, step)}, &context);
+          GatherOf(kGroup, generation, rank, step, 0, ValueOf(generation, rank, 0, step)),
+          &context);
       const bool hurried = absl::StrContains(gathered.status().message(), "caller's deadline");
       if (!hurried) outcomes.Add(generation, 0, step, gathered);
       if (gathered.ok()) ++step;

@@ -50,66 +50,67 @@ Rendezvous::~Rendezvous() {
   if (timer_thread_.joinable()) timer_thread_.join();
 }
 
-Collective::Withdraw Rendezvous::Join(const GroupId& id, JoinCall call, const rpc::CallContext*,
+Collective::Withdraw Rendezvous::Join(internal::v1::JoinRequest request, const rpc::CallContext*,
                                       JoinDone done) {
+  const GroupId id = IdOf(request.name());
   return OnCall(id, done, [&](Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
-    RETURN_IF_ERROR(CheckGroupOptions(call.options));
-    RETURN_IF_ERROR(CheckRank(call.rank, call.options.size()));
-    ASSIGN_OR_RETURN(const Groups::iterator found, FindOrCreate(id, call.options, event));
+    RETURN_IF_ERROR(CheckGroupOptions(request.options()));
+    RETURN_IF_ERROR(CheckRank(request.rank(), request.options().size()));
+    ASSIGN_OR_RETURN(const Groups::iterator found, FindOrCreate(id, request.options(), event));
     Group& group = *found->second.group;
     group.Touch(event->now);
-    group.Join(std::move(call), std::move(done), event);
+    group.Join(request, std::move(done), event);
     Settle(found);
     return absl::OkStatus();
   });
 }
 
-Collective::Withdraw Rendezvous::AllGather(const GroupId& id, ExchangeCall call,
+Collective::Withdraw Rendezvous::AllGather(internal::v1::AllGatherRequest request,
                                            const rpc::CallContext*, GatherDone done) {
   const auto work = [&](Group& group, Event* event)
                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
-    RETURN_IF_ERROR(CheckExchange(call));
-    const auto bytes = static_cast<int64_t>(call.value.size());
+    RETURN_IF_ERROR(CheckExchange(request));
+    const auto bytes = static_cast<int64_t>(request.value().size());
     if (value_bytes_ + bytes > options_.max_value_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "value has ", bytes, " bytes in addition to the ", value_bytes_,
           " that are held already; at most ", options_.max_value_bytes, " are allowed"));
     }
-    group.AllGather(std::move(call), std::move(done), event);
+    group.AllGather(std::move(request), std::move(done), event);
     return absl::OkStatus();
   };
-  return OnMember(id, call.generation, call.rank, done, work);
+  return OnMember(request, done, work);
 }
 
-Collective::Withdraw Rendezvous::Advance(const GroupId& id, const AdvanceCall& call,
+Collective::Withdraw Rendezvous::Advance(internal::v1::AdvanceRequest request,
                                          const rpc::CallContext*, StatusDone done) {
-  return OnMember(id, call.generation, call.rank, done,
-                  [&](Group& group, Event* event) -> absl::Status {
-                    RETURN_IF_ERROR(CheckAdvance(call));
-                    group.Advance(call, std::move(done), event);
-                    return absl::OkStatus();
-                  });
-}
-
-Collective::Withdraw Rendezvous::Watch(const GroupId& id, uint64_t generation, int rank,
-                                       StatusDone done) {
-  return OnMember(id, generation, rank, done, [&](Group& group, Event* event) {
-    group.Watch(generation, rank, std::move(done), event);
+  return OnMember(request, done, [&](Group& group, Event* event) -> absl::Status {
+    RETURN_IF_ERROR(CheckAdvance(request));
+    group.Advance(request, std::move(done), event);
     return absl::OkStatus();
   });
 }
 
-template <typename Done, typename Work>
-Collective::Withdraw Rendezvous::OnMember(const GroupId& id, uint64_t generation, int rank,
-                                          const Done& done, const Work& work) {
+Collective::Withdraw Rendezvous::Watch(internal::v1::WatchRequest request, const rpc::CallContext*,
+                                       StatusDone done) {
+  return OnMember(request, done, [&](Group& group, Event* event) {
+    group.Watch(request.generation(), request.rank(), std::move(done), event);
+    return absl::OkStatus();
+  });
+}
+
+template <typename Request, typename Done, typename Work>
+Collective::Withdraw Rendezvous::OnMember(const Request& request, const Done& done,
+                                          const Work& work) {
+  const GroupId id = IdOf(request.name());
   return OnCall(id, done, [&](Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
     const auto found = groups_.find(id);
     if (found == groups_.end()) {
       return absl::AbortedError(
-          absl::StrCat("generation ", generation, " is not known here; join again"));
+          absl::StrCat("generation ", request.generation(), " is not known here; join again"));
     }
     Group& group = *found->second.group;
-    RETURN_IF_ERROR(CheckRank(rank, group.options().size()));
+    RETURN_IF_ERROR(CheckRank(request.rank(), group.options().size()));
     group.Touch(event->now);
     absl::Status status = work(group, event);
     Settle(found);
@@ -146,14 +147,15 @@ void Rendezvous::OnGroup(const GroupId& id, const std::function<void(Group&, Eve
   GiveAnswers(event);
 }
 
-Collective::Withdraw Rendezvous::Leave(const GroupId& id, const LeaveCall& call,
-                                       const rpc::CallContext*, StatusDone done) {
+Collective::Withdraw Rendezvous::Leave(internal::v1::LeaveRequest request, const rpc::CallContext*,
+                                       StatusDone done) {
+  const GroupId id = IdOf(request.name());
   const absl::Status status = CheckGroupName("name.group", id.group);
   if (status.ok()) {
     OnGroup(id, [&](Group& group, Event* event) {
-      if (!CheckRank(call.rank, group.options().size()).ok()) return;
+      if (!CheckRank(request.rank(), group.options().size()).ok()) return;
       group.Touch(event->now);
-      group.Leave(call, event);
+      group.Leave(request, event);
     });
   }
   done(status);

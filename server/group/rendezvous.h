@@ -44,15 +44,16 @@ class Rendezvous final : public Collective {
 
   // When a Withdraw that one of these returned comes back, the callback has run or runs elsewhere.
   // The rendezvous must outlive it.
-  Withdraw Join(const GroupId& id, JoinCall call, const rpc::CallContext* context,
+  Withdraw Join(internal::v1::JoinRequest request, const rpc::CallContext* context,
                 JoinDone done) override;
-  Withdraw AllGather(const GroupId& id, ExchangeCall call, const rpc::CallContext* context,
+  Withdraw AllGather(internal::v1::AllGatherRequest request, const rpc::CallContext* context,
                      GatherDone done) override;
-  Withdraw Advance(const GroupId& id, const AdvanceCall& call, const rpc::CallContext* context,
+  Withdraw Advance(internal::v1::AdvanceRequest request, const rpc::CallContext* context,
                    StatusDone done) override;
-  Withdraw Leave(const GroupId& id, const LeaveCall& call, const rpc::CallContext* context,
+  Withdraw Leave(internal::v1::LeaveRequest request, const rpc::CallContext* context,
                  StatusDone done) override;
-  Withdraw Watch(const GroupId& id, uint64_t generation, int rank, StatusDone done) override;
+  Withdraw Watch(internal::v1::WatchRequest request, const rpc::CallContext* context,
+                 StatusDone done) override;
 
   // For members that are all served by this process, of a generation that another host started:
   // from now on AllGather and Leave work here too. An older generation of the group ends here.
@@ -90,9 +91,8 @@ class Rendezvous final : public Collective {
   template <typename Done, typename Work>
   Withdraw OnCall(const GroupId& id, const Done& done, const Work& work);
   // The same with `work(group, event)`, for a rank of a group that is here.
-  template <typename Done, typename Work>
-  Withdraw OnMember(const GroupId& id, uint64_t generation, int rank, const Done& done,
-                    const Work& work);
+  template <typename Request, typename Done, typename Work>
+  Withdraw OnMember(const Request& request, const Done& done, const Work& work);
   // The same for what has no answer: nothing happens for a group that is not here.
   void OnGroup(const GroupId& id, const std::function<void(Group&, Event*)>& work);
 

@@ -83,7 +83,7 @@ TEST(RendezvousTest, RefusesOptionsThatDiffer) {
   EXPECT_EQ(join([](auto*) {}), absl::OkStatus());
   EXPECT_EQ(join([](auto* o) { o->set_size(3); }).code(), absl::StatusCode::kInvalidArgument)
       << "the generation lives";
-  EXPECT_TRUE(host.AllGather(kGroup, first->generation, 0, 0, 0, "v").waits());
+  EXPECT_TRUE(host.AllGather(kGroup, first->generation(), 0, 0, 0, "v").waits());
 }
 
 TEST(RendezvousTest, ANewRunMayHaveOtherOptions) {
@@ -276,7 +276,7 @@ TEST(RendezvousTest, ForgetsAGroupThatNobodyIsIn) {
   const AskedJoin joining = host.Join(kGroup, 0, MakeOptions(2));
   EXPECT_TRUE(absl::IsFailedPrecondition(host->Forget(kGroup)));
   EXPECT_TRUE(joining.waits());
-  const uint64_t generation = host.Join(kGroup, 1, MakeOptions(2))->generation;
+  const uint64_t generation = host.Join(kGroup, 1, MakeOptions(2))->generation();
   EXPECT_EQ(host->Forget(kGroup),
             absl::FailedPreconditionError(
                 "group 'g': some of its ranks are active; drop it when they have left"));
@@ -299,12 +299,12 @@ TEST(RendezvousTest, WatchesDeadlinesByItself) {
     // A later deadline first: the thread must not sleep through the earlier one.
     absl::Notification late, early;
     absl::Status late_status, early_status;
-    rendezvous.Join({7, "late"}, {0, MakeOptions(2, v1::SYNC, 60), "c"}, nullptr,
+    rendezvous.Join(JoinOf({7, "late"}, 0, MakeOptions(2, v1::SYNC, 60), "c"), nullptr,
                     [&](const auto& result) {
                       late_status = result.status();
                       late.Notify();
                     });
-    rendezvous.Join({7, "early"}, {0, MakeOptions(2, v1::SYNC, 20), "c"}, nullptr,
+    rendezvous.Join(JoinOf({7, "early"}, 0, MakeOptions(2, v1::SYNC, 20), "c"), nullptr,
                     [&](const auto& result) {
                       early_status = result.status();
                       early.Notify();

@@ -13,14 +13,16 @@
 namespace emberd::server {
 namespace {
 
+namespace pb = internal::v1;
+
 class SyncGroup final : public Group {
  public:
   SyncGroup(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
       : Group(id, options, now) {}
 
-  void Join(JoinCall call, Collective::JoinDone done, Event* event) override;
-  void Leave(const LeaveCall& call, Event* event) override;
-  void AllGather(ExchangeCall call, Collective::GatherDone done, Event* event) override;
+  void Join(const pb::JoinRequest& request, Collective::JoinDone done, Event* event) override;
+  void Leave(const pb::LeaveRequest& request, Event* event) override;
+  void AllGather(pb::AllGatherRequest request, Collective::GatherDone done, Event* event) override;
   void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) override;
   void Adopt(uint64_t generation, Event* event) override;
   void End(uint64_t generation, const absl::Status& status, Event* event) override;
@@ -56,6 +58,8 @@ class SyncGroup final : public Group {
   // " in step 17", for errors; empty before the first exchange.
   std::string InStep() const;
   void EndLive(const absl::Status& status, Event* event);
+  // Ends what lives. `why`: may be empty.
+  void EndByLeave(int rank, const std::string& why, Event* event);
   void ExpireJoins(Event* event);
 
   std::map<int, Joining> joining_;        // by rank
@@ -76,48 +80,51 @@ bool SyncGroup::Knows(uint64_t generation) const {
   return generation_.has_value() && generation_->number == generation;
 }
 
-void SyncGroup::Join(JoinCall call, Collective::JoinDone done, Event* event) {
-  const absl::Status again = Error(
-      absl::StatusCode::kAborted,
-      absl::StrCat("rank ", call.rank, " joined again", live() ? InStep() : "", "; join again"));
+void SyncGroup::Join(const pb::JoinRequest& request, Collective::JoinDone done, Event* event) {
+  const absl::Status again =
+      Error(absl::StatusCode::kAborted, absl::StrCat("rank ", request.rank(), " joined again",
+                                                     live() ? InStep() : "", "; join again"));
   if (live()) EndLive(again, event);
-  if (const auto before = joining_.find(call.rank); before != joining_.end()) {
+  if (const auto before = joining_.find(request.rank()); before != joining_.end()) {
     Answer(std::move(before->second.done), again, &event->answers);
     joining_.erase(before);
   }
-  joining_[call.rank] = {
-      {event->ticket, std::move(done)}, std::move(call.coordinator), event->now + step_timeout()};
+  joining_[request.rank()] = {
+      {event->ticket, std::move(done)}, request.coordinator(), event->now + step_timeout()};
   if (static_cast<int>(joining_.size()) < size()) return;
 
-  Membership membership;
-  membership.generation = event->NextGeneration();
-  for (const auto& [rank, joining] : joining_)
-    membership.coordinators.push_back(joining.coordinator);
+  pb::JoinResponse membership;
+  membership.set_generation(event->NextGeneration());
+  for (const auto& [rank, joining] : joining_) membership.add_coordinators(joining.coordinator);
   for (auto& [rank, joining] : joining_)
     Answer(std::move(joining.done), membership, &event->answers);
   joining_.clear();
-  Begin(membership.generation);
+  Begin(membership.generation());
 }
 
-void SyncGroup::AllGather(ExchangeCall call, Collective::GatherDone done, Event* event) {
-  if (!Knows(call.generation)) {
-    Answer(std::move(done), OverError(call.generation), &event->answers);
+void SyncGroup::AllGather(pb::AllGatherRequest request, Collective::GatherDone done, Event* event) {
+  if (!Knows(request.generation())) {
+    Answer(std::move(done), OverError(request.generation()), &event->answers);
     return;
   }
   if (live()) {
-    generation_->step =
-        std::max(generation_->step.value_or(call.key.instance_key), call.key.instance_key);
-    generation_->exchanges.Contribute(std::move(call), std::move(done), event);
+    const int64_t step = request.instance_key();
+    generation_->step = std::max(generation_->step.value_or(step), step);
+    generation_->exchanges.Contribute(std::move(request), std::move(done), event);
   } else {
-    generation_->exchanges.ContributeLate(call, generation_->end, std::move(done), event);
+    generation_->exchanges.ContributeLate(request, generation_->end, std::move(done), event);
   }
 }
 
-void SyncGroup::Leave(const LeaveCall& call, Event* event) {
-  if (!live() || generation_->number != call.generation) return;
-  const std::string why = call.finished ? "it has done all its steps" : call.reason;
+void SyncGroup::Leave(const pb::LeaveRequest& request, Event* event) {
+  if (!live() || generation_->number != request.generation()) return;
+  EndByLeave(request.rank(), request.finished() ? "it has done all its steps" : request.reason(),
+             event);
+}
+
+void SyncGroup::EndByLeave(int rank, const std::string& why, Event* event) {
   EndLive(Error(absl::StatusCode::kAborted,
-                absl::StrCat("rank ", call.rank, " left", InStep(),
+                absl::StrCat("rank ", rank, " left", InStep(),
                              why.empty() ? "" : absl::StrCat(" (", why, ")"), "; join again")),
           event);
 }
@@ -152,9 +159,9 @@ void SyncGroup::Withdraw(Ticket ticket, const absl::Status& status, Event* event
   if (generation_->exchanges.Withdraw(ticket, status, &event->answers)) return;
   for (const Watching& watch : generation_->watches) {
     if (watch.ticket != ticket) continue;
-    const LeaveCall left = {generation_->number, watch.rank, "its coordinator is gone"};
+    const int rank = watch.rank;
     WithdrawFrom(&generation_->watches, ticket, status, &event->answers);
-    return Leave(left, event);
+    return EndByLeave(rank, "its coordinator is gone", event);
   }
 }
 

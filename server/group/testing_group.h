@@ -11,6 +11,53 @@
 
 namespace emberd::server::testing {
 
+namespace pb = internal::v1;
+
+// Requests of a rank to the host of a group.
+template <typename Request>
+Request RequestOf(const GroupId& id, int rank) {
+  Request request;
+  request.mutable_name()->set_model_id(id.model_id);
+  request.mutable_name()->set_group(id.group);
+  request.set_rank(rank);
+  return request;
+}
+template <typename Request>
+Request RequestOf(const GroupId& id, uint64_t generation, int rank) {
+  auto request = RequestOf<Request>(id, rank);
+  request.set_generation(generation);
+  return request;
+}
+inline pb::JoinRequest JoinOf(const GroupId& id, int rank, const v1::GroupOptions& options,
+                              const std::string& coordinator) {
+  auto request = RequestOf<pb::JoinRequest>(id, rank);
+  *request.mutable_options() = options;
+  request.set_coordinator(coordinator);
+  return request;
+}
+inline pb::AllGatherRequest GatherOf(const GroupId& id, uint64_t generation, int rank, int64_t step,
+                                     int group_key, const std::string& value) {
+  auto request = RequestOf<pb::AllGatherRequest>(id, generation, rank);
+  request.set_instance_key(step);
+  request.set_group_key(group_key);
+  request.set_value(value);
+  return request;
+}
+inline pb::AdvanceRequest AdvanceOf(const GroupId& id, uint64_t generation, int rank,
+                                    int64_t next_step, int64_t wait_for) {
+  auto request = RequestOf<pb::AdvanceRequest>(id, generation, rank);
+  request.set_next_step(next_step);
+  request.set_wait_for(wait_for);
+  return request;
+}
+inline pb::LeaveRequest LeaveOf(const GroupId& id, uint64_t generation, int rank,
+                                const std::string& reason, bool finished) {
+  auto request = RequestOf<pb::LeaveRequest>(id, generation, rank);
+  request.set_reason(reason);
+  request.set_finished(finished);
+  return request;
+}
+
 // A call under way. `result` is its answer; `answers` counts how often there was one.
 template <typename Result>
 struct Asked {
@@ -44,8 +91,8 @@ struct Asked {
   Collective::Withdraw withdraw;
 };
 
-using AskedJoin = Asked<absl::StatusOr<Membership>>;
-using AskedGather = Asked<absl::StatusOr<Gathered>>;
+using AskedJoin = Asked<absl::StatusOr<pb::JoinResponse>>;
+using AskedGather = Asked<absl::StatusOr<pb::AllGatherResponse>>;
 using AskedStatus = Asked<absl::Status>;
 
 inline v1::GroupOptions MakeOptions(int size, v1::Consistency consistency = v1::SYNC,
@@ -71,40 +118,42 @@ class TestingHost {
 
   AskedJoin Join(const GroupId& id, int rank, const v1::GroupOptions& options) {
     AskedJoin join;
-    join.withdraw = rendezvous_.Join(id, {rank, options, "coordinator of " + std::to_string(rank)},
-                                     /*context=*/nullptr, join.Callback());
+    join.withdraw =
+        rendezvous_.Join(JoinOf(id, rank, options, "coordinator of " + std::to_string(rank)),
+                         /*context=*/nullptr, join.Callback());
     return join;
   }
   // All ranks; the generation.
   uint64_t JoinAll(const GroupId& id, const v1::GroupOptions& options) {
     AskedJoin last;
     for (int rank = 0; rank < options.size(); ++rank) last = Join(id, rank, options);
-    return last.ok() ? last->generation : 0;
+    return last.ok() ? last->generation() : 0;
   }
   AskedGather AllGather(const GroupId& id, uint64_t generation, int rank, int group_key,
                         int64_t step, const std::string& value) {
     AskedGather gather;
-    gather.withdraw = rendezvous_.AllGather(id, {generation, rank, {step, group_key}, value},
+    gather.withdraw = rendezvous_.AllGather(GatherOf(id, generation, rank, step, group_key, value),
                                             /*context=*/nullptr, gather.Callback());
     return gather;
   }
   AskedStatus Advance(const GroupId& id, uint64_t generation, int rank, int64_t next_step,
                       int64_t wait_for) {
     AskedStatus advance;
-    advance.withdraw = rendezvous_.Advance(id, {generation, rank, next_step, wait_for},
+    advance.withdraw = rendezvous_.Advance(AdvanceOf(id, generation, rank, next_step, wait_for),
                                            /*context=*/nullptr, advance.Callback());
     return advance;
   }
   absl::Status Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
                      bool finished) {
     const AskedStatus leave;
-    rendezvous_.Leave(id, {generation, rank, reason, finished}, /*context=*/nullptr,
+    rendezvous_.Leave(LeaveOf(id, generation, rank, reason, finished), /*context=*/nullptr,
                       leave.Callback());
     return leave.status();
   }
   AskedStatus Watch(const GroupId& id, uint64_t generation, int rank = 0) {
     AskedStatus watch;
-    watch.withdraw = rendezvous_.Watch(id, generation, rank, watch.Callback());
+    watch.withdraw = rendezvous_.Watch(RequestOf<pb::WatchRequest>(id, generation, rank),
+                                       /*context=*/nullptr, watch.Callback());
     return watch;
   }
 

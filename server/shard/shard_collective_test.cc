@@ -9,11 +9,16 @@
 #include "absl/time/clock.h"
 #include "config/config.h"
 #include "server/group/collective_router.h"
+#include "server/group/testing_group.h"
 #include "server/shard/shard_backend.h"
 #include "server/shard/shard_server.h"
 
 namespace emberd::server {
 namespace shard_collective_test {
+
+using testing::AdvanceOf;
+using testing::GatherOf;
+using testing::JoinOf;
 
 class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
  protected:
@@ -39,7 +44,7 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
 
   auto Join(int rank) {
     return std::async(std::launch::async, [=, this] {
-      return router_->Join(id_, {rank, options_, std::to_string(rank)}, &context_);
+      return router_->Join(JoinOf(id_, rank, options_, std::to_string(rank)), &context_);
     });
   }
 
@@ -59,13 +64,14 @@ INSTANTIATE_TEST_SUITE_P(Places, ShardCollectiveTest, ::testing::Bool(),
 TEST_P(ShardCollectiveTest, HostsGroups) {
   auto first = Join(0);
   auto second = Join(1);
-  const absl::StatusOr<Membership> membership = first.get();
+  const absl::StatusOr<internal::v1::JoinResponse> membership = first.get();
   ASSERT_TRUE(membership.ok()) << membership.status();
-  EXPECT_EQ(second.get()->generation, membership->generation);
+  EXPECT_EQ(second.get()->generation(), membership->generation());
   auto gathered = std::async(std::launch::async, [&] {
-    return router_->AllGather(id_, {membership->generation, 0, {0, 0}, "a"}, &context_);
+    return router_->AllGather(GatherOf(id_, membership->generation(), 0, 0, 0, "a"), &context_);
   });
-  EXPECT_TRUE(router_->AllGather(id_, {membership->generation, 1, {0, 0}, "b"}, &context_).ok());
+  EXPECT_TRUE(
+      router_->AllGather(GatherOf(id_, membership->generation(), 1, 0, 0, "b"), &context_).ok());
   EXPECT_TRUE(gathered.get().ok());
 }
 
@@ -74,13 +80,14 @@ TEST_P(ShardCollectiveTest, DrainingAnswersWhoWaits) {
   if (server_ == nullptr) GTEST_SKIP() << "a local shard is not drained";
   auto first = Join(0);
   auto second = Join(1);
-  const uint64_t generation = first.get()->generation;
+  const uint64_t generation = first.get()->generation();
   EXPECT_TRUE(second.get().ok());
   std::promise<absl::Status> ended;
-  shard_->collective()->Watch(id_, generation, 0,
+  shard_->collective()->Watch(testing::RequestOf<internal::v1::WatchRequest>(id_, generation, 0),
+                              /*context=*/nullptr,
                               [&](const absl::Status& status) { ended.set_value(status); });
   // Refused after the watch has come: both are on one connection.
-  EXPECT_FALSE(router_->Advance(id_, {generation, 0, 1, 0}, &context_).ok());
+  EXPECT_FALSE(router_->Advance(AdvanceOf(id_, generation, 0, 1, 0), &context_).ok());
   server_->Drain(absl::Minutes(10));
   EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kUnavailable);
 }

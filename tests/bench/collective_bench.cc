@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "server/group/collective_router.h"
 #include "server/group/collective_rpc.h"
+#include "server/group/testing_group.h"
 #include "server/rpc/grpc_server.h"
 #include "tests/bench/bench_report.h"
 
@@ -42,22 +43,25 @@ bool Run(Report& report, const std::string& place, server::Collective& host, int
   server::CollectiveRouter router({&host});
   OnAllRanks(members, [&](int rank) {
     // Coordinators of their own, so that all meet at the host.
-    const auto joined = router.Join(kGroup, {rank, options, std::to_string(rank)}, &context);
-    if (joined.ok()) generations[rank] = joined->generation;
+    const auto joined =
+        router.Join(server::testing::JoinOf(kGroup, rank, options, std::to_string(rank)), &context);
+    if (joined.ok()) generations[rank] = joined->generation();
   });
   int64_t begin = 0;
   std::atomic<bool> good = true;
   const double seconds = MedianSeconds(kRepeats, [&] {
     OnAllRanks(members, [&](int rank) {
       for (int64_t step = begin; step < begin + kSteps; ++step) {
-        const auto gathered = router.AllGather(
-            kGroup, {generations[rank], rank, {step, 0}, std::string(8, 'v')}, &context);
+        const auto gathered =
+            router.AllGather(server::testing::GatherOf(kGroup, generations[rank], rank, step,
+                                                       /*group_key=*/0, std::string(8, 'v')),
+                             &context);
         if (!gathered.ok()) good = false;
       }
     });
     begin += kSteps;
   });
-  router.Leave(kGroup, {generations[0], 0, "done", true});
+  router.Leave(server::testing::LeaveOf(kGroup, generations[0], 0, "done", /*finished=*/true));
   report.Add({name, seconds / kSteps * 1e6, "us", members, 0, 0});
   return good;
 }

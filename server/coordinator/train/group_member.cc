@@ -41,6 +41,16 @@ absl::Status CheckStart(const v1::TrainStart& start) {
   return absl::OkStatus();
 }
 
+// A request to the host of the group.
+template <typename Request>
+Request OfRank(const ServedModel& model, const v1::TrainStart& start) {
+  Request request;
+  request.mutable_name()->set_model_id(model.id);
+  request.mutable_name()->set_group(start.group());
+  request.set_rank(start.rank());
+  return request;
+}
+
 std::string PackInt(uint64_t value) { return absl::StrCat(value); }
 
 absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
@@ -62,12 +72,11 @@ absl::Status CompleteTrainStart(v1::TrainStart* start) {
 }
 
 GroupMember::GroupMember(const Environment& environment, std::shared_ptr<const ServedModel> model,
-                         const v1::TrainStart& start, Membership membership)
+                         const v1::TrainStart& start, uint64_t membership)
     : environment_(environment),
       model_(std::move(model)),
       start_(start),
-      membership_(std::move(membership)),
-      id_{model_->id, start.group()},
+      membership_(membership),
       shard_group_(sync() ? start.group() : absl::StrCat(start.group(), "#", start.rank())) {}
 
 GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
@@ -77,17 +86,24 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
     const v1::TrainStart& start, rpc::CallContext* context) {
   rpc::LinkedContext joining(
       context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
-  ASSIGN_OR_RETURN(auto membership,
-                   environment.collective->Join(
-                       {model->id, start.group()},
-                       {start.rank(), start.options(), environment.coordinator}, joining.get()));
+  auto request = OfRank<internal::v1::JoinRequest>(*model, start);
+  *request.mutable_options() = start.options();
+  request.set_coordinator(environment.coordinator);
+  ASSIGN_OR_RETURN(const auto membership, environment.collective->Join(request, joining.get()));
   auto member = std::unique_ptr<GroupMember>(
-      new GroupMember(environment, std::move(model), start, std::move(membership)));
+      new GroupMember(environment, std::move(model), start, membership.generation()));
   if (absl::Status status = member->FindStep(context); !status.ok()) {
     member->Leave(absl::StrCat("joining: ", status.message()), /*finished=*/false);
     return status;
   }
   return member;
+}
+
+template <typename Request>
+Request GroupMember::AsMember() const {
+  auto request = OfRank<Request>(*model_, start_);
+  request.set_generation(membership_);
+  return request;
 }
 
 // Rank 0 opens the generation on the shards and tells the others; nobody goes on before that.
@@ -141,17 +157,20 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
   if (start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
   const absl::Time began = SteadyNow();
   rpc::LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
-  auto gathered = environment_.collective->AllGather(
-      id_, {membership_.generation, start_.rank(), {step, group_key}, std::move(value)},
-      exchanging.get());
+  auto request = AsMember<internal::v1::AllGatherRequest>();
+  request.set_group_key(group_key);
+  request.set_instance_key(step);
+  request.set_value(std::move(value));
+  const auto gathered = environment_.collective->AllGather(std::move(request), exchanging.get());
   wait->waited += SteadyNow() - began;
   if (!gathered.ok()) return gathered.status();
-  const auto last = std::max_element(gathered->arrival_us.begin(), gathered->arrival_us.end());
+  const auto& arrival_us = gathered->arrival_us();
+  const auto last = std::max_element(arrival_us.begin(), arrival_us.end());
   if (wait->slowest_rank < 0 || absl::Microseconds(*last) > wait->slowest_by) {
-    wait->slowest_rank = static_cast<int>(last - gathered->arrival_us.begin());
+    wait->slowest_rank = static_cast<int>(last - arrival_us.begin());
     wait->slowest_by = absl::Microseconds(*last);
   }
-  return std::move(gathered->values);
+  return std::vector<std::string>(gathered->values().begin(), gathered->values().end());
 }
 
 absl::StatusOr<bool> GroupMember::AnyNeedsCuts(int64_t step, bool mine, rpc::CallContext* context,
@@ -182,12 +201,10 @@ absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* contex
   if (!bounded()) return absl::OkStatus();
   const absl::Time began = SteadyNow();
   rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
-  absl::Status status = environment_.collective->Advance(
-      id_,
-      {membership_.generation, start_.rank(), step,
-       std::max<int64_t>(0, step - start_.options().staleness_bound()),
-       /*ranks=*/{}},
-      waiting.get());
+  auto request = AsMember<internal::v1::AdvanceRequest>();
+  request.set_next_step(step);
+  request.set_wait_for(std::max<int64_t>(0, step - start_.options().staleness_bound()));
+  absl::Status status = environment_.collective->Advance(request, waiting.get());
   wait->waited += SteadyNow() - began;
   return status;
 }
@@ -195,10 +212,10 @@ absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* contex
 absl::Status GroupMember::TellProgress(int64_t next_step, rpc::CallContext* context) {
   if (!bounded()) return absl::OkStatus();
   rpc::LinkedContext telling(context, kExchangeMargin);
-  return environment_.collective->Advance(id_,
-                                          {membership_.generation, start_.rank(), next_step,
-                                           /*wait_for=*/0, std::exchange(opened_.ranks, {})},
-                                          telling.get());
+  auto request = AsMember<internal::v1::AdvanceRequest>();
+  request.set_next_step(next_step);
+  for (auto& rank : std::exchange(opened_.ranks, {})) *request.add_ranks() = std::move(rank);
+  return environment_.collective->Advance(request, telling.get());
 }
 
 // The host of the group hears of it when the rank leaves, but may be started again.
@@ -221,7 +238,10 @@ void GroupMember::Leave(const std::string& reason, bool finished) {
     if (std::exchange(left_, true)) return;
   }
   if (finished && bounded()) TellFinished();
-  environment_.collective->Leave(id_, {membership_.generation, start_.rank(), reason, finished});
+  auto request = AsMember<internal::v1::LeaveRequest>();
+  request.set_reason(reason);
+  request.set_finished(finished);
+  environment_.collective->Leave(request);
 }
 
 }  // namespace emberd::server

@@ -83,10 +83,13 @@ class GroupMember {
 
  private:
   GroupMember(const Environment& environment, std::shared_ptr<const ServedModel> model,
-              const v1::TrainStart& start, Membership membership);
+              const v1::TrainStart& start, uint64_t membership);
 
   bool sync() const { return start_.options().consistency() == v1::SYNC; }
   bool bounded() const { return start_.options().consistency() == v1::BOUNDED; }
+  // A request to the host of the group, with what all requests of a member have.
+  template <typename Request>
+  Request AsMember() const;
   absl::Status FindStep(rpc::CallContext* context);
   internal::v1::OpenGroupRequest OpenRequest() const;  // but for who opens which generation
   absl::Status OpenOnShards(rpc::CallContext* context);
@@ -97,8 +100,7 @@ class GroupMember {
   const Environment environment_;
   const std::shared_ptr<const ServedModel> model_;
   const v1::TrainStart start_;
-  const Membership membership_;  // at the host of the group
-  const GroupId id_;
+  const uint64_t membership_;  // the generation at the host of the group, which counts its own
   // ASYNC and BOUNDED ranks are groups of their own to the shards.
   const std::string shard_group_;
   // On the shards. SYNC: rank 0 has opened it, and the others know of it what they were told.

@@ -83,17 +83,17 @@ absl::Status FinishStep(const ShardSet& shards, const OpenGroupRequest& request,
 }
 
 // What the shards know together: one may have made a step that is on its way on another.
-std::vector<RankProgress> MergeRanks(const OpenAnswers& shards) {
-  std::map<int, RankProgress> ranks;
+std::vector<internal::v1::RankProgress> MergeRanks(const OpenAnswers& shards) {
+  std::map<int, internal::v1::RankProgress> ranks;
   for (const OpenGroupResponse& shard : shards) {
     for (const internal::v1::RankProgress& from : shard.ranks()) {
-      RankProgress& to = ranks[from.rank()];
-      to.rank = from.rank();
-      to.next_step = std::max(to.next_step, from.next_step());
-      to.finished = to.finished || from.finished();
+      internal::v1::RankProgress& to = ranks[from.rank()];
+      to.set_rank(from.rank());
+      to.set_next_step(std::max(to.next_step(), from.next_step()));
+      to.set_finished(to.finished() || from.finished());
     }
   }
-  std::vector<RankProgress> merged;
+  std::vector<internal::v1::RankProgress> merged;
   for (const auto& [rank, progress] : ranks) merged.push_back(progress);
   return merged;
 }

@@ -18,10 +18,11 @@ namespace emberd::server {
 struct OpenedGroup {
   uint64_t generation = 0;  // nobody else's: see group_generation.h
   uint64_t opener = 0;
-  int64_t next_step = -1;           // all before it have been made on all shards; -1: none has been
-  uint64_t made_generation = 0;     // of the newest of them; 0: not known
-  std::vector<RankProgress> ranks;  // those that some shard knows, if the request asks for them
-  absl::Status agreed;              // FAILED_PRECONDITION: shards cannot be brought together
+  int64_t next_step = -1;        // all before it have been made on all shards; -1: none has been
+  uint64_t made_generation = 0;  // of the newest of them; 0: not known
+  std::vector<internal::v1::RankProgress>
+      ranks;            // those that some shard knows, if the request asks for them
+  absl::Status agreed;  // FAILED_PRECONDITION: shards cannot be brought together
 };
 
 // `request` has everything but generation and opener. A step that some shard has applied while
