@@ -78,7 +78,7 @@ absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
       absl::StrCat(tasks_.max_queued(), " saves and restores wait already; try again later"));
 }
 
-absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::Pause(
+absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChanges(
     const internal::v1::PauseChangesRequest& request) {
   RETURN_IF_ERROR(parts_.models->Check(request.model_id(), request.history()));
   ASSIGN_OR_RETURN(const int entering, gate_.Pause(request));

@@ -53,9 +53,9 @@ class ShardCheckpoints {
 
   ChangeGate& gate() { return gate_; }
 
-  absl::StatusOr<internal::v1::PauseChangesResponse> Pause(
+  absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
       const internal::v1::PauseChangesRequest& request);
-  absl::Status Resume(const internal::v1::ResumeChangesRequest& request) {
+  absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request) {
     gate_.Resume(request.model_id(), request.pause_id());
     return absl::OkStatus();
   }
@@ -64,7 +64,7 @@ class ShardCheckpoints {
   absl::Status BeginRestore(const internal::v1::BeginRestoreRequest& request);
   absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
       const internal::v1::GetTransferRequest& request);
-  absl::Status Cancel(const internal::v1::CancelTransferRequest& request) {
+  absl::Status CancelTransfer(const internal::v1::CancelTransferRequest& request) {
     GiveUp(request.transfer_id());
     return absl::OkStatus();
   }

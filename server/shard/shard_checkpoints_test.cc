@@ -39,7 +39,7 @@ class ShardCheckpointsTest : public TestHost {
     request.set_history(kHistory);
     request.set_pause_id(pause_id);
     request.set_lease_ms(60'000);
-    return checkpoints().Pause(request);
+    return checkpoints().PauseChanges(request);
   }
   // The last change may still be on its way out.
   void PauseAtRest() {
@@ -51,7 +51,7 @@ class ShardCheckpointsTest : public TestHost {
     internal::v1::ResumeChangesRequest request;
     request.set_model_id(kModelId);
     request.set_pause_id(pause_id);
-    EXPECT_TRUE(checkpoints().Resume(request).ok());
+    EXPECT_TRUE(checkpoints().ResumeChanges(request).ok());
   }
   // Of a save, made if it is not there.
   std::string FolderOf(uint64_t transfer_id) {
@@ -86,7 +86,7 @@ class ShardCheckpointsTest : public TestHost {
   void Cancel(uint64_t transfer_id) {
     internal::v1::CancelTransferRequest request;
     request.set_transfer_id(transfer_id);
-    EXPECT_TRUE(checkpoints().Cancel(request).ok());
+    EXPECT_TRUE(checkpoints().CancelTransfer(request).ok());
   }
   // A whole checkpoint of what is there now, which a save of its own has written.
   internal::v1::CheckpointSource SaveAll(int64_t changes) {

@@ -17,6 +17,7 @@ namespace {
 
 namespace pb = internal::v1;
 
+absl::Status Fill(const absl::Status& result, google::protobuf::Message*) { return result; }
 template <typename Response>
 absl::Status Fill(absl::StatusOr<Response> result, Response* response) {
   RETURN_IF_ERROR(result.status());
@@ -77,20 +78,26 @@ void ShardVerbs::Run(ShardVerb verb, const google::protobuf::Message& request,
   }
 }
 
-void ShardVerbs::CreateModel(const pb::CreateModelRequest& request,
-                             pb::CreateModelResponse* response, Done done) {
-  done(Fill(host_->CreateModel(request), response));
-}
-
-void ShardVerbs::FindModel(const pb::FindModelRequest& request, pb::FindModelResponse* response,
-                           Done done) {
-  done(Fill(host_->FindModel(request), response));
-}
-
-void ShardVerbs::ServeModel(const pb::ServeModelRequest& request, pb::ServeModelResponse*,
-                            Done done) {
-  done(host_->ServeModel(request));
-}
+// Verbs that are one function of the host, or of its checkpoints.
+#define EMBERD_FORWARD(whose, name)                                                     \
+  void ShardVerbs::name(const pb::name##Request& request, pb::name##Response* response, \
+                        Done done) {                                                    \
+    done(Fill(whose.name(request), response));                                          \
+  }
+EMBERD_FORWARD((*host_), CreateModel)
+EMBERD_FORWARD((*host_), FindModel)
+EMBERD_FORWARD((*host_), ServeModel)
+EMBERD_FORWARD((*host_), DropModel)
+EMBERD_FORWARD((*host_), OpenGroup)
+EMBERD_FORWARD((*host_), ListMade)
+EMBERD_FORWARD(host_->checkpoints(), PauseChanges)
+EMBERD_FORWARD(host_->checkpoints(), ResumeChanges)
+EMBERD_FORWARD(host_->checkpoints(), BeginSave)
+EMBERD_FORWARD(host_->checkpoints(), CompleteSave)
+EMBERD_FORWARD(host_->checkpoints(), BeginRestore)
+EMBERD_FORWARD(host_->checkpoints(), GetTransfer)
+EMBERD_FORWARD(host_->checkpoints(), CancelTransfer)
+#undef EMBERD_FORWARD
 
 void ShardVerbs::ListModels(const pb::ListModelsRequest&, pb::ListModelsResponse* response,
                             Done done) {
@@ -98,18 +105,9 @@ void ShardVerbs::ListModels(const pb::ListModelsRequest&, pb::ListModelsResponse
   done(absl::OkStatus());
 }
 
-void ShardVerbs::DropModel(const pb::DropModelRequest& request, pb::DropModelResponse*, Done done) {
-  done(host_->DropModel(request));
-}
-
 void ShardVerbs::ChangeMemory(const v1::ChangeMemoryRequest& request,
                               v1::ShardMemoryChange* response, Done done) {
   done(Fill(host_->ChangeMemory(request), response));
-}
-
-void ShardVerbs::OpenGroup(const pb::OpenGroupRequest& request, pb::OpenGroupResponse* response,
-                           Done done) {
-  done(Fill(host_->OpenGroup(request), response));
 }
 
 void ShardVerbs::DecideStep(const pb::DecideStepRequest& request, pb::DecideStepResponse* response,
@@ -165,45 +163,6 @@ void ShardVerbs::ListUndecided(const pb::ListUndecidedRequest& request,
     *response->add_mutations() = NameToProto(mutation);
   }
   done(absl::OkStatus());
-}
-
-void ShardVerbs::ListMade(const pb::ListMadeRequest& request, pb::ListMadeResponse* response,
-                          Done done) {
-  done(Fill(host_->ListMade(request), response));
-}
-
-void ShardVerbs::PauseChanges(const pb::PauseChangesRequest& request,
-                              pb::PauseChangesResponse* response, Done done) {
-  done(Fill(host_->checkpoints().Pause(request), response));
-}
-
-void ShardVerbs::ResumeChanges(const pb::ResumeChangesRequest& request, pb::ResumeChangesResponse*,
-                               Done done) {
-  done(host_->checkpoints().Resume(request));
-}
-
-void ShardVerbs::BeginSave(const pb::BeginSaveRequest& request, pb::BeginSaveResponse*, Done done) {
-  done(host_->checkpoints().BeginSave(request));
-}
-
-void ShardVerbs::CompleteSave(const pb::CompleteSaveRequest& request, pb::CompleteSaveResponse*,
-                              Done done) {
-  done(host_->checkpoints().CompleteSave(request));
-}
-
-void ShardVerbs::BeginRestore(const pb::BeginRestoreRequest& request, pb::BeginRestoreResponse*,
-                              Done done) {
-  done(host_->checkpoints().BeginRestore(request));
-}
-
-void ShardVerbs::GetTransfer(const pb::GetTransferRequest& request,
-                             pb::GetTransferResponse* response, Done done) {
-  done(Fill(host_->checkpoints().GetTransfer(request), response));
-}
-
-void ShardVerbs::CancelTransfer(const pb::CancelTransferRequest& request,
-                                pb::CancelTransferResponse*, Done done) {
-  done(host_->checkpoints().Cancel(request));
 }
 
 void ShardVerbs::GetStatus(const pb::GetShardStatusRequest& request, v1::ShardStatus* response,

@@ -1,6 +1,6 @@
 // The control verbs of a shard: unary rpcs of ShardService, whose proto says what each does. Here
 // stands all that is to be known of a verb but its work, which ShardVerbs does: a new one is an rpc
-// there, a line here, and a function in verbs.cc.
+// there, a line here, and a function, or a line, in verbs.cc.
 #pragma once
 
 #include <functional>
