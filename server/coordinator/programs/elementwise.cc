@@ -13,7 +13,6 @@
 #include "base/bfloat16.h"
 #include "base/status.h"
 #include "server/coordinator/programs/program_spec.h"
-#include "server/coordinator/programs/values.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
@@ -154,6 +153,13 @@ absl::Status CombineInto(const ElementwiseOutput& output, const v1::Tensor& a, c
 }
 
 }  // namespace
+
+int64_t TensorBytes(const v1::NamedTensor& tensor) {
+  // The messages, their strings and arrays, and the places that point to them.
+  constexpr int64_t kObjects = 256;
+  return kObjects + static_cast<int64_t>(tensor.name().size() + tensor.tensor().data().size() +
+                                         sizeof(int64_t) * tensor.tensor().shape_size());
+}
 
 absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec,
                                 const std::vector<ArgumentTensors>& arguments) {

@@ -12,6 +12,9 @@ namespace emberd::server {
 // The tensors of an argument.
 using ArgumentTensors = std::vector<const v1::NamedTensor*>;
 
+// What a tensor takes with its data, its name and its objects.
+int64_t TensorBytes(const v1::NamedTensor& tensor);
+
 // The results of all outputs of a completed spec, named like the tensors of their `a`. The
 // arguments have as many tensors as operands name, and sizes that fit their shapes.
 // INVALID_ARGUMENT: tensors differ in shape or type, or a size is outside of its range.

@@ -5,6 +5,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/coordinator/programs/elementwise.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
@@ -13,13 +14,6 @@ absl::StatusOr<std::shared_ptr<const BudgetShare>> BudgetShare::Take(BatchStore*
                                                                      int64_t bytes) {
   RETURN_IF_ERROR(store->Reserve(bytes));
   return absl::WrapUnique(new BudgetShare(store, bytes));
-}
-
-int64_t TensorBytes(const v1::NamedTensor& tensor) {
-  // The messages, their strings and arrays, and the places that point to them.
-  constexpr int64_t kObjects = 256;
-  return kObjects + static_cast<int64_t>(tensor.name().size() + tensor.tensor().data().size() +
-                                         sizeof(int64_t) * tensor.tensor().shape_size());
 }
 
 int64_t Value::bytes() const {

@@ -57,8 +57,6 @@ class LookedUpBatch {
 
 // What a value takes besides its tensors, so that none is free.
 inline constexpr int64_t kValueBytes = 512;
-// What a tensor takes with its data, its name and its objects.
-int64_t TensorBytes(const v1::NamedTensor& tensor);
 
 struct Value {
   // A batch, and the key of the program that it was prepared for.

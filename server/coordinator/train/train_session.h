@@ -21,7 +21,7 @@
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/incoming_update.h"
+#include "server/coordinator/step.h"
 #include "server/coordinator/train/group_member.h"
 #include "server/coordinator/train/train_assembler.h"
 
