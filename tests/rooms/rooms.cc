@@ -68,9 +68,8 @@ class Cluster {
 // Every call is made once before it is counted: what is made only at first is not on the way.
 class Caller {
  public:
-  explicit Caller(const Cluster& cluster, client::TransportKind transport)
-      : client_(Have(
-            client::Client::Connect({.addresses = {cluster.address()}, .transport = transport}))),
+  Caller(const Cluster& cluster, client::TransportKind transport)
+      : client_(Connect(cluster, transport)),
         model_(Have(client_->DeclareModel(testing::MixedModel("m")))) {}
 
   // Makes what the call needs, and returns the call.
@@ -102,6 +101,13 @@ class Caller {
   }
 
  private:
+  static std::unique_ptr<client::Client> Connect(const Cluster& cluster,
+                                                 client::TransportKind transport) {
+    client::ClientOptions options;
+    options.addresses = {cluster.address()};
+    options.transport = transport;
+    return Have(client::Client::Connect(options));
+  }
   client::LookupResult LookUp() { return Have(client_->Lookup(model_, testing::Features(batch_))); }
   void Apply() {
     const auto values = testing::MixedGradients(1, found_);
