@@ -45,7 +45,8 @@ names() {
   local line name
   for line in "$@"; do
     for name in ${line//|/ }; do
-      if apt-cache show "$name" 2>/dev/null | grep -q .; then
+      # Not by `| grep -q`: it may end before apt-cache has written all, which then fails, and pipefail says so.
+      if [[ -n $(apt-cache show "$name" 2>/dev/null) ]]; then
         echo "$name"
         continue 2
       fi
