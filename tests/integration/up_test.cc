@@ -31,10 +31,10 @@
 #include "base/testing/paths.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/launcher/files.h"
-#include "server/launcher/testing_program.h"
 #include "server/ops/metric_catalogue.h"
+#include "tests/testing/testing_program.h"
 
-namespace emberd::launcher {
+namespace emberd::testing {
 namespace up_test {
 
 using ::testing::HasSubstr;
@@ -312,7 +312,7 @@ class ServerProcessTest : public ::testing::Test {
 TEST_F(ServerProcessTest, WritesItsReadyFileWhenItServes) {
   const std::string ready_file = directory_.path() + "/ready";
   TestingProgram shard(Emberd({"shard", "--config", Config(), "--ready-file", ready_file}));
-  const auto ready = Await([&] { return ReadReadyFile(ready_file); });
+  const auto ready = Await([&] { return launcher::ReadReadyFile(ready_file); });
   ASSERT_TRUE(ready.ok()) << ready.status() << shard.Err();
   EXPECT_EQ(ready->pid, shard.pid());
   EXPECT_THAT(Scrape(ready->http), HasSubstr("role=\"shard\""));
@@ -370,4 +370,4 @@ TEST_F(ServerProcessTest, AnAddressInUseEndsItWithOne) {
 }
 
 }  // namespace up_test
-}  // namespace emberd::launcher
+}  // namespace emberd::testing

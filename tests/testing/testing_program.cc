@@ -1,4 +1,4 @@
-#include "server/launcher/testing_program.h"
+#include "tests/testing/testing_program.h"
 
 #include <cstdlib>
 #include <fstream>
@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/file_descriptor.h"
 
-namespace emberd::launcher {
+namespace emberd::testing {
 namespace {
 
 std::string ReadAll(const std::string& path) {
@@ -59,4 +59,4 @@ int TestingProgram::Wait(absl::Duration timeout) {
   return status < 0 ? 128 - status : status;
 }
 
-}  // namespace emberd::launcher
+}  // namespace emberd::testing

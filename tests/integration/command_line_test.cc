@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "base/testing/paths.h"
-#include "server/launcher/testing_program.h"
 #include "server/ops/metric_catalogue.h"
+#include "tests/testing/testing_program.h"
 
-namespace emberd::launcher {
+namespace emberd::testing {
 namespace command_line_test {
 
 using ::testing::HasSubstr;
@@ -170,4 +170,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 }  // namespace command_line_test
-}  // namespace emberd::launcher
+}  // namespace emberd::testing

@@ -11,7 +11,7 @@
 #include "base/child_process.h"
 #include "base/temp_dir.h"
 
-namespace emberd::launcher {
+namespace emberd::testing {
 
 // Not thread-safe. Start it from the main thread (see base/child_process.h).
 class TestingProgram {
@@ -36,4 +36,4 @@ class TestingProgram {
   const std::unique_ptr<ChildProcess> process_;
 };
 
-}  // namespace emberd::launcher
+}  // namespace emberd::testing
