@@ -13,7 +13,7 @@
 reads and assigns them, saves checkpoints, and trains on a stream: `Model.train`. ModelConfig, TableConfig and so on describe a model,
 and have the range and default of each field. Errors are of the class Error, and ValueError, LookupError and so on where Python has one.
 
-    import emberd.torch     modules for PyTorch: EmbeddingBagCollection, EmbeddingBag, Prefetcher
+    import emberd.torch     modules for PyTorch: EmbeddingBagCollection, EmbeddingCollection, EmbeddingBag, Embedding, Prefetcher
     import emberd.jax       Embedding, around jitted functions and in them; emberd.jax.nnx for Flax
     import emberd.keras     keras-rs's DistributedEmbedding, on JAX, PyTorch and TensorFlow
     import emberd.ray       a cluster on the nodes of a cluster of Ray
@@ -25,7 +25,7 @@ and have the range and default of each field. Errors are of the class Error, and
 
 from typing import TYPE_CHECKING
 
-from .arrays import Dense, Floats, Ids, Ragged, Sparse
+from .arrays import Dense, Floats, Ids, Ragged, Sequences, Sparse
 from .checkpoints import Checkpoint, Checkpoints, Progress
 from .client import Applied, Client, Feature, Lookup, Model, ModelStatus, Table, Tls, connect
 from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, FeatureConfig, Ftrl, Initializer, LaProp,
@@ -47,7 +47,7 @@ __all__ = [
     "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "ModelStatus", "Momentum",
     "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
     "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowsLost", "RowwiseAdagrad", "SGD",
-    "Sparse", "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal",
+    "Sequences", "Sparse", "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal",
     "Unauthenticated", "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect", "local",
 ]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ._records import check_mapping
-from .arrays import Floats, Ids, Ragged, Sparse, are_same, as_ragged, as_row_ids, map_arrays, sparse_indices
+from .arrays import Floats, Ids, Ragged, Sparse, as_ragged, as_row_ids, map_arrays, sparse_indices
 
 
 def to_array(value: Any, what: str) -> Any:
@@ -25,6 +25,11 @@ def to_array(value: Any, what: str) -> Any:
 def is_jagged(ids: Any) -> bool:
     """A KeyedJaggedTensor of torchrec, or what has its methods."""
     return all(hasattr(ids, name) for name in ("keys", "values", "lengths", "weights_or_none"))
+
+
+def has_lengths(ids: Any) -> bool:
+    """A JaggedTensor of torchrec, or what has its methods."""
+    return all(callable(getattr(ids, name, None)) for name in ("values", "lengths", "offsets", "weights_or_none"))
 
 
 def split_jagged(ids: Any) -> Dict[str, Ids]:
@@ -62,11 +67,6 @@ def prepare(ids: Any) -> Dict[str, Ids]:
             result[name] = dataclasses.replace(found, indices=sparse_indices(
                 found.indices, np.size(found.values), value.samples, f'feature "{name}": indices', from_torch=True))
     return result
-
-
-def same_ids(one: Any, other: Any) -> bool:
-    """Whether a module would look up the same for both."""
-    return is_jagged(one) == is_jagged(other) and are_same(prepare(one), prepare(other))
 
 
 def learned_weights(ids: Any) -> Dict[str, torch.Tensor]:

@@ -12,13 +12,13 @@ import functools
 import itertools
 import struct
 import sys
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import _native, errors
-from .arrays import (INTS, Dense, Floats, Hyper, Ids, Ragged, Sparse, as_ints, as_rows, as_weights, check_shape,
-                     sparse_indices)
+from .arrays import (INTS, Dense, Floats, Hyper, Ids, Ragged, Sequences, Sparse, activation_shape, as_ints, as_rows, as_weights,
+                     check_shape, sparse_indices)
 
 # The fields of the structs of emberd.h, as `struct` spells them.
 _FEATURE_IDS = "PiiPqqPqiiqPq"
@@ -182,6 +182,40 @@ def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
     if all(plain):
         form.learn(arrays, records, kept[::2])  # the very names that the records point at
     return records, len(features), (records, kept)
+
+
+class Asked(NamedTuple):
+    """What is to come of a lookup."""
+
+    sent: Sequence[str]  # features, in the order of the request
+    wanted: int  # of these, how many the caller named; the others have no ids
+    shapes: Mapping[str, Tuple[int, ...]]  # of activations whose shape is that of their ids
+
+    def rows(self, shapes: Mapping[str, Tuple[int, ...]]) -> Mapping[str, Tuple[int, ...]]:
+        """Of gradients, without the first dimension; `shapes`: those of the model."""
+        return {**shapes, **{name: shape[1:] for name, shape in self.shapes.items()}} if self.shapes else shapes
+
+
+_NO_IDS = np.empty(0, np.int64)
+
+
+def pack_batch(ids: Mapping[str, Ids], dims: Mapping[str, int], partial: bool) -> Tuple[bytes, int, Any, Asked]:
+    """As pack_ids, of ids that may be sequences. dims: of the embedding of each feature of the model. partial: features that are
+    missing get no ids."""
+    check_mapping(ids, "ids")
+    given, wanted, shapes = ids, len(ids), {}
+    for name, value in ids.items():
+        if type(value) is Sequences:
+            if given is ids:
+                given = dict(ids)
+            given[name] = value.unrolled(f'feature "{name}"')  # type: ignore[index]
+            shapes[name] = activation_shape(value, (), dims.get(name, 0))
+    if partial and wanted < len(dims):
+        if not wanted:
+            raise errors.InvalidArgument(f"ids: {{}} is not allowed; it must name at least one of the features, {', '.join(dims)}")
+        given = {**given, **{name: _NO_IDS for name in dims if name not in ids}}
+    records, count, kept = pack_ids(given)
+    return records, count, kept, Asked(tuple(given), wanted, shapes)
 
 
 def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]], *, strides: bool = False) -> Tuple[bytes, bytes, int, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, U
 import numpy as np
 import numpy.typing as npt
 
-from . import errors
+from . import _native, errors
 
 Floats = npt.NDArray[np.float32]
 Kind = TypeVar("Kind")
@@ -60,8 +60,50 @@ class Sparse:
     weights: Any = None
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """Ids whose rows are not combined: ids [samples, positions] give activations [samples, positions, embedding_dim], and ids of any
+    other shape have the embedding as one more dimension, too.
+
+    padding_idx: the id that fills short sequences up, any int64, which need not be a row of the table. Where it stands, the activation
+      is zero, and no row is read or updated. None: there is none.
+    mask_zero: the same as padding_idx=0, by the name that Keras gives it.
+    """
+
+    ids: Any
+    padding_idx: Optional[int] = None
+    mask_zero: bool = False
+
+    @property
+    def mask(self) -> Any:
+        """True where an id stands that is not padding: of the shape and the library of the ids."""
+        padding = self._padding("Sequences")
+        ids = self.ids if hasattr(self.ids, "shape") else as_array(self.ids, "Sequences: ids")
+        return ids == ids if padding is None else ids != padding
+
+    def _padding(self, what: str) -> Optional[int]:
+        if self.padding_idx is None:
+            return 0 if self.mask_zero else None
+        padding = _native.whole(self.padding_idx, what + ": padding_idx", low=-2**63)
+        if self.mask_zero and padding != 0:
+            raise errors.InvalidArgument(f"{what}: padding_idx, mask_zero: {padding} and True are not allowed; mask_zero says that it is 0")
+        return padding
+
+    def unrolled(self, what: str) -> "Ids":
+        """Each id as a sample of its own; a sample without ids where there is padding."""
+        array = as_ints(self.ids, what)
+        check_shape(array, what, array.ndim > 0, "[samples, positions]")
+        flat, padding = array.reshape(-1), self._padding(what)
+        kept = np.ones(flat.shape, np.bool_) if padding is None else flat != padding
+        if kept.all():
+            return flat
+        splits = np.zeros(len(flat) + 1, np.int64)
+        np.cumsum(kept, out=splits[1:])
+        return Ragged(flat[kept], splits)
+
+
 # An array [B] or [B, k] of integers is Dense.
-Ids = Union[Dense, Ragged, Sparse, npt.NDArray[Any], Sequence[int], Any]
+Ids = Union[Dense, Ragged, Sparse, Sequences, npt.NDArray[Any], Sequence[int], Any]
 
 
 def map_arrays(function: Callable[[Any], Any], ids: Kind) -> Kind:
@@ -77,6 +119,8 @@ def map_arrays(function: Callable[[Any], Any], ids: Kind) -> Kind:
         result = Ragged(of(given.values), of(given.row_splits), of(given.weights))
     elif isinstance(given, Sparse):
         result = Sparse(of(given.indices), of(given.values), given.samples, of(given.weights))
+    elif isinstance(given, Sequences):
+        result = Sequences(of(given.ids), given.padding_idx, given.mask_zero)
     else:
         result = of(given)
     made: Kind = result
@@ -87,7 +131,7 @@ def are_same(one: Mapping[str, Ids], other: Mapping[str, Ids]) -> bool:
     """Whether batches have equal ids and weights, in the same order."""
 
     def parts(ids: Any) -> Any:
-        return [type(ids), *vars(ids).values()] if isinstance(ids, (Dense, Ragged, Sparse)) else [None, ids]
+        return [type(ids), *vars(ids).values()] if isinstance(ids, (Dense, Ragged, Sparse, Sequences)) else [None, ids]
 
     def equal(left: Any, right: Any) -> bool:
         return left is right or np.array_equal(left, right)
@@ -111,6 +155,14 @@ def samples_of(ids: Ids) -> Any:
         splits = _shape_of(ids.row_splits)[0]
         return None if splits is None else splits - 1
     return _shape_of(ids.ids if isinstance(ids, Dense) else ids)[0]
+
+
+def activation_shape(ids: Ids, output_shape: Tuple[int, ...], dim: int) -> Tuple[Any, ...]:
+    """Of the activations of a feature, as far as the shapes of the ids determine it."""
+    if isinstance(ids, Sequences):
+        return (*_shape_of(ids.ids), dim)
+    samples, inner = samples_of(ids), output_shape[1:]
+    return (samples // math.prod(inner) if inner else samples, *inner, dim)
 
 
 def _shape_of(array: Any) -> Any:
@@ -231,6 +283,8 @@ def as_rows(value: Any, what: str, shape: Optional[Tuple[int, ...]] = None) -> T
 
 def as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
     """Values, the number of ids of each sample, and a weight for each id, if any."""
+    if isinstance(ids, Sequences):
+        ids = ids.unrolled(what)
     if isinstance(ids, Sparse):
         values, weights = as_ints(ids.values, what), ids.weights
         samples = sparse_indices(ids.indices, values.size, ids.samples, what)[:, 0]

@@ -262,6 +262,7 @@ class Model:
         # Of gradients, without the first dimension.
         self._row_shapes = {name: (*one.output_shape[1:], one.embedding_dim) for name, one in self.features.items()}
         self._inner_shapes = {name: one.output_shape[1:] for name, one in self.features.items() if len(one.output_shape) > 1}
+        self._dims = {name: one.embedding_dim for name, one in self.features.items()}
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return _model_again, (self.client, self.name)
@@ -269,20 +270,22 @@ class Model:
     def __repr__(self) -> str:
         return f"emberd.Model({self.name!r}, tables={list(self.tables)}, features={list(self.features)})"
 
-    def lookup(self, ids: Mapping[str, Ids], *, train: bool = False, deadline: Optional[float] = None) -> "Lookup":
+    def lookup(self, ids: Mapping[str, Ids], *, train: bool = False, partial: bool = False, deadline: Optional[float] = None) -> "Lookup":
         """Looks every feature up: a mapping from its name to float32 [samples, embedding_dim], or to the shape that its
-        `output_shape` gives the samples.
+        `output_shape` gives the samples; of Sequences [samples, positions], [samples, positions, embedding_dim].
 
-        ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged or Sparse. What supports the buffer
-        protocol or DLPack is read without a copy.
+        ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged, Sparse or Sequences. What supports the
+        buffer protocol or DLPack is read without a copy.
         train: the batch is kept on the server for `Lookup.apply`.
+        partial: features may be missing, as those of users where items are looked up for serving. They are neither in the result, nor
+        does an update change a row for them.
         deadline: seconds, all retries included; default: that of `connect`.
         InvalidArgument if a feature is missing, OutOfRange for an id beyond its table.
         """
-        rows, count, kept = _records.pack_ids(ids)
+        rows, count, kept, asked = _records.pack_batch(ids, self._dims, partial)
         call = _native.lib().lookup_begin(self.client._handle.get(), self._handle.get(), rows, count, 0 if train else 1,
                                           _native.milliseconds(deadline, "deadline", optional=True))
-        return Lookup(self, Call(call, kept).take("lookup"), tuple(ids))
+        return Lookup(self, Call(call, kept).take("lookup"), asked)
 
     def train(self, group: str, rank: int = 0, size: int = 1, *, consistency: str = "sync", pipelined: bool = False,
               staleness_bound: int = 0, first_step: int = 0, step_timeout: float = 60.0) -> "TrainStream":
@@ -381,16 +384,21 @@ def _rows(call: Call) -> Floats:
 
 class Lookup(_native.Uncopied, Mapping[str, Floats]):
     """Activations by feature, float32 [samples, embedding_dim], or [samples / 16, 16, embedding_dim] of a feature with
-    `output_shape` [64, 16]: arrays over the memory into which they were received."""
+    `output_shape` [64, 16], or of the shape of Sequences: arrays over the memory into which they were received."""
 
-    def __init__(self, model: Model, handle: Handle, names: Sequence[str]) -> None:
+    def __init__(self, model: Model, handle: Handle, asked: _records.Asked) -> None:
         self.model = model
         self._handle = handle
-        self._activations, self._concat = _records.unpack_activations(handle, names)
+        self._row_shapes = asked.rows(model._row_shapes)
+        self._activations, self._concat = _records.unpack_activations(handle, asked.sent)
+        for name in asked.sent[asked.wanted:]:
+            del self._activations[name]
         for name, inner in model._inner_shapes.items():
-            if name in self._activations:
+            if name in self._activations and name not in asked.shapes:
                 one = self._activations[name]
                 self._activations[name] = one.reshape(len(one) // math.prod(inner), *inner, one.shape[1])
+        for name, shape in asked.shapes.items():
+            self._activations[name] = self._activations[name].reshape(shape)
 
     def __getitem__(self, feature: str) -> Floats:
         return self._activations[feature]
@@ -429,7 +437,7 @@ class Lookup(_native.Uncopied, Mapping[str, Floats]):
         deadline: as in Model.lookup.
         NotFound if the batch has been applied or released before, or has expired.
         """
-        rows, _, count, kept = _records.pack_gradients(gradients, self.model._row_shapes)
+        rows, _, count, kept = _records.pack_gradients(gradients, self._row_shapes)
         hypers, hyper_count, kept_too = _records.pack_hyper(hyper, self.model.tables)
         call = _native.lib().apply(self.model.client._handle.get(), self.model._handle.get(), self._handle.get(), rows,
                                    count, hypers, hyper_count, -1 if step is None else _native.whole(step, "step"),

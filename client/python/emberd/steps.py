@@ -46,12 +46,14 @@ class Steps:
     """Not thread-safe. Joins the group at the first lookup.
 
     patience: seconds after which a failure that persists is raised.
+    partial: a step may leave features out, as in TrainStream.send_lookup.
     """
 
     def __init__(self, model: Model, group: str, rank: int = 0, size: int = 1, *, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, first_step: int = 0, step_timeout: float = 60.0,
-                 patience: float = 60.0) -> None:
+                 patience: float = 60.0, partial: bool = False) -> None:
         self.model = model
+        self.partial = partial
         self.group, self.rank, self.size, self.pipelined = group, rank, size, pipelined
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
@@ -97,7 +99,7 @@ class Steps:
 
         def attempt() -> None:
             assert self._stream is not None and self._next is not None
-            self._stream.send_lookup(ids, concat=concat)
+            self._stream.send_lookup(ids, concat=concat, partial=self.partial)
             step.number = self._next
             self._next += 1
             self._under_way.append(step)
@@ -368,7 +370,7 @@ class Steps:
 
     def _send_again(self, stream: TrainStream, steps: Iterable[Step]) -> None:
         for step in steps:
-            stream.send_lookup(step.ids, concat=step.concat)
+            stream.send_lookup(step.ids, concat=step.concat, partial=self.partial)
             if step.received:
                 stream.receive_lookup()  # the gradients are those of what came the first time
             if step.skipped:

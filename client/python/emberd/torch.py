@@ -22,13 +22,14 @@ import torch
 import torch.distributed
 
 from . import _native, config, errors
-from ._jagged import Columns, is_jagged, learned_weights, pass_to_weights, prepare, same_ids, to_array
-from .arrays import Dense, Hyper, Ids, Ragged, as_ints, concatenate
+from ._jagged import Columns, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
+from .arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
+from ._records import check_mapping
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
 from .trainer import Checkpointed, ahead, ids_of
 
-__all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "EmbeddingCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
 
 
 class KeyedTensor:
@@ -74,7 +75,8 @@ class _Ahead:
 
 
 class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
-    """Tables of a cluster as a module: ids by feature in, activations [samples, embedding_dim] by feature out.
+    """Tables of a cluster as a module: ids by feature in, activations [samples, embedding_dim] by feature out; of ids that are
+    emberd.Sequences [samples, positions], [samples, positions, embedding_dim].
 
     tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
     features: emberd.FeatureConfig; default: one for each table, of its name.
@@ -84,6 +86,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
     reduction: "sum" of the gradients of all ranks, or "mean".
     accumulate: the calls before `optimizer().step()` make one step together, as one large batch would.
+    partial: a call may leave features out: it looks up and trains those that it names, and no row changes for the others.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone. In training, with gradients enabled,
@@ -97,7 +100,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                  features: Optional[Sequence[config.FeatureConfig]] = None, group: str = "train",
                  rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
-                 accumulate: bool = False, optimizer: Union[config.Optimizer, str, None] = None, plan: Optional[config.PlanConfig] = None,
+                 accumulate: bool = False, partial: bool = False, optimizer: Union[config.Optimizer, str, None] = None, plan: Optional[config.PlanConfig] = None,
                  seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0) -> None:
         super().__init__()
         if reduction not in ("sum", "mean"):
@@ -110,7 +113,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self.reduction, self.accumulate = reduction, accumulate
         rank, size = _rank_and_size(rank, size)
         self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
-                            staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience)
+                            staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
         self._ahead: Deque[_Ahead] = deque()
         self._current: Optional[Step] = None
         self._leaves: Dict[str, torch.Tensor] = {}
@@ -118,7 +121,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._optimizers: List[EmbeddingOptimizer] = []
 
     def forward(self, ids: Any) -> Any:
-        """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse or Dense; gives a dict of tensors.
+        """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse, Dense or Sequences; gives a dict of tensors.
         Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor."""
         weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
         if self.training and torch.is_grad_enabled():
@@ -182,37 +185,48 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             except RowsLost as error:
                 raise RuntimeError(str(error)) from error
 
+    def _prepare(self, ids: Any) -> Dict[str, Ids]:
+        """What forward is given, as it is sent."""
+        return prepare(ids)
+
+    def _side_by_side(self, ids: Any) -> bool:
+        """Whether the activations are columns of one tensor."""
+        return is_jagged(ids)
+
     def _send_ahead(self) -> None:
         for ahead in self._ahead:
             if ahead.step is None or ahead.step.forgotten:
                 try:
-                    ahead.step = self._steps.send(prepare(ahead.ids), is_jagged(ahead.ids))
+                    ahead.step = self._steps.send(self._prepare(ahead.ids), self._side_by_side(ahead.ids))
                 except (errors.Error, ValueError, TypeError):
                     return
 
     def _evaluate(self, ids: Any) -> Any:
         self._steps.confirm()
-        lookup = self.model.lookup(prepare(ids))
+        lookup = self.model.lookup(self._prepare(ids), partial=self._steps.partial)
         found = {name: torch.from_numpy(values) for name, values in lookup.items()}
-        return KeyedTensor(found) if is_jagged(ids) else found
+        return KeyedTensor(found) if self._side_by_side(ids) else found
 
     def _train(self, ids: Any) -> Any:
         self._skip_current()
-        if self._ahead and self._ahead[0].ids is not ids and not same_ids(self._ahead[0].ids, ids):
+        if self._ahead and self._ahead[0].ids is not ids and not self._are_same(self._ahead[0].ids, ids):
             raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
         step = self._ahead.popleft().step if self._ahead else None
         try:
             if step is None or step.forgotten:
                 self._steps.forget()
-                step = self._steps.send(prepare(ids), is_jagged(ids))
+                step = self._steps.send(self._prepare(ids), self._side_by_side(ids))
             found = self._steps.receive(step)
         finally:
             self._send_ahead()
         self._current = step
-        result = self._make_leaves(found, is_jagged(ids))
+        result = self._make_leaves(found, self._side_by_side(ids))
         for optimizer in self._optimizers:
             optimizer._show(self._leaves)
         return result
+
+    def _are_same(self, one: Any, other: Any) -> bool:
+        return is_jagged(one) == is_jagged(other) and are_same(self._prepare(one), self._prepare(other))
 
     def _learned_weights(self, ids: Any) -> Dict[str, torch.Tensor]:
         weights = learned_weights(ids)
@@ -283,32 +297,35 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def _train_part(self, ids: Any) -> Any:
         """No update comes between the calls of a step, so that each may look up by itself."""
         self._skip_current()
-        prepared = prepare(ids)
+        prepared = self._prepare(ids)
         self._steps.confirm(all_of_them=True)
         leaves: Dict[str, torch.Tensor] = {}
 
         def is_open() -> bool:
             return any(part is leaves for _, part in self._parts)
 
-        leaves.update((name, self._leaf(values, is_open)) for name, values in self.model.lookup(prepared).items())
+        leaves.update((name, self._leaf(values, is_open)) for name, values in self.model.lookup(prepared, partial=self._steps.partial).items())
         self._parts.append((prepared, leaves))
         for optimizer in self._optimizers:
             optimizer._show(*(part for _, part in self._parts))
-        return KeyedTensor(leaves) if is_jagged(ids) else dict(leaves)
+        return KeyedTensor(leaves) if self._side_by_side(ids) else dict(leaves)
 
     def _join_parts(self) -> None:
         """Makes one step of the calls: its lookup tells the cluster all ids."""
-        names = self._parts[0][0]
-        step = self._steps.send({name: concatenate([ids[name] for ids, _ in self._parts], f'feature "{name}"')
-                                 for name in names})
+        names = dict.fromkeys(name for ids, _ in self._parts for name in ids)
+        parts = {name: [(ids[name], leaves[name]) for ids, leaves in self._parts if name in ids] for name in names}
+        step = self._steps.send({name: concatenate([ids for ids, _ in of_name], f'feature "{name}"') for name, of_name in parts.items()})
         self._steps.receive(step)
         self._current = step
-        for name in names:
-            leaves = [part[name] for _, part in self._parts]
-            self._leaves[name] = torch.cat([leaf.detach() for leaf in leaves])
-            if any(leaf.grad is not None for leaf in leaves):
-                self._leaves[name].grad = torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-                                                     for leaf in leaves])
+
+        def flat(ids: Ids, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.reshape(-1, tensor.shape[-1]) if isinstance(ids, Sequences) else tensor
+
+        for name, of_name in parts.items():
+            self._leaves[name] = torch.cat([flat(ids, leaf.detach()) for ids, leaf in of_name])
+            if any(leaf.grad is not None for _, leaf in of_name):
+                self._leaves[name].grad = torch.cat([flat(ids, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+                                                     for ids, leaf in of_name])
 
     def _update(self, rates: Mapping[str, float], checkpoint: Optional[str]) -> None:
         if self._parts and self._current is None:
@@ -403,6 +420,142 @@ def _optimizer_again(collection: EmbeddingBagCollection, state: Mapping[str, Any
     return made
 
 
+class EmbeddingCollection(EmbeddingBagCollection):
+    """Tables of a cluster whose rows are not combined: sequences of ids in, an activation for each id out. What is not said here is
+    as in EmbeddingBagCollection, which takes the other arguments.
+
+    In, by feature, and out:
+      a tensor of ids [samples, positions]     float32 [samples, positions, embedding_dim]; of any other shape, with embedding_dim behind it
+      emberd.Ragged, or a JaggedTensor         a JaggedTensor whose values() are [ids, embedding_dim]
+    And a KeyedJaggedTensor of torchrec gives a dict of JaggedTensor of torchrec.
+
+    padding_idx: the id that fills short sequences up, in tensors: its activation is zero, and no row is read or updated for it. Any
+      int64, as it stands among the ids: -1 is the id -1, which no table has, and not the last row. A dict has one for each feature that
+      it names.
+    mask_zero: padding_idx=0 of all features.
+    """
+
+    def __init__(self, tables: Sequence[config.TableConfig], *, client: Client, model: str,
+                 features: Optional[Sequence[config.FeatureConfig]] = None, padding_idx: Union[int, Mapping[str, int], None] = None,
+                 mask_zero: bool = False, **options: Any) -> None:
+        names = [one.name for one in tables] if features is None else [one.name for one in features]
+        given: Mapping[str, Optional[int]] = padding_idx if isinstance(padding_idx, Mapping) else dict.fromkeys(names, padding_idx)
+        for name, one in given.items():
+            if name not in names:
+                raise errors.InvalidArgument(f"padding_idx: {name!r} is not allowed; it must be one of the features, {', '.join(names)}")
+            if one is not None:
+                _native.whole(one, f"padding_idx of feature {name!r}", low=-2**63)
+            Sequences(0, one, mask_zero)._padding(f"feature {name!r}")
+        super().__init__(tables, client=client, model=model, features=features, **options)
+        self.padding_idx = {name: 0 if mask_zero else given.get(name) for name in names}
+
+    def forward(self, ids: Any) -> Dict[str, Any]:
+        """A dict of tensors and JaggedTensors: see the class."""
+        found: Dict[str, Any] = super().forward(ids)
+        if is_jagged(ids):
+            kind = type(ids[next(iter(found))]) if hasattr(ids, "__getitem__") else None
+            jagged = split_jagged(ids)
+        else:
+            kind, jagged = None, {name: value for name, value in ids.items() if isinstance(value, Ragged) or has_lengths(value)}
+        return {name: _jagged(values, jagged[name], kind) if name in jagged else values for name, values in found.items()}
+
+    def mask(self, ids: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
+        """Where an id stands that is not padding: bool, of the shapes of the ids, by feature. `~mask` is what
+        torch.nn.MultiheadAttention takes as key_padding_mask."""
+        def of(name: str, given: Any) -> torch.Tensor:
+            found: Any = prepare({name: given if isinstance(given, Sequences) else Sequences(given, self._padding_of(name))})[name]
+            device = getattr(given.ids if isinstance(given, Sequences) else given, "device", "cpu")
+            return torch.as_tensor(found.mask).to(device)
+
+        return {name: of(name, value) for name, value in _checked(ids).items()}
+
+    def _padding_of(self, name: str) -> Optional[int]:
+        return self.padding_idx.get(name)
+
+    def _prepare(self, ids: Any) -> Dict[str, Ids]:
+        flat: Dict[str, Ids] = {}
+        for name, value in _checked(split_jagged(ids) if is_jagged(ids) else ids).items():
+            if has_lengths(value):
+                value = Ragged(value.values(), value.offsets(), value.weights_or_none())
+            if isinstance(value, (Dense, Sparse)) or (isinstance(value, Ragged) and value.weights is not None):
+                raise TypeError(f'feature "{name}": ' + ("weights are" if isinstance(value, Ragged) else f"a {type(value).__name__} is") +
+                                " not allowed for ids that are not combined; give a tensor of ids, and multiply its activations")
+            flat[name] = (_checked_ragged(value, name).values if isinstance(value, Ragged) else
+                          value if isinstance(value, Sequences) else Sequences(value, self._padding_of(name)))
+        return prepare(flat)
+
+    def _side_by_side(self, ids: Any) -> bool:
+        return False
+
+    def _learned_weights(self, ids: Any) -> Dict[str, torch.Tensor]:
+        return {}
+
+
+def _checked(ids: Any) -> Mapping[str, Any]:
+    check_mapping(ids, "ids")
+    checked: Mapping[str, Any] = ids
+    return checked
+
+
+def _checked_ragged(ids: Ragged, name: str) -> Ragged:
+    """Whose row splits the server does not see."""
+    values = np.shape(to_array(ids.values, f'feature "{name}": values'))
+    splits = as_ints(to_array(ids.row_splits, f'feature "{name}": row_splits'), f'feature "{name}": row_splits')
+    if splits.ndim != 1 or len(values) != 1 or not len(splits) or splits[0] != 0 or splits[-1] != values[0] or (np.diff(splits) < 0).any():
+        raise errors.InvalidArgument(f'feature "{name}": row_splits: {splits.tolist()[:20]} are not allowed; they must be one-dimensional, begin with 0, not '
+                                     f"decrease, and end with the number of values, {list(values)}")
+    return ids
+
+
+def _jagged(values: torch.Tensor, ids: Any, kind: Any) -> Any:
+    from .compat.jagged import JaggedTensor
+    lengths = ids.lengths() if has_lengths(ids) else torch.from_numpy(np.diff(as_ints(to_array(ids.row_splits, "row_splits"), "row_splits")))
+    return (kind or (type(ids) if has_lengths(ids) else JaggedTensor))(values=values, lengths=lengths)
+
+
+class Embedding(torch.nn.Module):
+    """One table with the signature of torch.nn.Embedding; `optimizer()` and `finish()` as in EmbeddingBagCollection, which takes the
+    other arguments.
+
+    padding_idx: as torch has it: -1 is the last row. Where it stands among the ids, the activation is zero, and no row is read or updated.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Optional[int] = None, *, client: Client, model: str,
+                 table: Optional[config.TableConfig] = None, **options: Any) -> None:
+        super().__init__()
+        described = _table_of(num_embeddings, embedding_dim, table, "sum")
+        if padding_idx is not None:
+            rows = _native.whole(num_embeddings, "num_embeddings", low=1)
+            padding_idx = _native.whole(padding_idx, "padding_idx", low=-rows, high=rows - 1) % rows
+        self.padding_idx = padding_idx
+        self.feature = described.name
+        self.collection = EmbeddingCollection([described], client=client, model=model, padding_idx=padding_idx, **options)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As torch.nn.Embedding: input [...] gives [..., embedding_dim]."""
+        if not isinstance(input, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _native.refuse_kind(input, "input", "a tensor of ids")
+        found: Dict[str, torch.Tensor] = self.collection({self.feature: input})
+        return found[self.feature]
+
+    def optimizer(self, lr: Optional[float] = None) -> EmbeddingOptimizer:
+        """A torch.optim.Optimizer whose step is the update."""
+        return self.collection.optimizer(lr)
+
+    def finish(self) -> None:
+        """Leaves the group, once all updates have been made and checkpoints saved."""
+        self.collection.finish()
+
+
+def _table_of(rows: int, dim: int, table: Optional[config.TableConfig], combiner: str) -> config.TableConfig:
+    """That of a layer that has one."""
+    described = table or config.TableConfig("weight", rows, dim, combiner=combiner)
+    if (rows, dim) != (described.vocabulary_size, described.embedding_dim):
+        raise ValueError(f"num_embeddings, embedding_dim: {rows!r} and {dim!r} are not allowed; they must be those "
+                         f"of table, {described.vocabulary_size} and {described.embedding_dim}")
+    return described
+
+
 class EmbeddingBag(torch.nn.Module):
     """One table with the signature of torch.nn.EmbeddingBag; `optimizer()` and `finish()` as in EmbeddingBagCollection,
     which takes the other arguments."""
@@ -413,10 +566,7 @@ class EmbeddingBag(torch.nn.Module):
         if mode not in ("mean", "sum"):
             raise ValueError(f"mode: {mode!r} is not allowed; it must be 'mean' or 'sum'")
         self.include_last_offset = include_last_offset
-        described = table or config.TableConfig("weight", num_embeddings, embedding_dim, combiner=mode)
-        if (num_embeddings, embedding_dim) != (described.vocabulary_size, described.embedding_dim):
-            raise ValueError(f"num_embeddings, embedding_dim: {num_embeddings!r} and {embedding_dim!r} are not allowed; they must be those "
-                             f"of table, {described.vocabulary_size} and {described.embedding_dim}")
+        described = _table_of(num_embeddings, embedding_dim, table, mode)
         self.feature = described.name
         self.collection = EmbeddingBagCollection([described], client=client, model=model, **options)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -51,7 +51,8 @@ class TrainStream(_native.Uncopied):
         # Of the step whose turn it is.
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False
-        self._names: Dict[int, Sequence[str]] = {}  # the features of lookups under way
+        self._asked: Dict[int, _records.Asked] = {}  # of lookups under way
+        self._shapes: Dict[int, Mapping[str, Tuple[int, ...]]] = {}  # of rows of gradients, where they are not those of the model
 
     def __enter__(self) -> "TrainStream":
         return self
@@ -63,15 +64,18 @@ class TrainStream(_native.Uncopied):
         finally:
             self.close()
 
-    def send_lookup(self, ids: Mapping[str, Ids], *, concat: bool = False) -> int:
+    def send_lookup(self, ids: Mapping[str, Ids], *, concat: bool = False, partial: bool = False) -> int:
         """Sends the ids of the next step, which are copied, and returns its number. concat: the activations of all
-        features, which have the same number of samples, are received side by side, so that `Lookup.concat` is no copy."""
-        rows, count, _ = _records.pack_ids(ids)
+        features, which have the same number of samples, are received side by side, so that `Lookup.concat` is no copy, unless
+        features are missing. partial: they may be, as in Model.lookup; their rows stay as they are."""
+        rows, count, _, asked = _records.pack_batch(ids, self.model._dims, partial)
         step = self._send_lookup
         library = _native.lib()
-        send = library.stream_send_lookup_concat if concat else library.stream_send_lookup
+        send = library.stream_send_lookup_concat if concat and asked.wanted == count else library.stream_send_lookup
         _native.check(send(self._handle.get(), step, rows, count))
-        self._names[step] = tuple(ids)
+        self._asked[step] = asked
+        if asked.shapes:
+            self._shapes[step] = asked.rows(self.model._row_shapes)
         self._send_lookup += 1
         return step
 
@@ -86,7 +90,7 @@ class TrainStream(_native.Uncopied):
         found = _native.null()
         self._receive("stream_receive_lookup", found, timeout)
         assert found.value is not None
-        lookup = Lookup(self.model, Handle(found.value, "lookup_free"), self._names.pop(step))
+        lookup = Lookup(self.model, Handle(found.value, "lookup_free"), self._asked.pop(step))
         self._receive_lookup += 1
         return lookup
 
@@ -107,9 +111,10 @@ class TrainStream(_native.Uncopied):
         refuses, `receive_update` raises, and the stream is over: InvalidArgument for a wrong shape,
         feature or value, Aborted if another rank failed.
         """
-        rows, strides, count, kept = _records.pack_gradients(gradients, self.model._row_shapes, strides=True)
-        hypers, hyper_count, _ = _records.pack_hyper(hyper, self.model.tables)
         step = self._send_update
+        shapes = self._shapes.get(step, self.model._row_shapes)
+        rows, strides, count, kept = _records.pack_gradients(gradients, shapes, strides=True)
+        hypers, hyper_count, _ = _records.pack_hyper(hyper, self.model.tables)
         lease = _native.null()
         error = _native.lib().stream_send_update_strided(self._handle.get(), step, rows, strides, count, hypers, hyper_count,
                                                          _native.text(checkpoint, "checkpoint", optional=True),
@@ -127,10 +132,11 @@ class TrainStream(_native.Uncopied):
         """
         _records.check_mapping(like, "like")
         shapes: Dict[str, Tuple[int, ...]] = {}
+        row_shapes = like._row_shapes if isinstance(like, Lookup) else self.model._row_shapes
         for name, one in like.items():
             if name not in self.model.features:
                 raise errors.NotFound(f"like: feature {name!r} is not known; there are {', '.join(self.model.features)}")
-            shape, of_row = np.shape(one), self.model._row_shapes[name]
+            shape, of_row = np.shape(one), row_shapes[name]
             if shape[1:] != of_row or not shape:
                 raise errors.InvalidArgument(f'like: feature "{name}": the shape {list(shape)} is not allowed; it must be that of '
                                              f"the activations, [samples, {', '.join(map(str, of_row))}]")
@@ -152,6 +158,7 @@ class TrainStream(_native.Uncopied):
         return self._update_sent()
 
     def _update_sent(self) -> int:
+        self._shapes.pop(self._send_update, None)
         self._send_update += 1
         return self._send_update - 1
 
@@ -186,11 +193,11 @@ class TrainStream(_native.Uncopied):
                 if left <= 0:
                     raise TimeoutError(f"no answer within {timeout} s; it can still be received later")
 
-    def lookup(self, ids: Mapping[str, Ids], *, concat: bool = False) -> Lookup:
-        """Sends a lookup and receives it. None may be under way. concat: as in send_lookup."""
+    def lookup(self, ids: Mapping[str, Ids], *, concat: bool = False, partial: bool = False) -> Lookup:
+        """Sends a lookup and receives it. None may be under way. concat, partial: as in send_lookup."""
         if self._receive_lookup != self._send_lookup:
             raise errors.FailedPrecondition("a lookup is in progress; receive it with receive_lookup")
-        self.send_lookup(ids, concat=concat)
+        self.send_lookup(ids, concat=concat, partial=partial)
         return self.receive_lookup()
 
     def update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None,

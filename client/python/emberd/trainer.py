@@ -104,6 +104,11 @@ class Trainer(_native.Uncopied, Checkpointed):
     def _behind(self) -> Steps:
         return self._steps
 
+    @property
+    def partial(self) -> bool:
+        """Whether a step may leave features out."""
+        return self._steps.partial
+
     def send(self, ids: Mapping[str, Ids]) -> int:
         """Sends the ids of the next step and gives its number. They must not change before its update has been made."""
         with self._lock:
@@ -161,7 +166,7 @@ class Trainer(_native.Uncopied, Checkpointed):
         """Rows as they are after all updates, without a step."""
         with self._lock:
             self._steps.confirm()
-        return self.model.lookup(ids)
+        return self.model.lookup(ids, partial=self._steps.partial)
 
     def restart(self, step: int) -> None:
         """Goes on from this step: forgets those in progress, and joins the group anew. RowsLost where its tables are at another

@@ -226,8 +226,13 @@ def kinds_of_torch():
         optimizer.zero_grad()
         return found.tolist()
 
-    def bag(world):
-        made = emberd.torch.EmbeddingBag(64, 4, client=world.client, model="m", table=counting_model("m").tables[0], **world.joins())
+    def sequences(world):
+        made = emberd.torch.EmbeddingCollection(counting_model("m").tables, client=world.client, model="m", mask_zero=True, **world.joins())
+        made.optimizer()
+        return made
+
+    def bag(world, kind="EmbeddingBag"):
+        made = getattr(emberd.torch, kind)(64, 4, client=world.client, model="m", table=counting_model("m").tables[0], **world.joins())
         return made
 
     def of_torchrec(world):
@@ -249,6 +254,8 @@ def kinds_of_torch():
         "emberd.torch.EmbeddingOptimizer": Kind(lambda world: collection(world)._optimizers[0],
                                               lambda one: [step(one.collection, optimizer=one), one.param_groups[0]["lr"]]),
         "emberd.torch.EmbeddingBag": Kind(bag, lambda one: step(one.collection), FINISH),
+        "emberd.torch.EmbeddingCollection": Kind(sequences, lambda one: step(one, {"t": torch.tensor([[1, 0]])}), FINISH),
+        "emberd.torch.Embedding": Kind(lambda world: bag(world, "Embedding"), lambda one: step(one.collection), FINISH),
         "emberd.torch.KeyedTensor": Kind(lambda world: collection(world)(keyed())),
         "columns of a KeyedTensor": Kind(columns),
         "emberd.torch.Prefetcher": Kind(lambda world: emberd.torch.Prefetcher([{"t": ids}] * 3, collection(world)),

@@ -56,7 +56,7 @@ MODULES = ["emberd", "emberd.nested", *["emberd.torch", "emberd.compat.jagged", 
 
 # What a wrong argument may raise. UnicodeError is a ValueError that names no argument.
 SAID = (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, emberd.Error)
-D, R, S = emberd.Dense, emberd.Ragged, emberd.Sparse
+D, R, S, Q = emberd.Dense, emberd.Ragged, emberd.Sparse, emberd.Sequences
 JUNK = {
     "None": None, "5": 5, "-1": -1, "2**32 + 5": 2**32 + 5, "2**63": 2**63, "1.5": 1.5, "nan": float("nan"), "inf": float("inf"),
     "10**400": 10**400, "''": "", "'x'": "x", "NUL": "x\0y", "surrogate": "x\ud800", "bytes": b"x\0y", "[]": [], "[[]]": [[]],
@@ -108,8 +108,8 @@ def wrong(good):
         yield from {"another key": {**good, "other": part}, "a number as key": {5: part}, "NUL in a key": {"t\0": part}}.items()
         for key, part in good.items():
             yield from ((f"[{key!r}] {label}", {**good, key: value}) for label, value in wrong(part))
-    elif isinstance(good, (D, R, S, emberd.Tls)):
-        for field in dataclasses.fields(good):
+    elif isinstance(good, (D, R, S, Q, emberd.Tls)):
+        for field in (one for one in dataclasses.fields(good) if one.type != "bool"):
             for label, value in wrong(getattr(good, field.name)):
                 yield f".{field.name} {label}", dataclasses.replace(good, **{field.name: value})
     elif isinstance(good, np.ndarray) and good.ndim:
@@ -152,7 +152,7 @@ def methods_of(kind):
 CLOSED = {}
 IDS = np.array([1, 2])
 ALL_IDS = Each([{"t": IDS}, {"t": D(IDS[:, None], np.ones((2, 1), np.float32))}, {"t": R(IDS, np.array([0, 1, 2]), np.ones(2, np.float32))},
-                {"t": S(np.array([[0, 0], [1, 0]]), IDS, 2, np.ones(2, np.float32))}])
+                {"t": S(np.array([[0, 0], [1, 0]]), IDS, 2, np.ones(2, np.float32))}, {"t": Q(IDS, 0)}])
 ROWS = np.ones((2, 4), np.float32)
 
 # By "function.argument" or argument: what is given where nothing is wrong.
@@ -166,14 +166,15 @@ GOOD = {
     "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
 }
-MODULES_WITH_STEPS = ("EmbeddingBagCollection", "Embedding", "DistributedEmbedding")
+MODULES_WITH_STEPS = ("EmbeddingBagCollection", "EmbeddingCollection", "Embedding", "DistributedEmbedding")
+COLLECTIONS = MODULES_WITH_STEPS[:2]
 FAILS = {"Initializer": "it has no kind", "Client.delete_checkpoint": "there is none",
          **dict.fromkeys((f"{name}.wait_checkpoint" for name in MODULES_WITH_STEPS), "none was asked for")}
 # Public names that are not called here, and where they are.
 ELSEWHERE = {
     **dict.fromkeys(("Client", "Model", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer"), "made by others: makers"),
     **dict.fromkeys(("Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
-    **dict.fromkeys(("Dense", "Ragged", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself",
+    **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself",
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
     **dict.fromkeys(("DistributedEmbedding", *(f"DistributedEmbedding.{name}" for name in (
@@ -183,8 +184,8 @@ ELSEWHERE = {
     "FeatureConfig": "the same",
 }
 # What needs no cluster, and goes on without.
-STILL = {"Client.close", "Lookup.__getitem__", "TrainStream.close", "EmbeddingBagCollection.finish", "EmbeddingBagCollection.optimizer",
-         "EmbeddingBagCollection.set_extra_state", "EmbeddingOptimizer.load_state_dict",
+STILL = {"Client.close", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", "TorchEmbedding.finish", "TorchEmbedding.optimizer",
+         *(f"{name}.{method}" for name in COLLECTIONS for method in ("finish", "optimizer", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
          "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "EmbeddingBag.finish", "EmbeddingBag.optimizer", "Embedding.finish", "Embedding.token",
          "DistributedEmbedding.finish", *(f"{name}.{method}" for name in MODULES_WITH_STEPS for method in ("request_checkpoint", "wait_checkpoint"))}
 # What may succeed though it is not what the signature names: a pattern of "function(argument: label)", and why.
@@ -198,6 +199,9 @@ ALLOWED = {
     r"(\.|per_sample_)weights:? (None|5|-1|2.*|1.5|0-d)\)": "no weights, or one for all ids",
     r"features: (\[\]|empty|shorter)|(loader|batches): (''|longer|{}|\[\]|empty|shorter)": "other batches, or none",
     r"\.samples 5": "the last samples have no ids",
+    r"padding_idx:? (None|5|-1|2\*\*32 \+ 5|\{\})\)": "another padding, or none, which no row need have",
+    r"\.ids (\[\]|\[\[\]\]|empty|longer|of another rank|flat or a column)\)|(EmbeddingCollection.\w+|TorchEmbedding.*)\((ids|input): (\['t'\] )?(\[\[\]\]|of another rank)": "sequences of other shapes",
+    r"mask\(ids": "ids are looked at when they are looked up",
     r"tables: {}": "no table is set",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
@@ -229,11 +233,12 @@ class Sweep(unittest.TestCase):
             ids = [torch.from_numpy(IDS), D(torch.from_numpy(IDS), torch.ones(2)),
                    R(torch.from_numpy(IDS), torch.tensor([0, 1, 2]), torch.ones(2)),
                    S(torch.tensor([[0, 1], [0, 0]]), torch.from_numpy(IDS), 2, torch.ones(2))]
-            every = Each({"t": one} for one in ids)
+            every = Each({"t": one} for one in [*ids, Q(ids[0], 0)])
             cls.good.update({"keys": ["t"], "KeyedJaggedTensor.values": ids[0], "lengths": torch.tensor([1, 1]), "num_embeddings": 16,
-                             "EmbeddingBagCollection.tables": cls.tables(), "Prefetcher.loader": [{"ids": every[0]}],
+                             **{f"{name}.tables": cls.tables() for name in COLLECTIONS}, "TorchEmbedding.table": cls.tables()[0], "Prefetcher.loader": [{"ids": every[0]}],
                              "EmbeddingBag.table": cls.tables()[0]})
-            cls.good.update({"EmbeddingBagCollection.forward.ids": every, "prefetch.ids": every[0], "input": ids[0],
+            cls.good.update({"EmbeddingBagCollection.forward.ids": every, "mask.ids": every[0],
+                             "EmbeddingCollection.forward.ids": Each([every[0], {"t": R(IDS, np.array([0, 1, 2]))}, every[-1]]), "prefetch.ids": every[0], "input": ids[0],
                              "offsets": Each([None, torch.tensor([0, 1])]), "state": {"model": "m", "group": "g", "next_step": 0},
                              "load_state_dict.state_dict": {"param_groups": [{"table": "t", "lr": 0.5}]}})
         if jax:
@@ -275,6 +280,9 @@ class Sweep(unittest.TestCase):
                   "TrainStream": lambda client, method: self.stream(client.model("m"), method)}
         if torch:
             makers["EmbeddingBagCollection"] = self.collection
+            makers["EmbeddingCollection"] = lambda client, method: self.collection(client, method, "EmbeddingCollection")
+            makers["TorchEmbedding"] = lambda client, _: self.ended(optional("emberd.torch").Embedding(
+                16, 4, client=client, model="m", table=self.tables()[0], group=self.group()))
             makers["EmbeddingOptimizer"] = lambda client, _: self.optimizer(self.collection(client))
             makers["EmbeddingBag"] = lambda client, _: self.ended(optional("emberd.torch").EmbeddingBag(
                 16, 4, client=client, model="m", table=self.tables()[0], group=self.group()))
@@ -295,9 +303,9 @@ class Sweep(unittest.TestCase):
         self.ends.append(layer.finish)
         return layer
 
-    def collection(self, client, method=""):
+    def collection(self, client, method="", kind="EmbeddingBagCollection"):
         group = "g" if method == "set_extra_state" else self.group()
-        return self.ended(optional("emberd.torch").EmbeddingBagCollection(self.tables(), client=client, model="m", group=group))
+        return self.ended(getattr(optional("emberd.torch"), kind)(self.tables(), client=client, model="m", group=group))
 
     def optimizer(self, collection):
         made = collection.optimizer()
@@ -431,7 +439,8 @@ class WrongArgumentsTest(Sweep):
     def test_functions_and_constructors(self):
         uses = {"connect": lambda client: client.status(), "local": lambda cluster: cluster.close(),
                 "EmbeddingBagCollection": lambda made: (made({"t": torch.from_numpy(IDS)}), made.finish()),
-                "EmbeddingBag": lambda made: (made(torch.from_numpy(IDS)), made.finish()),
+                "EmbeddingCollection": lambda made: (made({"t": torch.from_numpy(IDS)}), made.finish()),
+                **dict.fromkeys(("EmbeddingBag", "TorchEmbedding"), lambda made: (made(torch.from_numpy(IDS)), made.finish())),
                 "Prefetcher": self.prefetched,
                 "KeyedJaggedTensor": self.jagged, "from_lists": lambda ids: self.model.lookup({"t": ids}),
                 "Embedding": lambda made: (made.receive(made.send({"t": IDS})), made.finish()),
@@ -443,6 +452,7 @@ class WrongArgumentsTest(Sweep):
                         inspect.isclass(thing) and issubclass(thing, (Exception, enum.Enum))) or name.startswith("_"):
                     continue
                 self.assertTrue(callable(thing), name)
+                name = "TorchEmbedding" if torch and thing is optional("emberd.torch").Embedding else name
                 self.sweep(name, lambda thing=thing: thing, thing.__init__ if inspect.isclass(thing) else thing, uses.get(name))
         self.sweep("from_lists", lambda: R.from_lists, R.from_lists, uses["from_lists"])
         self.finish()

@@ -138,6 +138,32 @@ class InJitTest(Case):
         emb.finish()
         self.assertEqual(emb.model.read_rows("t", [1, 2, 63])[:, 0].tolist(), [0.25 - 2 * RATE, 0.25 - 4 * RATE, 0.25])
 
+    def test_sequences_and_a_part_of_the_features(self):
+        tables = []
+        for way in ("outside", "in jit", "ahead"):
+            emb = self.make(model=counting_model(way.replace(" ", "_"), ("t", "other"), initializer=emberd.RowId()), partial=True)
+
+            def loss_of(found, scale):
+                self.assertEqual((list(found), found["t"].shape), (["t"], (2, 3, DIM)))
+                return (found["t"] * scale).sum()
+
+            for length in (3, 3):
+                ids = {"t": emberd.Sequences(np.array([[1, 2, 0], [3, 0, 0]], np.int32), padding_idx=0)}
+                scale = jnp.arange(6.0).reshape(2, length, 1)
+                step = None if way == "in jit" else emb.send(ids)
+                if way == "outside":
+                    emb.update(step, jax.grad(loss_of)(emb.receive(step), scale))
+                else:
+                    jax.jit(jax.grad(lambda token, ids, step: loss_of(emb.in_jit(token, ids, step), scale)))(emb.token(), ids, step)  # noqa: B023
+            self.assertEqual(emb.lookup(ids)["t"].shape, (2, 3, DIM))
+            emb.finish()
+            tables.append([emb.model.table(name).tobytes() for name in ("t", "other")])
+            with self.assertRaisesRegex(ValueError, "'x' are not allowed"):
+                emb.in_jit(emb.token(), {"t": [1], "x": [1]})
+        self.assertEqual(tables[0], tables[1])
+        self.assertEqual(tables[0], tables[2])
+        self.assertEqual(emb.model.table("t")[:5, 0].tolist(), [0, 1, 0, -3, 4])
+
     def test_ids_that_do_not_fit_in_the_32_bits_of_jax_are_refused(self):
         emb = self.make()
         loss_of = lambda token, ids, step=None: emb.in_jit(token, {"t": ids}, step)["t"].sum()  # noqa: E731

@@ -21,8 +21,8 @@ config = emberd.ModelConfig("clicks", tables=[emberd.TableConfig("users", vocabu
 
 
 class ReadmeTest(unittest.TestCase):
-    def run_python(self, *arguments):
-        done = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=120,
+    def run_python(self, *arguments, timeout=120):
+        done = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=timeout,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
@@ -55,6 +55,16 @@ class ReadmeTest(unittest.TestCase):
         self.assertEqual([steps for steps, _ in results], ["200", "200"])
         self.assertLess(float(results[1][1]), 0.5)  # a coin has 0.693
         self.assertAlmostEqual(float(results[0][1]), float(results[1][1]), delta=0.1)  # rank 0 sees its half of the last batch
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_the_next_item_of_a_sequence_is_learned(self):
+        said = self.run_python(os.path.join(HERE, "..", "examples", "sequences.py"), "--epochs", "4", timeout=600)
+        self.assertGreater(float(re.search(r"hits=(\S+)", said)[1]), 0.2)  # guessing has 0.01
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_two_towers_are_trained_and_served(self):
+        said = self.run_python(os.path.join(HERE, "..", "examples", "two_towers.py"), timeout=600)
+        self.assertGreater(float(re.search(r"recall=(\S+)", said)[1]), 0.2)  # guessing has 0.03
 
     @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
     def test_movielens_is_learned_as_by_plain_torch(self):

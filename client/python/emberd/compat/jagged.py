@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import numpy as np
 import torch
 
+from .. import _native
 from .._jagged import to_array
 from ..torch import KeyedTensor as _KeyedTensor
 
@@ -68,6 +69,17 @@ class JaggedTensor(_Jagged):
 
     def to_dense(self) -> List[torch.Tensor]:
         return list(torch.split(self._values, self._lengths.tolist()))
+
+    def to_padded_dense(self, desired_length: Optional[int] = None, padding_value: float = 0.0) -> torch.Tensor:
+        """[samples, positions, ...] of the first `desired_length` values of each sample, by default as many as the longest one has,
+        and `padding_value` behind them."""
+        longest = int(self._lengths.max()) if len(self._lengths) else 0
+        positions = longest if desired_length is None else _native.whole(desired_length, "desired_length")
+        places = torch.arange(positions)
+        filled = places < self._lengths[:, None]
+        result = self._values.new_full((len(self._lengths), positions, *self._values.shape[1:]), padding_value)
+        result[filled] = self._values[(self.offsets()[:-1, None] + places)[filled]]
+        return result
 
 
 class KeyedJaggedTensor(_Jagged):

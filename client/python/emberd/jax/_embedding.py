@@ -24,16 +24,19 @@ class Embedding(_native.Uncopied, Checkpointed):
       JAX's processes.
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
+    partial: a step may leave features out: it looks up and trains those that it names.
+
+    emberd.Sequences as ids of a feature, [samples, positions], give activations [samples, positions, embedding_dim].
     """
 
     def __init__(self, model: Model, group: str = "train", rank: Optional[int] = None, size: Optional[int] = None, *,
                  pipelined: bool = False, consistency: str = "sync", staleness_bound: int = 0,
-                 step_timeout: float = 60.0, patience: float = 60.0) -> None:
+                 step_timeout: float = 60.0, patience: float = 60.0, partial: bool = False) -> None:
         if rank is None and size is None:
             rank, size = jax.process_index(), jax.process_count()
         self.model = model
         self._trainer = Trainer(model, group, rank, size, pipelined=pipelined, consistency=consistency,
-                                staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience)
+                                staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
         self._in_jit = Lookups(self._trainer)
 
     @property

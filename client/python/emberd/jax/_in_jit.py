@@ -16,13 +16,14 @@ import numpy as np
 from jax.experimental import io_callback
 
 from .. import errors
-from ..arrays import Dense, Ids, Ragged, Sparse, as_int32, cut, map_arrays, samples_of
+from ..arrays import Dense, Ids, Ragged, Sequences, Sparse, activation_shape, as_int32, cut, map_arrays
 from ..client import Model
 from ..trainer import Trainer
 
 # Ids may be arguments of jitted functions.
 for _kind, _arrays, _fixed in ((Dense, ("ids", "weights"), ()), (Ragged, ("values", "row_splits", "weights"), ()),
-                               (Sparse, ("indices", "values", "weights"), ("samples",))):
+                               (Sparse, ("indices", "values", "weights"), ("samples",)),
+                               (Sequences, ("ids",), ("padding_idx", "mask_zero"))):
     jax.tree_util.register_dataclass(_kind, list(_arrays), list(_fixed))
 
 
@@ -42,7 +43,7 @@ def check_width(ids: Mapping[str, Ids], model: Model) -> None:
         return
     for name in set(ids).intersection(model.features):
         value, rows = ids[name], model.tables[model.features[name].table].vocabulary_size
-        one: Any = value.ids if isinstance(value, Dense) else value.values if isinstance(value, (Ragged, Sparse)) else value
+        one: Any = value.ids if isinstance(value, (Dense, Sequences)) else value.values if isinstance(value, (Ragged, Sparse)) else value
         if not any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(one)):
             as_int32(np.asarray(one), f"feature {name!r}", WIDER)
         elif isinstance(one, jax.Array) and one.dtype.itemsize == 4 and rows > jnp.iinfo(one.dtype).max:
@@ -73,13 +74,13 @@ class Lookups:
 
     def _shapes(self, ids: Mapping[str, Ids]) -> Dict[str, jax.ShapeDtypeStruct]:
         features = self._trainer.model.features
-        wrong = sorted(set(features).symmetric_difference(ids))
+        wrong = sorted(set(ids) - set(features) if self._trainer.partial else set(features).symmetric_difference(ids))
         if wrong:
             what = "are missing" if wrong[0] in features else "are not allowed"
             raise ValueError(f"ids: those of feature {wrong[0]!r} {what}; give the ids of all features of model "
                              f"{self._trainer.model.name!r}: {', '.join(features)}")
         self.used = True
-        return {name: jax.ShapeDtypeStruct((samples_of(value), features[name].embedding_dim), jnp.float32)
+        return {name: jax.ShapeDtypeStruct(activation_shape(value, features[name].output_shape, features[name].embedding_dim), jnp.float32)
                 for name, value in ids.items()}
 
     def _primal(self, token: Any, ids: Mapping[str, Ids], step: Any, hyper: Any) -> Any:
