@@ -229,4 +229,15 @@ emberd_call* emberd_drop_group(emberd_client* client, const char* model, const c
   });
 }
 
+emberd_call* emberd_administer(emberd_client* client, const char* method, const char* request) {
+  return Call([&]() -> Work {
+    return [client = client->client, method = Text(method),
+            request = Text(request)](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(std::string answer, client->Administer(method, request));
+      *result = std::make_unique<emberd_text>(emberd_text{std::move(answer)});
+      return absl::OkStatus();
+    };
+  });
+}
+
 }  // extern "C"

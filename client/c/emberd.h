@@ -290,6 +290,12 @@ EMBERD_API emberd_call* emberd_delete_checkpoint(emberd_client* client, const ch
 EMBERD_API emberd_call* emberd_drop_group(emberd_client* client, const char* model,
                                           const char* group);
 
+// A method of AdminService (admin_service.proto) by its name, "GetStats". `request` is its message
+// as protobuf's JSON; empty: no fields. Result: text, the answer as protobuf's JSON, all fields by
+// their names in the .proto file, 64-bit integers as strings.
+EMBERD_API emberd_call* emberd_administer(emberd_client* client, const char* method,
+                                          const char* request);
+
 // ---- Training on a stream: see train.proto, and client/cpp/train_stream.h
 
 enum { EMBERD_SYNC = 0, EMBERD_ASYNC = 1, EMBERD_BOUNDED = 2 };

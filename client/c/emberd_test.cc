@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -451,6 +452,25 @@ TEST_F(CInterfaceTest, DropsAGroup) {
   EXPECT_STREQ(emberd_text_string(said.get()), R"({"dropped":true})");
   EXPECT_EQ(service_.dropped_group.model(), "m");
   EXPECT_EQ(service_.dropped_group.group(), "run-7");
+}
+
+TEST_F(CInterfaceTest, AdministersByNameInJson) {
+  const auto call = [this](const char* method, const char* request) {
+    return Held<emberd_call>(Done(emberd_administer(client_.get(), method, request)));
+  };
+  const Held<emberd_call> drop = call("DropGroup", R"({"model": "m", "group": "run-7"})");
+  EXPECT_EQ(Outcome(drop.get()), "0: ");
+  const Held<emberd_text> said(emberd_call_take_text(drop.get()));
+  EXPECT_STREQ(emberd_text_string(said.get()), R"({"dropped":true})");
+  EXPECT_EQ(service_.dropped_group.group(), "run-7");
+  for (const auto& [method, request, wanted] :
+       {std::tuple("Burn", "", "method: 'Burn'"), std::tuple("DropGroup", R"({"nam": "x"})", "nam"),
+        std::tuple("DropGroup", "{", "request: "), std::tuple("", "", "method: ''")}) {
+    const Held<emberd_call> refused = call(method, request);
+    const Held<emberd_error> error(emberd_call_error(refused.get()));
+    EXPECT_EQ(emberd_error_code(error.get()), 3);
+    EXPECT_THAT(emberd_error_message(error.get()), HasSubstr(wanted));
+  }
 }
 
 TEST_F(CInterfaceTest, DeclaresFromACheckpoint) {

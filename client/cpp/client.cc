@@ -4,7 +4,11 @@
 #include <utility>
 
 #include <google/protobuf/arena.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/util/json_util.h>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "base/status.h"
@@ -22,6 +26,8 @@
 
 namespace emberd::client {
 namespace {
+
+constexpr char kAdminService[] = "emberd.v1.AdminService";
 
 // Room for the activations where this coordinator can write them. Of a unary call bfloat16 travels
 // in the answer: it has to be converted anyway.
@@ -370,6 +376,40 @@ absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::stri
   ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::DropGroupResponse>(
                                             "/emberd.v1.AdminService/DropGroup", request));
   return response.dropped();
+}
+
+absl::StatusOr<std::string> Client::Administer(const std::string& method,
+                                               const std::string& request) {
+  using google::protobuf::Message;
+  const google::protobuf::ServiceDescriptor* const service =
+      google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(kAdminService);
+  const auto* const found = service == nullptr ? nullptr : service->FindMethodByName(method);
+  if (found == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("method: '", method, "' is not allowed; it must be one of AdminService"));
+  }
+  const auto make = [](const google::protobuf::Descriptor* type) {
+    auto* const factory = google::protobuf::MessageFactory::generated_factory();
+    return absl::WrapUnique<Message>(factory->GetPrototype(type)->New());
+  };
+  const std::unique_ptr<Message> sent = make(found->input_type());
+  if (!request.empty()) {
+    const auto read = google::protobuf::util::JsonStringToMessage(request, sent.get());
+    if (!read.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("request: ", std::string(read.message())));
+    }
+  }
+  const std::unique_ptr<Message> answer = make(found->output_type());
+  const std::string path = absl::StrCat("/", kAdminService, "/", method);
+  RETURN_IF_ERROR(impl_->transport->CallUnary(path.c_str(), *sent, {}, answer.get()));
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  std::string json;
+  if (!google::protobuf::util::MessageToJsonString(*answer, &json, options).ok()) {
+    return absl::InternalError(absl::StrCat(method, ": the answer cannot be written as JSON"));
+  }
+  return json;
 }
 
 uint64_t Client::NextSequence() { return impl_->next_sequence++; }

@@ -78,6 +78,10 @@ class Transport {
     return Call<Response>(method, request, CallSettings());
   }
 
+  // The same, for a message of any kind. `response` is empty.
+  absl::Status CallUnary(const char* method, const google::protobuf::MessageLite& request,
+                         const CallSettings& settings, google::protobuf::MessageLite* response);
+
   // For attempts: makes the call of `context` without gRPC, where the coordinator is on this
   // machine and has a free lane. Nothing: it has to go by gRPC.
   std::optional<grpc::Status> CallOnLane(const Coordinator& coordinator, v1::LaneMethod method,
@@ -102,8 +106,6 @@ class Transport {
   SharedMemory* memory(int coordinator) const;
 
  private:
-  absl::Status CallUnary(const char* method, const google::protobuf::MessageLite& request,
-                         const CallSettings& settings, google::protobuf::MessageLite* response);
   Transport(const ClientOptions& options, const Credentials& credentials,
             std::unique_ptr<CredentialFiles> files);
 

@@ -10,12 +10,13 @@
         found.apply({"user": found["user"] - 1})
 
 `local` starts a cluster and `connect` reaches one. A Client declares models, finds them, restores and serves them; a Model looks rows up,
-reads and assigns them, saves checkpoints, and trains on a stream: `Model.train`. ModelConfig, TableConfig and so on describe a model,
+reads and assigns them, saves checkpoints, and trains on a stream: `Model.train`. `watch` shows what a model does. ModelConfig, TableConfig and so on describe a model,
 and have the range and default of each field. Errors are of the class Error, and ValueError, LookupError and so on where Python has one.
 
     import emberd.torch     modules for PyTorch: EmbeddingBagCollection, EmbeddingCollection, EmbeddingBag, Embedding, Prefetcher
     import emberd.jax       Embedding, around jitted functions and in them; emberd.jax.nnx for Flax
     import emberd.keras     keras-rs's DistributedEmbedding, on JAX, PyTorch and TensorFlow
+    import emberd.aio       the same client for asyncio
     import emberd.ray       a cluster on the nodes of a cluster of Ray
     import emberd.compat.torchrec, emberd.compat.jax_tpu_embedding      scripts of others by changed imports
     emberd.nested           features in nested structures
@@ -35,24 +36,28 @@ from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceed
                      ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
 from .local import LocalCluster, local
+from .statistics import HotRow, Limits, ModelStatistics, ShardMemory
 from .steps import RowsLost
 from .train import TrainStream
+from .watching import Watch, watch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "Cancelled",
     "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
-    "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "Ids", "Initializer",
-    "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "ModelStatus", "Momentum",
+    "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "HotRow", "Ids", "Initializer", "Internal",
+    "InvalidArgument", "LaProp", "Limits", "LocalCluster", "Lookup", "Model", "ModelConfig", "ModelStatistics", "ModelStatus", "Momentum",
     "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
     "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowsLost", "RowwiseAdagrad", "SGD",
-    "Sequences", "Sparse", "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal",
-    "Unauthenticated", "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect", "local",
+    "Sequences", "ShardMemory", "Sparse", "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal",
+    "Unauthenticated", "Unavailable", "Uniform", "Unimplemented", "Unknown", "Watch", "Zeros", "connect", "local", "watch",
 ]
 
 if not TYPE_CHECKING:
     def __getattr__(name):
+        if name == "aio":
+            raise AttributeError("emberd.aio is not imported by default: import emberd.aio")
         if name in ("torch", "jax", "keras", "ray"):
             raise AttributeError(f"emberd.{name} is not imported by default; with {name} installed: import emberd.{name}")
         raise AttributeError(f"module 'emberd' has no attribute {name!r}")

@@ -71,7 +71,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("restore_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p]), ("list_checkpoints", _P, [_P, c_char_p]),
     ("serve_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p, c_char_p]),
     ("delete_checkpoint", _P, [_P, c_char_p, c_char_p]),
-    ("drop_group", _P, [_P, c_char_p, c_char_p]),
+    ("drop_group", _P, [_P, c_char_p, c_char_p]), ("administer", _P, [_P, c_char_p, c_char_p]),
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
     ("train", _P, [_P, _P, POINTER(TrainOptions)]), ("stream_next_step", c_int64, [_P]),
     ("stream_generation", c_uint64, [_P]), ("stream_made_generation", c_uint64, [_P]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from . import _native, errors
+from . import _native, _tables, errors
 from ._native import Call, Handle
 
 
@@ -36,6 +36,12 @@ class Checkpoints(List[Checkpoint]):
     def __init__(self, checkpoints: List[Checkpoint], damaged: List[str]) -> None:
         super().__init__(checkpoints)
         self.damaged = damaged
+
+    def _repr_html_(self) -> str:
+        rows = [(one.model, one.name, one.saved_at.isoformat(" ", "seconds"), _tables.size(one.bytes), _tables.count(one.rows),
+                 ", ".join(f"{group}: {step}" for group, step in one.groups.items())) for one in self]
+        rows += [("damaged", folder, "", "", "", "") for folder in self.damaged]
+        return _tables.in_html("emberd checkpoints" if rows else "no checkpoints", ("model", "name", "saved at (UTC)", "size", "rows", "next step of groups"), rows)
 
 
 @dataclass(frozen=True)

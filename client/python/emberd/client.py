@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native, _records, arrays, checkpoints, errors
+from . import _native, _records, _tables, arrays, checkpoints, errors, statistics
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
 from .config import ModelConfig
+from .statistics import HotRow, Limits, ModelStatistics, ShardMemory
 
 if TYPE_CHECKING:
     from .train import TrainStream
@@ -82,6 +83,8 @@ class ModelStatus:
     tables: int
     stacks: int
     table_bytes: int  # of rows and slots, on all shards
+    serves: str = ""  # the checkpoint that it serves, "MODEL/NAME"; "": it is none that serves
+    lost: str = ""  # why every call on it fails, where a shard has lost its rows; "": none has
 
 
 def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None] = None, token: str = "",
@@ -138,6 +141,13 @@ class Client:
     def __repr__(self) -> str:
         return f"emberd.Client({', '.join(self.addresses)})"
 
+    def _repr_html_(self) -> str:
+        try:
+            rows = [(one.name, one.tables, _tables.size(one.table_bytes), one.serves) for one in self.models()]
+        except (errors.Error, ValueError, errors.ForkedProcess) as error:
+            return _tables.in_html(repr(self), (), [(error,)])
+        return _tables.in_html(repr(self), ("model", "tables", "memory", "serves"), rows)
+
     def __enter__(self) -> "Client":
         return self
 
@@ -163,9 +173,26 @@ class Client:
 
     def models(self) -> List[ModelStatus]:
         """The models of the cluster, by name, whoever declared them."""
-        names = [one.name for one in dataclasses.fields(ModelStatus)]
-        found = [ModelStatus(**{name: one[name] for name in names}) for one in self.status()["models"]]
+        found = [ModelStatus(one["name"], one["tables"], one["stacks"], int(one["table_bytes"]), one["serves"], one["lost"])
+                 for one in statistics.administer(self._handle, "GetStatus")["models"]]
         return sorted(found, key=lambda one: one.name)
+
+    def memory(self) -> List[ShardMemory]:
+        """The memory of each shard, in their order, with why one does not answer within a second."""
+        return statistics.memory(self._handle)
+
+    def drop_model(self, name: str) -> bool:
+        """Removes a model, its rows and its groups from all shards; checkpoints stay. False: there is none of this name. Streams and
+        batches of it end with an error."""
+        _native.text(name, "name")
+        return bool(statistics.administer(self._handle, "DropModel", name=name)["dropped"])
+
+    def reset_model(self, name: str) -> "Model":
+        """Discards all rows of a model, which gets initial ones again; its groups begin at step 0. This ends DataLoss, where a shard
+        has lost its rows. Batches and streams under way end with Aborted. NotFound if there is none of this name."""
+        _native.text(name, "name")
+        statistics.administer(self._handle, "ResetModel", name=name)
+        return self.model(name)
 
     def status(self) -> Dict[str, Any]:
         """The cluster: version, uptime_ms; models (see `models`); batches and batch_bytes that wait for gradients; and of each of the
@@ -185,7 +212,7 @@ class Client:
         Its present rows are lost; earlier batches and streams end with Aborted. If a file of the checkpoint is damaged,
         DataLoss names it, and nothing has changed.
         config: the same tables with another storage type or optimizer; slots that the checkpoint does not have begin with
-        their initial values. AlreadyExists if another config is declared: drop the model first (`emberctl model drop`).
+        their initial values. AlreadyExists if another config is declared: drop the model first (`drop_model`).
         progress: called now and then with how far it is.
         """
         checkpoints.restore(self._handle, model, name, None if config is None else _config_text(config), progress)
@@ -269,6 +296,38 @@ class Model:
 
     def __repr__(self) -> str:
         return f"emberd.Model({self.name!r}, tables={list(self.tables)}, features={list(self.features)})"
+
+    def _repr_html_(self) -> str:
+        features = {name: ", ".join(one.name for one in self.features.values() if one.table == name) for name in self.tables}
+        return _tables.in_html(f"emberd.Model {self.name}", ("table", "rows", "embedding_dim", "optimizer", "features"), [
+            (one.name, _tables.count(one.vocabulary_size), one.embedding_dim, one.optimizer, features[one.name]) for one in self.tables.values()])
+
+    def statistics(self, hot_rows: int = 0) -> ModelStatistics:
+        """What has been done with the model, and what it holds. hot_rows: that are listed of each table, 0 to 100."""
+        return statistics.of_model(self.client._handle, self.name, hot_rows)
+
+    def hot_rows(self, table: str, count: int = 10) -> List[HotRow]:
+        """The rows of a table that are looked up most, 1 to 100 of them, the hottest first. NotFound for an unknown table."""
+        if _native.text(table, "table") and table not in self.tables:
+            raise errors.NotFound(f"table: model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
+        return list(statistics.of_model(self.client._handle, self.name, _native.whole(count, "count", 1, 100), table).hot_rows)
+
+    def limits(self) -> Dict[str, Limits]:
+        """The limits of each table stack, by its name (`tables[table].stack`), and what batches have needed."""
+        return statistics.limits(self.client._handle, self.name)
+
+    def set_limits(self, stack: str, *, max_ids_per_partition: Optional[int] = None,
+                   max_unique_ids_per_partition: Optional[int] = None) -> None:
+        """Changes limits of a stack, of the live model: batches from now on keep to them, by more mini-batches; results stay the same.
+
+        max_ids_per_partition, max_unique_ids_per_partition: 0 to 2^31 - 1, where 0 is no limit; None: as it is.
+        NotFound for an unknown stack.
+        """
+        statistics.set_limits(self.client._handle, self.name, stack, max_ids_per_partition, max_unique_ids_per_partition)
+
+    def reset_limits(self) -> None:
+        """All stacks get the limits of the model's description again."""
+        statistics.administer(self.client._handle, "SetLimits", model=self.name, declared=True)
 
     def lookup(self, ids: Mapping[str, Ids], *, train: bool = False, partial: bool = False, deadline: Optional[float] = None) -> "Lookup":
         """Looks every feature up: a mapping from its name to float32 [samples, embedding_dim], or to the shape that its
@@ -399,6 +458,9 @@ class Lookup(_native.Uncopied, Mapping[str, Floats]):
                 self._activations[name] = one.reshape(len(one) // math.prod(inner), *inner, one.shape[1])
         for name, shape in asked.shapes.items():
             self._activations[name] = self._activations[name].reshape(shape)
+
+    def __repr__(self) -> str:
+        return f"emberd.Lookup({', '.join(f'{name}: {list(one.shape)}' for name, one in self._activations.items())})"
 
     def __getitem__(self, feature: str) -> Floats:
         return self._activations[feature]

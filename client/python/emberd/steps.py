@@ -41,6 +41,9 @@ class Step:
         self.hyper: Optional[Hyper] = None
         self.checkpoint: Optional[str] = None
 
+    def __repr__(self) -> str:
+        return f"emberd.steps.Step({self.number}, features={list(self.ids)})"
+
 
 class Steps:
     """Not thread-safe. Joins the group at the first lookup.
@@ -68,6 +71,9 @@ class Steps:
         self._next: Optional[int] = None  # of the next lookup; None: not joined yet
         self._generations: Set[int] = {0}  # in which the steps were made: those of its streams, that before, and "not known"
         self._under_way: Deque[Step] = deque()
+
+    def __repr__(self) -> str:
+        return f"emberd.steps.Steps({self.model.name!r}, group={self.group!r}, {len(self._under_way)} under way)"
 
     def __getstate__(self) -> Dict[str, Any]:
         """A copy has no step under way and asks for no checkpoint, and joins the group anew."""

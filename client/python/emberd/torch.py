@@ -40,6 +40,9 @@ class KeyedTensor:
         self._tensors = dict(tensors)
         self._values = values
 
+    def __repr__(self) -> str:
+        return f"KeyedTensor({', '.join(f'{key}: {list(one.shape)}' for key, one in self._tensors.items())})"
+
     def keys(self) -> List[str]:
         """In the order of `values`."""
         return list(self._tensors)
@@ -129,6 +132,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         else:
             found = self._evaluate(ids)
         return self._pass_to_weights(found, weights, ids) if weights else found
+
+    def extra_repr(self) -> str:
+        """As torch prints the module."""
+        return f"{self.model.name!r}, group={self._steps.group!r}, tables={list(self.model.tables)}, features={list(self.model.features)}"
 
     def __getstate__(self) -> Dict[str, Any]:
         """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
@@ -611,6 +618,9 @@ class Prefetcher:
         self.ids = ids_of if ids is None else ids
         if not callable(self.ids):
             raise _native.refuse_kind(ids, "ids", "a function")
+
+    def __repr__(self) -> str:
+        return f"emberd.torch.Prefetcher of {self.collection.model.name!r}, depth={self.depth}"
 
     def __iter__(self) -> Iterator[Any]:
         for _, batch in ahead(self.loader, self._send, self.depth, lambda _: self.collection._ahead.clear()):

@@ -35,14 +35,15 @@ def open_stream(model: Model, group: str, rank: int, size: int, consistency: str
         _native.whole(staleness_bound, "staleness_bound"), _native.whole(first_step, "first_step"),
         _native.milliseconds(step_timeout, "step_timeout"))
     call = _native.lib().train(model.client._handle.get(), model._handle.get(), ctypes.byref(options))
-    return TrainStream(model, Call(call).take("stream"), pipelined)
+    return TrainStream(model, Call(call).take("stream"), pipelined, group)
 
 
 class TrainStream(_native.Uncopied):
     """One thread may send while another receives; a single thread may do both. Sending never waits."""
 
-    def __init__(self, model: Model, handle: Handle, pipelined: bool) -> None:
+    def __init__(self, model: Model, handle: Handle, pipelined: bool, group: str) -> None:
         self.model = model
+        self.group = group
         self.pipelined = pipelined
         self._handle = handle
         self.next_step = int(_native.lib().stream_next_step(handle.get()))
@@ -53,6 +54,9 @@ class TrainStream(_native.Uncopied):
         self._finishing = False
         self._asked: Dict[int, _records.Asked] = {}  # of lookups under way
         self._shapes: Dict[int, Mapping[str, Tuple[int, ...]]] = {}  # of rows of gradients, where they are not those of the model
+
+    def __repr__(self) -> str:
+        return f"emberd.TrainStream({self.model.name!r}, group={self.group!r}, next step {self._send_update})"
 
     def __enter__(self) -> "TrainStream":
         return self

@@ -95,6 +95,9 @@ class Trainer(_native.Uncopied, Checkpointed):
         self._sent: Deque[Step] = deque()  # lookups whose update has not been sent
         self._lock = threading.RLock()
 
+    def __repr__(self) -> str:
+        return f"emberd.trainer.Trainer({self.model.name!r}, group={self._steps.group!r})"
+
     @property
     def next_step(self) -> int:
         """The step whose update comes next. Joins the group, which waits for its other ranks."""

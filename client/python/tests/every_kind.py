@@ -1,5 +1,6 @@
 """How an object of every public class of the package is made, used and ended, for test_every_object.py."""
 
+import asyncio
 import dataclasses
 import enum
 import functools
@@ -20,6 +21,7 @@ from cluster import counting_model, emberd  # noqa: E402
 
 import numpy as np  # noqa: E402
 
+import emberd.aio  # noqa: E402
 import emberd.trainer  # noqa: E402
 
 
@@ -158,6 +160,10 @@ def kinds():
         "emberd.client.Model": Kind(lambda world: world.model, lambda one: one.read_rows("t", IDS).tolist(), lambda one: one.client.close()),
         "emberd.client.Lookup": Kind(World.lookup, lambda one: [shown(one), one.step], lambda one: one.release()),
         "emberd.train.TrainStream": Kind(lambda world: world.model.train(world.group()), step_of_stream, CLOSE),
+        "emberd.watching.Watch": Kind(lambda world: emberd.watch(world.model), lambda one: one.refresh().statistics.model, CLOSE),
+        "emberd.aio.Client": Kind(lambda world: emberd.aio.Client(world.client, 2), lambda one: asyncio.run(one.model("m")).name, lambda one: asyncio.run(one.close())),
+        "emberd.aio.Model": Kind(lambda world: emberd.aio.Model(emberd.aio.Client(world.client, 2), world.model),
+                                 lambda one: asyncio.run(one.read_rows("t", IDS)).tolist(), lambda one: one.client.blocking.close()),
         "emberd.local.LocalCluster": Kind(lambda _: emberd.local(shards=1), lambda one: [one.log() is not None, one.address], CLOSE),
         "emberd.steps.Steps": Kind(World.steps, step_of_steps, FINISH),
         "emberd.steps.Step": Kind(lambda world: world.steps().send({"t": IDS}), lambda one: [one.number, shown(one.ids)]),
@@ -190,7 +196,10 @@ def values():
                 "vocabulary_size": 8, "embedding_dim": 4,
                 "table": "t", "value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "stack": "s", "optimizer": "sgd", "slots": (),
                 "ids": IDS, "values": IDS, "row_splits": np.array([0, 1, 2]), "indices": np.array([0, 1]), "samples": 2, "step": 3,
-                "rows_updated": 1, "rows_skipped": 0, "phase": "saving", "bytes": 5, "total_bytes": 6, "elapsed": 0.5, "num_embeddings": 8}
+                "time": 5, "examples": 1, "batches": 1, "unique_ids": 1, "dropped_ids": 0, "updates": 1, "failures": 0, "wait_seconds": 0.5, "serves": "",
+                "lost": "", "shard": 0, "address": "a", "error": "", "table_budget_bytes": 1, "resident_bytes": 1, "memory_bytes": 1, "id": 7, "lookups": 5,
+                "share": 0.5, **dict.fromkeys(("max_ids_per_partition", "max_unique_ids_per_partition", "largest_ids_per_partition",
+                                               "largest_unique_ids_per_partition"), 1), "rows_updated": 1, "rows_skipped": 0, "phase": "saving", "bytes": 5, "total_bytes": 6, "elapsed": 0.5, "num_embeddings": 8}
     found = {}
     for name, kind in public_classes().items():
         if issubclass(kind, Exception):

@@ -8,6 +8,7 @@ process or never returns: all runs in a child process, which says what it calls.
 PyTorch, JAX and Keras are swept where they are installed.
 """
 
+import asyncio
 import collections.abc
 import copy
 import dataclasses
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 import typing
 import unittest
 
@@ -38,6 +40,8 @@ if __name__ == "__main__" and INSIDE not in os.environ:
 
 from cluster import counting_model, emberd, main  # noqa: E402
 
+import emberd.aio  # noqa: E402
+
 import numpy as np  # noqa: E402
 
 
@@ -51,7 +55,7 @@ def optional(name):
 torch, jax, keras = optional("torch"), optional("jax"), optional("keras")
 if jax:
     jax.config.update("jax_platforms", "cpu")
-MODULES = ["emberd", "emberd.nested", *["emberd.torch", "emberd.compat.jagged", "emberd.compat.torchrec"] * bool(torch),
+MODULES = ["emberd", "emberd.nested", "emberd.aio", *["emberd.torch", "emberd.compat.jagged", "emberd.compat.torchrec"] * bool(torch),
            *["emberd.jax", "emberd.jax.nnx"] * bool(jax), *["emberd.keras"] * bool(keras)]
 
 # What a wrong argument may raise. UnicodeError is a ValueError that names no argument.
@@ -164,6 +168,7 @@ GOOD = {
     "samples": [[1, 2], [3]], "from_lists.weights": [[1.0, 2.0], [1.0]], "tls": Each([None, emberd.Tls()]), "size": 1,
     "declare.config": counting_model("declared").to_json(), "timeout": 5.0, "step_timeout": 1.0, "patience": 1.0, "Prefetcher.ids": None, "Embedding.prefetch.ids": None, "connect_timeout": 1.0, "deadline": 5.0,
     "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
+    "Watch.write.step": 0, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
 }
 MODULES_WITH_STEPS = ("EmbeddingBagCollection", "EmbeddingCollection", "Embedding", "DistributedEmbedding")
@@ -172,9 +177,9 @@ FAILS = {"Initializer": "it has no kind", "Client.delete_checkpoint": "there is 
          **dict.fromkeys((f"{name}.wait_checkpoint" for name in MODULES_WITH_STEPS), "none was asked for")}
 # Public names that are not called here, and where they are.
 ELSEWHERE = {
-    **dict.fromkeys(("Client", "Model", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer"), "made by others: makers"),
-    **dict.fromkeys(("Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
-    **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself",
+    **dict.fromkeys(("Client", "Model", "Watch", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer"), "made by others: makers"),
+    **dict.fromkeys(("HotRow", "Limits", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
+    **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", "AioModel.apply": "a lookup is applied once: test_statistics.py",
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
     **dict.fromkeys(("DistributedEmbedding", *(f"DistributedEmbedding.{name}" for name in (
@@ -184,8 +189,8 @@ ELSEWHERE = {
     "FeatureConfig": "the same",
 }
 # What needs no cluster, and goes on without.
-STILL = {"Client.close", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", "TorchEmbedding.finish", "TorchEmbedding.optimizer",
-         *(f"{name}.{method}" for name in COLLECTIONS for method in ("finish", "optimizer", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
+STILL = {"Client.close", "AioClient.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", "TorchEmbedding.finish", "TorchEmbedding.optimizer",
+         *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
          "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "EmbeddingBag.finish", "EmbeddingBag.optimizer", "Embedding.finish", "Embedding.token",
          "DistributedEmbedding.finish", *(f"{name}.{method}" for name in MODULES_WITH_STEPS for method in ("request_checkpoint", "wait_checkpoint"))}
 # What may succeed though it is not what the signature names: a pattern of "function(argument: label)", and why.
@@ -208,7 +213,7 @@ ALLOWED = {
     r"like: {}|like: \['t'\] (masked|longer|of |beyond)": "nothing but the shape counts",
     r"addresses: longer": "the same coordinator twice",
     r"(vocabulary_size|_bytes_limit|seed): 2": "they have 64 bits",
-    r"(deadline|timeout|step_timeout|patience|lr): 0-d": "a number of NumPy",
+    r"(deadline|timeout|step_timeout|patience|interval|lr): 0-d": "a number of NumPy",
 }
 
 
@@ -225,10 +230,11 @@ class Sweep(unittest.TestCase):
         cls.addClassCleanup(cls.client.close)
         cls.model = cls.client.declare(counting_model("m", rows=16, optimizer=emberd.Adagrad(learning_rate=0.5)))
         cls.model.save_checkpoint("saved")
+        cls.client.declare(counting_model("reset"))
         cls.groups = itertools.count()
         with cls.connect() as client:
             CLOSED.update({emberd.Client: client, emberd.Model: client.model("m")})
-        cls.good = {**GOOD, "client": cls.client, "addresses": cls.cluster.addresses}
+        cls.good = {**GOOD, "watch.model": cls.model, "client": cls.client, "addresses": cls.cluster.addresses}
         if torch:
             ids = [torch.from_numpy(IDS), D(torch.from_numpy(IDS), torch.ones(2)),
                    R(torch.from_numpy(IDS), torch.tensor([0, 1, 2]), torch.ones(2)),
@@ -277,7 +283,9 @@ class Sweep(unittest.TestCase):
         """Of the objects that have methods: by name, from a client and the name of the method that will be called."""
         makers = {"Client": lambda client, _: client, "Model": lambda client, _: client.model("m"),
                   "Lookup": lambda client, _: self.lookup(client.model("m")),
-                  "TrainStream": lambda client, method: self.stream(client.model("m"), method)}
+                  "TrainStream": lambda client, method: self.stream(client.model("m"), method), "Watch": lambda client, _: emberd.watch(client.model("m")),
+                  "AioClient": lambda client, _: emberd.aio.Client(client, 2),
+                  "AioModel": lambda client, _: emberd.aio.Model(emberd.aio.Client(client, 2), client.model("m"))}
         if torch:
             makers["EmbeddingBagCollection"] = self.collection
             makers["EmbeddingCollection"] = lambda client, method: self.collection(client, method, "EmbeddingCollection")
@@ -355,6 +363,13 @@ class Sweep(unittest.TestCase):
         return method if answer is None else lambda **given: (method(**given), answer())
 
     def use(self, result):
+        async def all_of(runs):
+            return [one async for one in runs]
+
+        if inspect.isasyncgen(result):
+            result = all_of(result)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
         if inspect.isgenerator(result):
             list(result)
         if isinstance(result, emberd.TrainStream):
@@ -437,7 +452,7 @@ class WrongArgumentsTest(Sweep):
         self.finish()
 
     def test_functions_and_constructors(self):
-        uses = {"connect": lambda client: client.status(), "local": lambda cluster: cluster.close(),
+        uses = {"connect": lambda client: client.status(), "Aioconnect": lambda made: asyncio.run(made).blocking.status(), "local": lambda cluster: cluster.close(),
                 "EmbeddingBagCollection": lambda made: (made({"t": torch.from_numpy(IDS)}), made.finish()),
                 "EmbeddingCollection": lambda made: (made({"t": torch.from_numpy(IDS)}), made.finish()),
                 **dict.fromkeys(("EmbeddingBag", "TorchEmbedding"), lambda made: (made(torch.from_numpy(IDS)), made.finish())),
@@ -452,6 +467,7 @@ class WrongArgumentsTest(Sweep):
                         inspect.isclass(thing) and issubclass(thing, (Exception, enum.Enum))) or name.startswith("_"):
                     continue
                 self.assertTrue(callable(thing), name)
+                name = f"Aio{name}" if module is emberd.aio else name
                 name = "TorchEmbedding" if torch and thing is optional("emberd.torch").Embedding else name
                 self.sweep(name, lambda thing=thing: thing, thing.__init__ if inspect.isclass(thing) else thing, uses.get(name))
         self.sweep("from_lists", lambda: R.from_lists, R.from_lists, uses["from_lists"])

@@ -56,6 +56,12 @@ class ReadmeTest(unittest.TestCase):
         self.assertLess(float(results[1][1]), 0.5)  # a coin has 0.693
         self.assertAlmostEqual(float(results[0][1]), float(results[1][1]), delta=0.1)  # rank 0 sees its half of the last batch
 
+    def test_requests_are_served_from_two_checkpoints(self):
+        said = self.run_python(os.path.join(HERE, "..", "examples", "serving.py"), timeout=600)
+        found = re.findall(r"^serving scores/version-(\d): right=(\S+), 1000 requests in (\d+) batches$", said, re.MULTILINE)
+        self.assertEqual([version for version, _, _ in found], ["0", "1"])
+        self.assertGreater(float(found[1][1]), 0.9)  # a coin has 0.5
+
     @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
     def test_the_next_item_of_a_sequence_is_learned(self):
         said = self.run_python(os.path.join(HERE, "..", "examples", "sequences.py"), "--epochs", "4", timeout=600)

@@ -36,6 +36,10 @@ class _Jagged:
         self._values, self._weights = values, weights
         self._lengths = _to_lengths(lengths, offsets)
 
+    def __repr__(self) -> str:
+        keys = f"{self.keys()}, " if isinstance(self, KeyedJaggedTensor) else ""
+        return f"{type(self).__name__}({keys}values {list(self._values.shape)}, lengths {list(self._lengths.shape)})"
+
     def values(self) -> torch.Tensor:
         return self._values
 

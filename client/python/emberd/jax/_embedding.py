@@ -39,6 +39,9 @@ class Embedding(_native.Uncopied, Checkpointed):
                                 staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
         self._in_jit = Lookups(self._trainer)
 
+    def __repr__(self) -> str:
+        return f"emberd.jax.Embedding({self.model.name!r}, group={self._behind().group!r})"
+
     @property
     def next_step(self) -> int:
         """The step whose update comes next. Joins the group, which waits for its other ranks."""

@@ -1,0 +1,149 @@
+"""What a cluster does and holds: what `Model.statistics`, `Model.hot_rows`, `Model.limits` and `Client.memory` give.
+
+Counts grow from the start of the servers on: rates are differences of two of them, as `emberd.watch` shows them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import _native, _tables, errors
+from ._native import Call, Handle
+
+
+@dataclass(frozen=True)
+class HotRow:
+    """One of the rows of a table that are looked up most, estimated from a sample of the lookups."""
+
+    table: str
+    id: int
+    lookups: int  # since its shard was started
+    error: int  # by which this may be too high, besides the sampling
+    share: float  # of all lookups of the table, 0 to 1
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """What the coordinator that answered has done with a model since it was started, and what all shards hold of it."""
+
+    model: str
+    time: datetime  # UTC
+    examples: int  # looked up: of each batch, the samples of the feature that has most
+    batches: int
+    ids: int  # one that a sample has twice counts once
+    unique_ids: int  # of each batch and table stack
+    dropped_ids: int  # lost because they were over a limit: 0 unless the model's plan allows it
+    updates: int  # of training groups
+    failures: int  # streams of training that ended with an error
+    wait_seconds: float  # that the ranks of groups spent waiting for each other, in all
+    table_bytes: int  # of rows and slots, on all shards
+    serves: str  # the checkpoint that it serves, "MODEL/NAME"; "": none
+    lost: str  # why every call on it fails, where a shard has lost its rows; "": none has
+    hot_rows: Tuple[HotRow, ...] = ()  # by table, the hottest first
+
+    def _repr_html_(self) -> str:
+        rows = [("examples", _tables.count(self.examples)), ("ids", _tables.count(self.ids)), ("dropped ids", _tables.count(self.dropped_ids)),
+                ("updates", _tables.count(self.updates)), ("memory of tables", _tables.size(self.table_bytes))]
+        rows += [("serves", self.serves)] * bool(self.serves) + [("lost", self.lost)] * bool(self.lost)
+        rows += [(f"hot row of {one.table}", f"{one.id}: {_tables.share(one.share)}") for one in self.hot_rows]
+        return _tables.in_html(f"emberd model {self.model}", (), rows)
+
+
+@dataclass(frozen=True)
+class ShardMemory:
+    """The memory of a shard, in bytes."""
+
+    shard: int
+    address: str
+    error: str  # why it does not answer, and all numbers are 0; "": it does
+    table_bytes: int  # of rows and slots of all models
+    table_budget_bytes: int  # what they may have at most
+    resident_bytes: int  # of the process, with whatever else it serves; shards of one process have its address "in-process"
+    memory_bytes: int  # of the machine or the cgroup, divided by the shards there
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a table stack, for each partition and mini-batch; 0: there is no limit. And the largest need that this coordinator has seen
+    since it was started, as a limit would have to allow it."""
+
+    stack: str
+    max_ids_per_partition: int
+    max_unique_ids_per_partition: int
+    largest_ids_per_partition: int
+    largest_unique_ids_per_partition: int
+
+
+def administer(client: Handle, method: str, **request: Any) -> Dict[str, Any]:
+    """A call of AdminService. 64-bit integers come as texts."""
+    answer: Dict[str, Any] = Call(_native.lib().administer(client.get(), method.encode(), json.dumps(request).encode())).text()
+    return answer
+
+
+def of_model(client: Handle, model: str, hot_rows: int, table: Optional[str] = None) -> ModelStatistics:
+    _native.whole(hot_rows, "hot_rows", 0, 100)
+    status = next((one for one in administer(client, "GetStatus")["models"] if one["name"] == model), None)
+    if status is None:
+        raise errors.NotFound(f"name: there is no model {model!r}")
+    said = administer(client, "GetStats", hot_rows=hot_rows)
+
+    def of(kind: str) -> List[Dict[str, Any]]:
+        return [one for one in said[kind] if one["model"] == model]
+
+    stacks, groups = of("stacks"), of("groups")
+
+    def total(parts: List[Dict[str, Any]], field: str) -> int:
+        return sum(int(one[field]) for one in parts)
+
+    return ModelStatistics(
+        model, datetime.fromtimestamp(int(said["time_ms"]) / 1000, timezone.utc), total(of("models"), "examples"),
+        max((int(one["batches"]) for one in stacks), default=0), total(stacks, "ids"), total(stacks, "unique_ids"), total(stacks, "dropped_ids"),
+        total(groups, "updates"), total(groups, "failures"), sum(float(one["wait_seconds"]) for one in groups), int(status["table_bytes"]),
+        status["serves"], status["lost"], tuple(_hot_rows(said["shards"], model, hot_rows, table)))
+
+
+def _hot_rows(shards: List[Dict[str, Any]], model: str, most: int, only: Optional[str]) -> List[HotRow]:
+    """Each row is on one shard; all of them have looked some up."""
+    lookups: Dict[str, int] = {}
+    found: Dict[str, List[Dict[str, Any]]] = {}
+    for shard in shards:
+        mine: Dict[str, int] = {}
+        for one in shard["hot_rows"]:
+            if one["model"] == model and only in (None, one["table"]):
+                found.setdefault(one["table"], []).append(one)
+                mine[one["table"]] = int(one["table_lookups"])
+        for table, number in mine.items():
+            lookups[table] = lookups.get(table, 0) + number
+    result: List[HotRow] = []
+    for table in sorted(found):
+        hottest = sorted(found[table], key=lambda one: (-int(one["lookups"]), int(one["id"])))[:most]
+        result += [HotRow(table, int(one["id"]), int(one["lookups"]), int(one["error"]), min(1.0, int(one["lookups"]) / max(1, lookups[table])))
+                   for one in hottest]
+    return result
+
+
+def memory(client: Handle) -> List[ShardMemory]:
+    return [ShardMemory(one["index"], one["address"], "" if one["reachable"] else one["error"] or "it does not answer",
+                        *(int(one[name]) for name in ("table_bytes", "table_budget_bytes", "resident_bytes", "memory_bytes")))
+            for one in administer(client, "GetStatus")["shards"]]
+
+
+def limits(client: Handle, model: str) -> Dict[str, Limits]:
+    def largest(sketch: Optional[Dict[str, Any]]) -> int:
+        return int(sketch["max"]) if sketch else 0
+
+    return {one["stack"]: Limits(one["stack"], one["max_ids_per_partition"], one["max_unique_ids_per_partition"], largest(one.get("ids")),
+                                 largest(one.get("unique_ids"))) for one in administer(client, "GetLimits", model=model)["stacks"]}
+
+
+def set_limits(client: Handle, model: str, stack: str, max_ids: Optional[int], max_unique_ids: Optional[int]) -> None:
+    now = limits(client, model)
+    if _native.text(stack, "stack") and stack not in now:
+        raise errors.NotFound(f"stack: model {model!r} has no stack {stack!r}; it has {', '.join(now)}")
+    names = "max_ids_per_partition", "max_unique_ids_per_partition"
+    wanted = {name: getattr(now[stack], name) if value is None else _native.whole(value, name, 0, 2**31 - 1)
+              for name, value in zip(names, (max_ids, max_unique_ids))}
+    administer(client, "SetLimits", model=model, limits=[{"stack": stack, **wanted}])

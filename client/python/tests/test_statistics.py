@@ -1,0 +1,284 @@
+"""What operators see, from Python: statistics, hot rows, memory, limits, what is served; dropping and resetting; the live table; and the
+client for asyncio.
+
+What this would catch: a count of another model, a hot row that is none, a limit that is set beside the one that was named, a table that
+goes on after its block, and a call that blocks the loop of asyncio.
+"""
+
+import asyncio
+import io
+import sys
+import tempfile
+import threading
+import types
+import unittest
+import unittest.mock
+
+from cluster import ClusterTest, counting_model, emberd, main
+
+import emberd.aio  # noqa: E402
+import numpy as np
+
+
+def train(model, steps=40, group="run"):
+    """Row 7 of "a" is half of what is looked up."""
+    random = np.random.default_rng(1)
+    with model.train(group) as stream:
+        for _ in range(steps):
+            hot = np.where(random.random(128) < 0.5, 7, random.integers(0, 64, 128))
+            found = stream.lookup({"a": hot, "b": np.arange(48).reshape(16, 3)})
+            stream.update({"a": found["a"]})
+
+
+class StatisticsTest(ClusterTest):
+    def test_counts_and_hot_rows_are_those_of_the_model(self):
+        model, other = (self.client.declare(counting_model(name, ("a", "b"))) for name in ("counted", "idle"))
+        before = model.statistics()
+        train(model)
+        now = model.statistics(hot_rows=2)
+        self.assertEqual([getattr(now, name) - getattr(before, name) for name in ("examples", "batches", "ids", "updates", "failures", "dropped_ids")],
+                         [40 * 128, 40, 40 * (128 + 48), 40, 0, 0])
+        self.assertGreater(now.time, before.time)
+        self.assertEqual((now.table_bytes, now.serves, now.lost), (2 * 64 * 8 * 4, "", ""))
+        hot = model.hot_rows("a", 3)
+        self.assertEqual((hot[0].table, hot[0].id), ("a", 7))
+        self.assertTrue(0.3 < hot[0].share < 0.8, hot)
+        self.assertEqual([one.lookups for one in hot], sorted((one.lookups for one in hot), reverse=True))
+        self.assertEqual(now.hot_rows[0], model.hot_rows("a", 2)[0])
+        self.assertTrue(all(sum(one.table == table for one in now.hot_rows) <= 2 for table in ("a", "b")))
+        self.assertEqual((other.statistics(5).examples, other.statistics(5).hot_rows), (0, ()))
+        for call, kind, said in ((lambda: model.statistics(101), ValueError, r"hot_rows: 101 .* \[0, 100\]"), (lambda: model.hot_rows("a", 0), ValueError, "count: 0"),
+                                 (lambda: model.hot_rows("c"), LookupError, "no table 'c'; it has a, b"), (lambda: model.statistics(1.5), TypeError, "hot_rows")):
+            with self.assertRaisesRegex(kind, said):
+                call()
+
+    def test_memory_of_the_shards(self):
+        model = self.declare(rows=1024)
+        shards = self.client.memory()
+        self.assertEqual([(one.shard, one.error) for one in shards], [(0, ""), (1, "")])
+        self.assertGreaterEqual(sum(one.table_bytes for one in shards), model.statistics().table_bytes)
+        for one in shards:
+            self.assertTrue(0 < one.table_bytes < one.table_budget_bytes < one.memory_bytes, one)
+            self.assertLess(1 << 20, one.resident_bytes)
+
+    def test_limits_of_the_live_model(self):
+        model = self.declare(tables=("a", "b"), max_ids_per_partition=96, max_unique_ids_per_partition=80)
+        train(model, 5)
+        stack = model.tables["a"].stack
+        now = model.limits()[stack]
+        self.assertEqual((now.stack, now.max_ids_per_partition, now.max_unique_ids_per_partition), (stack, 96, 80))
+        self.assertTrue(0 < now.largest_unique_ids_per_partition <= now.largest_ids_per_partition)
+        model.set_limits(stack, max_ids_per_partition=40)
+        self.assertEqual([model.limits()[stack].max_ids_per_partition, model.limits()[stack].max_unique_ids_per_partition], [40, 80])
+        rows = model.table("a").tobytes()
+        model.set_limits(stack, max_unique_ids_per_partition=0)
+        self.assertEqual([model.limits()[stack].max_ids_per_partition, model.limits()[stack].max_unique_ids_per_partition], [40, 0])
+        model.reset_limits()
+        self.assertEqual(model.limits()[stack].max_ids_per_partition, 96)
+        self.assertEqual(model.table("a").tobytes(), rows)
+        for options, kind, said in (({"stack": "c", "max_ids_per_partition": 1}, LookupError, f"no stack 'c'; it has {stack}"),
+                                    ({"stack": stack, "max_ids_per_partition": -1}, ValueError, r"max_ids_per_partition: -1 .*\[0, 2147483647\]"),
+                                    ({"stack": stack, "max_unique_ids_per_partition": 2**31}, ValueError, "max_unique_ids_per_partition: 2147483648")):
+            with self.assertRaisesRegex(kind, said):
+                model.set_limits(**options)
+        self.assertEqual(model.limits()[stack].max_ids_per_partition, 96)
+
+    def test_models_are_dropped_and_reset(self):
+        model = self.declare(tables=("a", "b"), initializer=emberd.RowId())
+        train(model, 2)
+        with self.assertRaises(emberd.Aborted), model.train("open") as stream:
+            stream.lookup({"a": [1], "b": [1]})
+            again = self.client.reset_model(model.name)
+            stream.update({"a": np.ones((1, 4))})
+        self.assertEqual(again.table("a")[:, 0].tolist(), list(range(64)))
+        with again.train("run") as stream:
+            self.assertEqual(stream.next_step, 0)
+        self.assertTrue(self.client.drop_model(model.name))
+        self.assertFalse(self.client.drop_model(model.name))
+        self.assertNotIn(model.name, [one.name for one in self.client.models()])
+        for call in (lambda: self.client.reset_model(model.name), model.statistics, lambda: model.limits(), lambda: model.lookup({"a": [1], "b": [1]})):
+            with self.assertRaises(LookupError):
+                call()
+        self.assertTrue(self.declare(tables=("c",)).created)  # another model of the name
+
+    def test_the_checkpoint_that_is_served(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            model = client.declare(counting_model("m"))
+            for name in ("first", "second"):
+                model.save_checkpoint(name)
+                live = client.serve("m", name, serve_as="live")
+                self.assertEqual({one.name: one.serves for one in client.models()}, {"live": f"m/{name}", "m": ""})
+                self.assertEqual(live.statistics().serves, f"m/{name}")
+
+
+class ShownTest(ClusterTest):
+    def test_objects_say_what_they_are(self):
+        model = self.declare(tables=("a", "b"))
+        found = model.lookup({"a": [1, 2], "b": [[1, 2]]})
+        self.assertEqual(repr(found), "emberd.Lookup(a: [2, 4], b: [1, 4])")
+        with model.train("run") as stream:
+            self.assertEqual(repr(stream), f"emberd.TrainStream({model.name!r}, group='run', next step 0)")
+        self.assertEqual(repr(self.cluster), f"emberd.LocalCluster({self.cluster.address}; pid {self.cluster.pid})")
+        for one in (self.client, model, emberd.Checkpoints([], ["m/b: <cut> off"]), model.statistics(1), emberd.watch(model)):
+            page = one._repr_html_()
+            self.assertNotIn(" object at 0x", repr(one))
+            self.assertRegex(page, "^<b>.*</table>$")
+            self.assertNotIn("<cut>", page)
+        self.assertIn("&lt;cut&gt;", emberd.Checkpoints([], ["m/b: <cut> off"])._repr_html_())
+        client = self.cluster.connect()
+        client.close()
+        self.assertIn("has been closed", client._repr_html_())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class WatchTest(ClusterTest):
+    def wait(self, shown, count):
+        """Until so many tables have been shown."""
+        while shown() < count:
+            train(self.model, 1)
+
+    def setUp(self):
+        self.model = self.declare(tables=("a", "b"))
+
+    def test_figures_and_tensorboard(self):
+        watch = emberd.watch(self.model)
+        train(self.model, 20)
+        written = {}
+        watch.write(types.SimpleNamespace(add_scalar=lambda tag, value, step: written.update({tag: (value, step)})), 7)
+        self.assertEqual({step for _, step in written.values()}, {7})
+        found = {tag.split("/")[1]: value for tag, (value, _) in written.items()}
+        self.assertEqual(found, watch.scalars())
+        self.assertAlmostEqual(found["examples_per_second"] / found["updates_per_second"], 128)
+        self.assertGreater(found["hottest_share"], 0.3)
+        self.assertEqual((found["dropped_ids"], found["table_bytes"]), (0, self.model.statistics().table_bytes))
+        self.assertRegex(str(watch), rf"^{self.model.name}\nexamples / s +[\d,.]+\nids / s .*\n(.*\n)*hot rows of a +7 \(")
+        for call, said in ((lambda: watch.write(None, 1), "writer: a NoneType"), (lambda: emberd.watch("m"), "model: a str"), (lambda: emberd.watch(self.model, file=1), "file: a int")):
+            with self.assertRaisesRegex(TypeError, said):
+                call()
+
+    def test_a_terminal_is_written_over_and_a_file_is_not(self):
+        for file in (Terminal(), io.StringIO()):
+            with emberd.watch(self.model, interval=0.01, file=file) as watch:
+                self.wait(lambda: file.getvalue().count("examples / s"), 3)
+                with self.assertRaisesRegex(RuntimeError, "already"):
+                    watch.__enter__()
+            said = file.getvalue()
+            watch.close()
+            train(self.model, 3)
+            self.assertEqual(file.getvalue(), said)
+            self.assertEqual("\x1b[" in said, file.isatty())
+            self.assertNotIn("emberd.watch", [one.name for one in threading.enumerate()])
+        lines = [line for line in said.splitlines() if line]
+        self.assertTrue(all(line.startswith(f"{self.model.name}: examples / s: ") for line in lines), lines)
+
+    def test_a_notebook_shows_one_table(self):
+        shown = []
+        display = types.SimpleNamespace(update=lambda one: shown.append(one._repr_html_()))
+        module = types.ModuleType("IPython")
+        module.get_ipython = lambda: types.SimpleNamespace(kernel=1)
+        page = types.ModuleType("IPython.display")
+        page.display = lambda one, display_id: shown.append(one._repr_html_()) or display
+        with unittest.mock.patch.dict(sys.modules, {"IPython": module, "IPython.display": page}):
+            with emberd.watch(self.model, interval=0.01):
+                self.wait(lambda: len(shown), 3)
+        self.assertTrue(all("examples / s" in one for one in shown))
+
+    def test_failures_are_shown_and_end_nothing(self):
+        file = io.StringIO()
+        with emberd.watch(self.model, interval=0.01, file=file):
+            self.client.drop_model(self.model.name)
+            while "there is no model" not in file.getvalue():
+                pass
+        client = self.cluster.connect()
+        self.declare(tables=("a", "b"))
+        watch = emberd.watch(client.model(self.model.name), interval=0.01, file=file)
+        with watch:
+            client.close()
+            while "has been closed" not in file.getvalue():
+                pass
+        self.assertIn("has been closed", watch._repr_html_())
+        with self.assertRaisesRegex(ValueError, "has been closed"):
+            str(watch)
+
+
+class AsyncioTest(ClusterTest):
+    def test_many_calls_wait_at_a_time(self):
+        name = self.declare(tables=("a", "b"), initializer=emberd.RowId()).name
+
+        async def run():
+            async with await emberd.aio.connect(self.cluster.address) as client:
+                model = await client.model(name)
+                beats = 0
+
+                async def beat():
+                    nonlocal beats
+                    while True:
+                        beats += 1
+                        await asyncio.sleep(0)
+
+                other = asyncio.create_task(beat())
+                found = await asyncio.gather(*(model.lookup({"a": np.array([one % 64])}, partial=True) for one in range(200)))
+                self.assertEqual([one["a"][0, 0] for one in found], [one % 64 for one in range(200)])
+                self.assertGreater(beats, 1)
+                other.cancel()
+                found = await model.lookup({"a": [1], "b": [2]}, train=True)
+                applied = await model.apply(found, {"a": np.ones((1, 4))})
+                self.assertEqual(applied.rows_updated, 2)
+                self.assertEqual((await model.read_rows("a", [1]))[0, 0], 0)
+                await model.assign_rows("a", [1], np.full((1, 4), 5))
+                rows = [(first, len(values)) async for first, values in model.export("a", rows_at_a_time=50)]
+                self.assertEqual(rows, [(0, 50), (50, 14)])
+                self.assertGreaterEqual((await model.statistics()).examples, 200)
+                self.assertIsInstance(await model.hot_rows("a"), list)
+                self.assertIn(name, [one.name for one in await client.models()])
+                self.assertEqual(len(await client.memory()), 2)
+                self.assertFalse((await client.declare(counting_model(name, ("a", "b"), initializer=emberd.RowId()))).blocking.created)
+                with self.assertRaisesRegex(IndexError, "64"):
+                    await model.lookup({"a": [64], "b": [1]})
+                with self.assertRaisesRegex(TypeError, "lookup: a dict"):
+                    await model.apply({}, {})
+                return client, model
+
+        client, model = asyncio.run(run())
+        with self.assertRaisesRegex(ValueError, "has been closed"):
+            asyncio.run(model.lookup({"a": [1]}, partial=True))
+        for threads in (0, 4097):
+            with self.assertRaisesRegex(ValueError, rf"threads: {threads} .*\[1, 4096\]"):
+                asyncio.run(emberd.aio.connect(self.cluster.address, threads=threads))
+
+    def test_checkpoints_are_saved_restored_and_served(self):
+        async def run(address):
+            async with await emberd.aio.connect(address) as client:
+                model = await client.declare(counting_model("m"))
+                saved = await model.save_checkpoint("one")
+                await model.assign_rows("t", [1], np.ones((1, 4)))
+                model = await client.restore("m", "one")
+                self.assertEqual((await model.read_rows("t", [1])).tolist(), [[0] * 4])
+                live = await client.serve("m", serve_as="live")
+                return saved.name, (await live.lookup({"t": [1]}))["t"].shape, [one.name for one in await client.checkpoints("m") if not one.automatic]
+
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster:
+            self.assertEqual(asyncio.run(run(cluster.address)), ("one", (1, 4), ["one"]))
+
+    def test_a_cancelled_task_no_longer_waits(self):
+        name = self.declare().name
+
+        async def run():
+            async with await emberd.aio.connect(self.cluster.address, threads=1) as client:
+                model = await client.model(name)
+                hold = threading.Event()
+                client._threads._pool.submit(hold.wait)  # so that what follows waits its turn
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(model.lookup({"t": [1]}), 0.05)
+                hold.set()
+                self.assertEqual((await model.lookup({"t": [1]}))["t"].shape, (1, 4))
+
+        asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
