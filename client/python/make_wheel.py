@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the wheel of emberd: the package, the client library, `emberd`, `emberctl`, and the libraries that they need.
+"""Makes the wheel of emberd: the package, the client library, `emberd`, `emberctl`, and the libraries that they need; examples, .proto
+files and documents in emberd/_docs.
 
 usage: make_wheel.py BUILD_FOLDER OUTPUT_FOLDER
 
@@ -108,6 +109,12 @@ def stage(build, folder):
     """Lays the tree of the wheel out in `folder`."""
     package = os.path.join(folder, "emberd")
     shutil.copytree(os.path.join(HERE, "emberd"), package, ignore=shutil.ignore_patterns("__pycache__", "_bin", "_lib"))
+    documents = os.path.join(package, "_docs")
+    shutil.copytree(os.path.join(HERE, "examples"), os.path.join(documents, "examples"), ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(os.path.join(ROOT, "proto", "emberd"), os.path.join(documents, "proto", "emberd"),
+                    ignore=lambda _, names: [name for name in names if "." in name and not name.endswith(".proto")])
+    for path in (os.path.join(HERE, "README.md"), os.path.join(ROOT, "client", "COMING_FROM.md"), os.path.join(HERE, "docs", "issues.md")):
+        shutil.copy(path, documents)
     binaries, libraries = os.path.join(package, "_bin"), os.path.join(package, "_lib")
     os.mkdir(binaries)
     os.mkdir(libraries)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from typing import Iterator
+from pathlib import Path
+from typing import Dict, Iterator
 
 from . import __version__, _native
 
@@ -25,6 +26,16 @@ emberd {version}, Python {python}: embedding tables of any size for PyTorch, JAX
 """
 
 
+def _documents() -> Dict[str, Path]:
+    """Where examples and documents are: in the package, or in the tree of its sources."""
+    inside, sources = _native.HERE / "_docs", _native.HERE.parent
+    if inside.exists():
+        return {"examples": inside / "examples", "README": inside / "README.md", "COMING_FROM": inside / "COMING_FROM.md",
+                "issues": inside / "issues.md", "proto": inside / "proto"}
+    return {"examples": sources / "examples", "README": sources / "README.md", "COMING_FROM": sources.parent / "COMING_FROM.md",
+            "issues": sources / "docs" / "issues.md", "proto": sources.parent.parent / "proto"}
+
+
 def _parts() -> Iterator[str]:
     """A line for each of them."""
     library = _native.library_path()
@@ -34,6 +45,8 @@ def _parts() -> Iterator[str]:
             yield f"  {name:<13}{_native.program_path(name)}"
         except FileNotFoundError as error:
             yield f"  {name:<13}{error}"
+    for name, path in _documents().items():
+        yield f"  {name:<13}{path}"
     for module, name in FRAMEWORKS.items():
         yield f"  {name:<13}" + (f"import emberd.{module}" if importlib.util.find_spec(module) else "is not installed")
 

@@ -20,6 +20,24 @@ config = emberd.ModelConfig("clicks", tables=[emberd.TableConfig("users", vocabu
 """
 
 
+class IssuesTest(unittest.TestCase):
+    """What this would catch: a test that was renamed or removed, and still stands in docs/issues.md as what shows something."""
+
+    def test_every_test_that_is_named_is_there(self):
+        with open(os.path.join(HERE, "..", "docs", "issues.md"), encoding="utf-8") as file:
+            rows = [line.split(" | ") for line in file if line.startswith("| ")][2:]
+        self.assertGreater(len(rows), 25)
+        for row in rows:
+            path, case, name = re.fullmatch(r"`(\S+): (\w+)\.(\w+)` \|\n", row[-1]).groups()
+            with self.subTest(f"{case}.{name}"), open(os.path.join(ROOT, path), encoding="utf-8") as file:
+                text = file.read()
+                if path.endswith(".cc"):
+                    self.assertRegex(text, rf"(?m)^TEST(_F|_P)?\({case}, {name}\)")
+                else:
+                    of_case = re.search(rf"(?ms)^class {case}\b.*?(?=^\S|\Z)", text)
+                    self.assertIn(f"    def {name}(self", of_case[0])
+
+
 class ReadmeTest(unittest.TestCase):
     def run_python(self, *arguments, timeout=120):
         done = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=timeout,

@@ -76,6 +76,14 @@ class WheelTest(unittest.TestCase):
             said = run(self.python, "-c", before + example(), cwd="/")
             self.assertLess(float(re.search(r"loss=(\S+)", said)[1]), 0.1)
 
+    def test_examples_and_documents_are_in_it(self):
+        said = run(self.python, "-m", "emberd", cwd="/")
+        paths = {name: re.search(rf"^  {name} +(/\S+)$", said, re.MULTILINE)[1] for name in ("examples", "README", "COMING_FROM", "issues", "proto")}
+        for name, path in paths.items():
+            self.assertTrue(path.startswith(self.package) and os.path.exists(path), f"{name}: {path}")
+        self.assertIn("model.proto", os.listdir(os.path.join(paths["proto"], "emberd", "v1")))
+        self.assertRegex(run(self.python, os.path.join(paths["examples"], "serving.py"), "--requests", "50", cwd="/"), "version-1: right=")
+
     def test_the_same_wheel_on_every_python(self):
         tried = []
         for version, python in pythons():
