@@ -118,6 +118,7 @@ def _keep_freed_memory() -> None:
 
 class _State:
     library: Optional[Any] = None
+    process = 0  # that has loaded it
     forked = False
     lock = threading.Lock()
 
@@ -148,7 +149,7 @@ def lib() -> Any:
     if _State.library is None:
         with _State.lock:
             if _State.library is None:
-                _State.library = _load()
+                _State.library, _State.process = _load(), os.getpid()
     return _State.library
 
 
@@ -184,7 +185,8 @@ class _Owned(Uncopied):
         self._as_parameter_, self._free = value, free
 
     def __del__(self) -> None:
-        if not _State.forked and _State.library is not None:
+        # In a forked child garbage may be collected before `forked` is set: threading, for one, is told of the fork earlier.
+        if not _State.forked and _State.library is not None and os.getpid() == _State.process:
             getattr(_State.library, self._free)(self._as_parameter_)
 
 

@@ -12,10 +12,11 @@ Gradients of the ranks of a group are **summed**; `reduction="mean"` scales them
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -91,6 +92,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     accumulate: the calls before `optimizer().step()` make one step together, as one large batch would.
     partial: a call may leave features out: it looks up and trains those that it names, and no row changes for the others.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
+    lr_by_table: each table may have a learning rate of its own in each step. Otherwise tables with equal optimizers and widths may be
+      stacked, and share one. It is part of the plan, and so of a model that is declared.
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone. In training, with gradients enabled,
     each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
@@ -104,8 +107,12 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                  rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
                  accumulate: bool = False, partial: bool = False, optimizer: Union[config.Optimizer, str, None] = None, plan: Optional[config.PlanConfig] = None,
-                 seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0) -> None:
+                 seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0, lr_by_table: bool = False) -> None:
         super().__init__()
+        if lr_by_table:
+            if plan is not None and (plan.groups or plan.auto_stack):
+                raise ValueError("lr_by_table: not allowed together with a plan that stacks tables, for those of a stack share one rate")
+            plan = dataclasses.replace(plan or config.PlanConfig(), auto_stack=False)
         if reduction not in ("sum", "mean"):
             raise ValueError(f"reduction: {reduction!r} is not allowed; it must be 'sum' or 'mean'")
         if accumulate and pipelined:
@@ -113,7 +120,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else list(features)
         self.config = config.ModelConfig(model, list(tables), given, optimizer, plan, seed)
         self.model: Model = client.declare(self.config)
-        self.reduction, self.accumulate = reduction, accumulate
+        self.reduction, self.accumulate, self.partial = reduction, accumulate, partial
+        self.frozen: FrozenSet[str] = frozenset()  # tables
         rank, size = _rank_and_size(rank, size)
         self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
                             staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
@@ -127,9 +135,14 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse, Dense or Sequences; gives a dict of tensors.
         Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor."""
         weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
-        if self.training and torch.is_grad_enabled():
+        moving = self._moving(ids)
+        if self.training and torch.is_grad_enabled() and (moving is ids or moving):
             found = self._train_part(ids) if self.accumulate else self._train(ids)
+            if moving is not ids:
+                found = self._beside_frozen(ids, found)
         else:
+            if self.training and torch.is_grad_enabled() and self._ahead:
+                self._ahead.popleft()  # it needs no step
             found = self._evaluate(ids)
         return self._pass_to_weights(found, weights, ids) if weights else found
 
@@ -141,6 +154,44 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
         return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [],
                 "_optimizers": []}
+
+    def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
+        """Freezes tables, or thaws them, from the next call on. Of a frozen one neither rows nor slots change, bit for bit, whatever its
+        rate, decay and momentum; its activations require no gradient. As the module has no parameters, a module around it does not reach
+        the tables by its own requires_grad_.
+
+        tables: names; default: all. NotFound for one that there is not.
+        """
+        known = [one.name for one in self.config.tables]
+        if isinstance(tables, str):
+            raise _native.refuse_kind(tables, "tables", "a list of names")
+        for name in () if tables is None else tables:
+            if name not in known:
+                raise errors.NotFound(f"tables: there is no table {name!r}; there are {', '.join(known)}")
+        named = set(known if tables is None else tables)
+        self.frozen = frozenset(self.frozen - named if requires_grad else self.frozen | named)
+        self._steps.forget()  # what was sent ahead has other features
+        self._steps.partial = self.partial or bool(self.frozen)
+        return self
+
+    def _moving(self, ids: Any) -> Any:
+        """What is looked up to be trained; the very ids, where nothing is frozen."""
+        if not self.frozen:
+            return ids
+        given, features = _by_feature(ids), self.model.features
+        missing = [name for name in features if name not in given]
+        if missing and not self.partial:
+            raise errors.InvalidArgument(f"ids: feature {missing[0]!r} is missing; there are {', '.join(features)}")
+        return {name: value for name, value in given.items() if name not in features or features[name].table not in self.frozen}
+
+    def _beside_frozen(self, ids: Any, found: Mapping[str, torch.Tensor]) -> Any:
+        given = _by_feature(ids)
+        frozen = {name: value for name, value in given.items() if name not in found}
+        still: Mapping[str, Any] = {}
+        if frozen:
+            still = self.model.lookup(self._prepare(frozen), partial=True)
+        result = {name: found[name] if name in found else torch.from_numpy(still[name]) for name in given}
+        return KeyedTensor(result) if self._side_by_side(ids) else result
 
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, or the same ids, in the same order. Errors
@@ -204,13 +255,16 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         for ahead in self._ahead:
             if ahead.step is None or ahead.step.forgotten:
                 try:
-                    ahead.step = self._steps.send(self._prepare(ahead.ids), self._side_by_side(ahead.ids))
+                    moving = self._moving(ahead.ids)
+                    if moving is not ahead.ids and not moving:
+                        continue
+                    ahead.step = self._steps.send(self._prepare(moving), self._side_by_side(moving))
                 except (errors.Error, ValueError, TypeError):
                     return
 
     def _evaluate(self, ids: Any) -> Any:
         self._steps.confirm()
-        lookup = self.model.lookup(self._prepare(ids), partial=self._steps.partial)
+        lookup = self.model.lookup(self._prepare(ids), partial=self.partial)
         found = {name: torch.from_numpy(values) for name, values in lookup.items()}
         return KeyedTensor(found) if self._side_by_side(ids) else found
 
@@ -219,6 +273,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         if self._ahead and self._ahead[0].ids is not ids and not self._are_same(self._ahead[0].ids, ids):
             raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
         step = self._ahead.popleft().step if self._ahead else None
+        ids = self._moving(ids)
         try:
             if step is None or step.forgotten:
                 self._steps.forget()
@@ -304,6 +359,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def _train_part(self, ids: Any) -> Any:
         """No update comes between the calls of a step, so that each may look up by itself."""
         self._skip_current()
+        ids = self._moving(ids)
         prepared = self._prepare(ids)
         self._steps.confirm(all_of_them=True)
         leaves: Dict[str, torch.Tensor] = {}
@@ -334,7 +390,27 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 self._leaves[name].grad = torch.cat([flat(ids, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
                                                      for ids, leaf in of_name])
 
-    def _update(self, rates: Mapping[str, float], checkpoint: Optional[str]) -> None:
+    def _shared_by_stacks(self, values: Mapping[str, Dict[str, float]]) -> Hyper:
+        """New values of hyper-parameters by table, as the server takes them: those of a stack are equal."""
+        of_stack: Dict[str, str] = {}
+        for table in values:
+            if table not in self.frozen:
+                first = of_stack.setdefault(self.model.tables[table].stack, table)
+                different = [name for name in {**values[first], **values[table]} if values[first].get(name) != values[table].get(name)]
+                if different:
+                    name = {"learning_rate": "lr"}.get(different[0], different[0])
+                    raise errors.InvalidArgument(
+                        f"{name}: {values[table].get(different[0])} of table {table!r} is not allowed beside {values[first].get(different[0])} of table "
+                        f"{first!r}; they are stacked, and share one. lr_by_table=True of the module leaves tables unstacked, of a model that is "
+                        f"declared anew; requires_grad_(False, tables=[{table!r}]) freezes one")
+        shared = {table: values[of_stack.get(self.model.tables[table].stack, table)] for table in values}
+        alike = list(shared.values())
+        if all(one == alike[0] for one in alike):  # said once
+            return dict(alike[0])
+        return dict(shared)
+
+    def _update(self, values: Mapping[str, Dict[str, float]], checkpoint: Optional[str]) -> None:
+        hyper = self._shared_by_stacks(values)
         if self._parts and self._current is None:
             self._join_parts()
         if self._current is None:
@@ -346,9 +422,6 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 if self.reduction == "mean" and self._steps.size > 1:
                     gradient = gradient * (1.0 / self._steps.size)
                 gradients[name] = gradient.detach().numpy()
-        hyper: Hyper = {table: {"learning_rate": rate} for table, rate in rates.items()}
-        if len(set(rates.values())) == 1:  # the same, said once
-            hyper = {"learning_rate": next(iter(rates.values()))}
         self._steps.update(self._current, gradients, hyper, checkpoint)
         self._forget()
 
@@ -360,9 +433,16 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             optimizer._show()
 
 
+# Hyper-parameters of torch's optimizers, which this one does not take by these names.
+_OF_TORCH = frozenset(("weight_decay", "momentum", "betas", "eps", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay",
+                       "initial_accumulator_value", "alpha", "centered", "rho", "lambd", "t0", "etas", "step_sizes"))
+
+
 class EmbeddingOptimizer(torch.optim.Optimizer):
     """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` goes to the cluster with
-    each step; the formula and its other values are those of the table. Learning-rate schedulers and GradScaler work."""
+    each step, and what else has the name of a field of the table's optimizer: `group["weight_decay_factor"] = 1e-4`. The formula and all
+    other values are those of the table; a group that has torch's `weight_decay`, `momentum` and so on is refused by `step`. Learning-rate
+    schedulers and GradScaler work."""
 
     def __init__(self, collection: EmbeddingBagCollection, lr: Optional[float]) -> None:
         self.collection = collection
@@ -375,6 +455,25 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
             groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """TypeError: there is a group for each table, and rows of tables are no parameters."""
+        if hasattr(self, "_placeholders"):
+            raise TypeError("add_param_group: this optimizer has one group for each table of its module, and no other parameters; give those of "
+                            "the dense part to an optimizer of torch. Tables are added where the module is made")
+        super().add_param_group(param_group)
+
+    def _values_of(self, group: Mapping[str, Any]) -> Dict[str, float]:
+        """New values of hyper-parameters of this step."""
+        table = next(one for one in self.collection.config.tables if one.name == group["table"])
+        kind = config.named(table.optimizer or self.collection.config.optimizer or "adagrad", config.Optimizer, "optimizer")
+        fields = [one.name for one in dataclasses.fields(kind) if one.name != "learning_rate" and "float" in str(one.type)]
+        for name in _OF_TORCH.difference(fields).intersection(group):
+            raise errors.InvalidArgument(f"group of table {table.name!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
+                                         f"{type(kind).__name__}, of which a step may have lr, {', '.join(fields)}")
+        values = {"learning_rate": _native.real(group["lr"], f"group of table {table.name!r}: lr")}
+        values.update((name, _native.real(group[name], f"group of table {table.name!r}: {name}")) for name in fields if name in group)
+        return values
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return _optimizer_again, (self.collection, self.state_dict())
@@ -411,7 +510,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.collection._update({group["table"]: float(group["lr"]) for group in self.param_groups}, checkpoint)
+        self.collection._update({group["table"]: self._values_of(group) for group in self.param_groups}, checkpoint)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -481,7 +580,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
 
     def _prepare(self, ids: Any) -> Dict[str, Ids]:
         flat: Dict[str, Ids] = {}
-        for name, value in _checked(split_jagged(ids) if is_jagged(ids) else ids).items():
+        for name, value in _by_feature(ids).items():
             if has_lengths(value):
                 value = Ragged(value.values(), value.offsets(), value.weights_or_none())
             if isinstance(value, (Dense, Sparse)) or (isinstance(value, Ragged) and value.weights is not None):
@@ -496,6 +595,10 @@ class EmbeddingCollection(EmbeddingBagCollection):
 
     def _learned_weights(self, ids: Any) -> Dict[str, torch.Tensor]:
         return {}
+
+
+def _by_feature(ids: Any) -> Mapping[str, Any]:
+    return split_jagged(ids) if is_jagged(ids) else _checked(ids)
 
 
 def _checked(ids: Any) -> Mapping[str, Any]:
@@ -549,6 +652,11 @@ class Embedding(torch.nn.Module):
         """A torch.optim.Optimizer whose step is the update."""
         return self.collection.optimizer(lr)
 
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""
+        self.collection.requires_grad_(requires_grad)
+        return self
+
     def finish(self) -> None:
         """Leaves the group, once all updates have been made and checkpoints saved."""
         self.collection.finish()
@@ -597,6 +705,11 @@ class EmbeddingBag(torch.nn.Module):
     def optimizer(self, lr: Optional[float] = None) -> EmbeddingOptimizer:
         """A torch.optim.Optimizer whose step is the update."""
         return self.collection.optimizer(lr)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""
+        self.collection.requires_grad_(requires_grad)
+        return self
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made and checkpoints saved."""

@@ -8,6 +8,7 @@ import copy
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -93,6 +94,28 @@ class CopiesTest(ClusterTest):
         path = os.path.dirname(os.path.dirname(emberd.__file__))
         done = subprocess.run([sys.executable, "-c", forks], timeout=60, env={**os.environ, "PYTHONPATH": path})
         self.assertEqual(done.returncode, 7)
+
+    def test_garbage_that_a_forked_child_finds_at_once_is_not_freed_there(self):
+        """Before the package hears of the fork: it would free a connection whose threads are not there, and wait for them for ever."""
+        forks = ("import gc, os, sys\n"
+                 "os.register_at_fork(after_in_child=gc.collect)\n"
+                 "import emberd\n"
+                 "gc.disable()\n"
+                 "with emberd.local(shards=1) as cluster:\n"
+                 "    kept = [cluster.connect()]\n"
+                 "    kept[0].status()\n"
+                 "    kept[0].cycle = kept\n"
+                 "    del kept\n"
+                 "    child = os.fork()\n"
+                 "    if child == 0: os._exit(7)\n"
+                 "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n")
+        path = os.path.dirname(os.path.dirname(emberd.__file__))
+        process = subprocess.Popen([sys.executable, "-c", forks], start_new_session=True, env={**os.environ, "PYTHONPATH": path})
+        try:
+            self.assertEqual(process.wait(60), 7)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the child, too
+            raise
 
 
 def saved(one):

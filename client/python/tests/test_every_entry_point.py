@@ -168,12 +168,12 @@ GOOD = {
     "samples": [[1, 2], [3]], "from_lists.weights": [[1.0, 2.0], [1.0]], "tls": Each([None, emberd.Tls()]), "size": 1,
     "declare.config": counting_model("declared").to_json(), "timeout": 5.0, "step_timeout": 1.0, "patience": 1.0, "Prefetcher.ids": None, "Embedding.prefetch.ids": None, "connect_timeout": 1.0, "deadline": 5.0,
     "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
-    "Watch.write.step": 0, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
+    "Watch.write.step": 0, "requires_grad_.tables": ["t"], "param_group": {"params": []}, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
 }
 MODULES_WITH_STEPS = ("EmbeddingBagCollection", "EmbeddingCollection", "Embedding", "DistributedEmbedding")
 COLLECTIONS = MODULES_WITH_STEPS[:2]
-FAILS = {"Initializer": "it has no kind", "Client.delete_checkpoint": "there is none",
+FAILS = {"Initializer": "it has no kind", "EmbeddingOptimizer.add_param_group": "it has one for each table", "Client.delete_checkpoint": "there is none",
          **dict.fromkeys((f"{name}.wait_checkpoint" for name in MODULES_WITH_STEPS), "none was asked for")}
 # Public names that are not called here, and where they are.
 ELSEWHERE = {
@@ -189,9 +189,9 @@ ELSEWHERE = {
     "FeatureConfig": "the same",
 }
 # What needs no cluster, and goes on without.
-STILL = {"Client.close", "AioClient.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", "TorchEmbedding.finish", "TorchEmbedding.optimizer",
-         *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
-         "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "EmbeddingBag.finish", "EmbeddingBag.optimizer", "Embedding.finish", "Embedding.token",
+STILL = {"Client.close", "AioClient.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", *(f"{name}.{method}" for name in ("EmbeddingBag", "TorchEmbedding") for method in ("finish", "optimizer", "requires_grad_")), "EmbeddingOptimizer.add_param_group",
+         *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "requires_grad_", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
+         "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "Embedding.finish", "Embedding.token",
          "DistributedEmbedding.finish", *(f"{name}.{method}" for name in MODULES_WITH_STEPS for method in ("request_checkpoint", "wait_checkpoint"))}
 # What may succeed though it is not what the signature names: a pattern of "function(argument: label)", and why.
 ALLOWED = {
@@ -210,6 +210,7 @@ ALLOWED = {
     r"tables: {}": "no table is set",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
+    r"requires_grad_\(tables: (empty|longer|shorter)": "other tables, or none",
     r"like: {}|like: \['t'\] (masked|longer|of |beyond)": "nothing but the shape counts",
     r"addresses: longer": "the same coordinator twice",
     r"(vocabulary_size|_bytes_limit|seed): 2": "they have 64 bits",

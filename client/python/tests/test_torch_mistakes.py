@@ -6,7 +6,7 @@ that nobody can wait for.
 
 import tempfile
 
-from cluster import emberd, main
+from cluster import SGD, counting_model, emberd, main
 from test_torch import Case, Jagged, tables, torch
 
 
@@ -102,6 +102,124 @@ class MistakesTest(Case):
             self.assertEqual(ebc.next_step, 1)
             self.assertEqual(ebc({"t": torch.tensor([1])})["t"].tolist(), [[-1] * 4])
             ebc.finish()
+
+
+class OwnTablesTest(Case):
+    """What each table has of its own: whether it is trained, its rate, and other values of its optimizer."""
+
+    def made(self, tables=("a", "b"), optimizer=emberd.Adam(learning_rate=0.5), kind="EmbeddingBagCollection", name="", **options):
+        name = name or self.id().split(".")[-1]
+        described = counting_model(name, tables, optimizer=optimizer, initializer=emberd.RowId()).tables
+        made = getattr(emberd.torch, kind)(described, client=self.client, model=name, **options)
+        self.addCleanup(made.finish)
+        return made, made.optimizer()
+
+    def bits(self, made):
+        return {name: [made.model.table(name, slot=slot).tobytes() for slot in ("", *table.slots)] for name, table in made.model.tables.items()}
+
+    def step(self, made, sparse, ids=None):
+        from emberd.compat.jagged import KeyedJaggedTensor
+        ids = ids or {name: torch.tensor([1, 2]) for name in made.model.tables}
+        found = made(ids)
+        values = [found[name] for name in (found.keys() if isinstance(ids, KeyedJaggedTensor) else found)]
+        values = [one.values() if hasattr(one, "lengths") else one for one in values]
+        moving = [one for one in values if one.requires_grad]
+        if moving:
+            sum(one.sum() for one in moving).backward()
+            sparse.step()
+            sparse.zero_grad()
+        return found
+
+    def test_a_frozen_table_stays_bit_for_bit(self):
+        from emberd.compat.jagged import KeyedJaggedTensor
+        jagged = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 1]), lengths=torch.tensor([1, 1, 2, 0]))
+        for kind, options in (("EmbeddingBagCollection", {}), ("EmbeddingBagCollection", {"accumulate": True}), ("EmbeddingCollection", {"padding_idx": 1}),
+                              ("EmbeddingBagCollection", {"pipelined": True}), ("EmbeddingBagCollection", {"partial": True})):
+            made, sparse = self.made(kind=kind, name=f"frozen_{kind}_{'_'.join(options)}", **options)
+            self.step(made, sparse)
+            self.assertIs(made.requires_grad_(False, tables=["b"]), made)
+            made.finish()
+            before = self.bits(made)
+            for ids in (None, jagged, None):
+                found = self.step(made, sparse, ids)
+                self.assertEqual(list(found.keys()), ["a", "b"])
+            found, gone = made({"a": torch.tensor([2]), "b": torch.tensor([3])}), sparse.param_groups[1]["params"]
+            self.assertEqual((found["a"].requires_grad, found["b"].requires_grad, found["b"].flatten()[0].item(), gone[0].numel()), (True, False, 3, 0))
+            if not options.get("partial"):
+                with self.assertRaisesRegex(ValueError, "feature 'b' is missing; there are a, b"):
+                    made({"a": torch.tensor([2])})
+            sparse.zero_grad()
+            made.finish()
+            after = self.bits(made)
+            self.assertEqual(after["b"], before["b"])
+            self.assertTrue(all(one != other for one, other in zip(after["a"], before["a"])))
+            made.requires_grad_()
+            self.step(made, sparse)
+            made.finish()
+            self.assertNotEqual(self.bits(made)["b"], before["b"])
+
+    def test_where_all_tables_are_frozen_there_is_no_step(self):
+        made, sparse = self.made()
+        layer = emberd.torch.Embedding(64, 4, client=self.client, model="frozen_layer", table=counting_model("m").tables[0])
+        self.assertFalse(layer.requires_grad_(False)(torch.tensor([1])).requires_grad)
+        layer.finish()
+        ids = [{"a": torch.tensor([one]), "b": torch.tensor([one])} for one in range(6)]
+        before, number = self.bits(made), made.next_step
+        for place, one in enumerate(emberd.torch.Prefetcher(ids, made, ids=lambda one: one)):
+            if place == 2:
+                made.requires_grad_(False)  # ids of the next call have been sent ahead
+                frozen = made.next_step
+            if place == 4:
+                made.requires_grad_(True, ["a"])
+            self.step(made, sparse, one)
+        self.assertEqual(made.next_step - number, 4)
+        self.assertEqual(frozen - number, 2)
+        made.finish()
+        after = self.bits(made)
+        self.assertEqual([name for name in after if after[name] == before[name]], [])
+        for tables, kind in ((["c"], LookupError), ("a", TypeError), ([5], LookupError)):
+            with self.assertRaisesRegex(kind, "tables: "):
+                made.requires_grad_(False, tables)
+
+    def test_a_rate_for_each_table(self):
+        made, sparse = self.made(optimizer=SGD, lr_by_table=True)
+        sparse.param_groups[1]["lr"] = 0.0
+        self.step(made, sparse)
+        self.assertEqual([made.model.table(name)[1, 0] for name in ("a", "b")], [0, 1])
+        stacked, sparse = self.made(optimizer=SGD, name="stacked")
+        sparse.param_groups[1]["lr"] = 0.25
+        found = stacked({name: torch.tensor([1]) for name in ("a", "b")})
+        (found["a"].sum() + found["b"].sum()).backward()
+        with self.assertRaisesRegex(ValueError, r"lr: 0.25 of table 'b' is not allowed beside 1.0 of table 'a'; they are stacked.*lr_by_table=True.*requires_grad_"):
+            sparse.step()
+        sparse.param_groups[0]["lr"] = 0.25
+        sparse.step()  # the step is still there
+        self.assertEqual([stacked.model.table(name)[1, 0] for name in ("a", "b")], [0.75, 0.75])
+        stacked.requires_grad_(False, ["a"])
+        sparse.param_groups[0]["lr"] = 7.0  # of a frozen table it does not matter
+        self.step(stacked, sparse)
+        self.assertEqual([stacked.model.table(name)[1, 0] for name in ("a", "b")], [0.75, 0.5])
+        with self.assertRaisesRegex(ValueError, "lr_by_table: not allowed together with a plan that stacks"):
+            self.made(name="never", lr_by_table=True, plan=emberd.PlanConfig(auto_stack=True))
+
+    def test_groups_say_what_they_take(self):
+        made, sparse = self.made(optimizer=emberd.SGD(learning_rate=1.0))
+        with self.assertRaisesRegex(TypeError, "add_param_group: this optimizer has one group for each table"):
+            sparse.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+        self.assertEqual(len(sparse.param_groups), 2)
+        for name, value in (("weight_decay", 0.1), ("momentum", 0.9), ("betas", (0.9, 0.99)), ("eps", 1e-8)):
+            sparse.param_groups[0][name] = value
+            with self.assertRaisesRegex(ValueError, f"group of table 'a': '{name}' is not allowed.*SGD.* lr, .*weight_decay_factor"):
+                self.step(made, sparse)
+            sparse.zero_grad()
+            del sparse.param_groups[0][name]
+        for group in sparse.param_groups:
+            group.update(weight_decay_factor=0.5, note="mine", initial_lr=9.0)
+        self.step(made, sparse)
+        self.assertEqual(made.model.table("a")[1:3, 0].tolist(), [-0.5, 0])  # half of it, less 1
+        sparse.param_groups[0]["weight_decay_factor"] = "x"
+        with self.assertRaisesRegex(TypeError, "weight_decay_factor"):
+            self.step(made, sparse)
 
 
 if __name__ == "__main__":
