@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import jax
@@ -119,7 +120,7 @@ class Embedding(_native.Uncopied, Checkpointed):
 
         token: the scalar by which JAX knows that there is something to differentiate, `token()`: the loss must be
           differentiated with respect to it. Its gradient is zero.
-        ids: by feature an array [samples] or [samples, k], Dense, Ragged or Sparse. Ragged.values may be filled up at the
+        ids: by feature an array [samples] or [samples, k], Dense, Ragged, Sparse or Sequences. Ragged.values may be filled up at the
           end, so that shapes stay the same from step to step and nothing is compiled anew. JAX has int32 ids unless
           jax_enable_x64 is set. NumPy's that do not fit, and those of a larger table, are refused: send them ahead. Arguments of
           a jitted function JAX cuts to 32 bits before this sees them: id 2^32 + 5 becomes 5.
@@ -128,13 +129,32 @@ class Embedding(_native.Uncopied, Checkpointed):
           optax is: `hyper=lambda step: {"learning_rate": schedule(step)}`. The same function each time.
 
         Works on one device of each process. A step that is not ended, because the backward pass was not run, is skipped by
-        the next one: it counts, and no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself.
+        the next one: it counts, and no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself, and `typed_errors`
+        raises it.
         """
         check_mapping(ids, "ids")
         if step is None:
             check_width(ids, self.model)
         found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step, hyper)
         return found
+
+    @contextlib.contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Raises what `in_jit` fails with in the block as it is, an IndexError for an id beyond its table, in place of JAX's
+        JaxRuntimeError, which is its cause. The block ends when all its steps have been made, so that it is for one step or for many:
+
+            with emb.typed_errors():
+                loss, gradients = train_step(dense, emb.token(), batch)
+        """
+        self._in_jit.failure = None
+        try:
+            yield
+            self._in_jit.wait()
+        except jax.errors.JaxRuntimeError as error:
+            failure = self._in_jit.failure
+            if failure is None:
+                raise
+            raise failure from error
 
     def restart(self, step: int) -> None:
         """Goes on from this step, as after a restore: forgets those in progress, and joins the group anew, which waits for its
