@@ -118,6 +118,40 @@ class LayerTest(Case):
         rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
         self.assertEqual(rows[:5, 0].tolist(), [0, -2, -2, -0.5, 0])
 
+    def test_a_sequence_has_a_row_for_each_id(self):
+        table = self.table(initializer=emberd.RowId())
+        layer = self.make({"history": emberd.keras.FeatureConfig("history", table, (None, 3), (None, 3, 4)),
+                           "tags": emberd.keras.FeatureConfig("tags", table, (None, 2), (None, 4))})
+        ids = {"history": np.array([[1, 2, 3], [3, 3, 0]], np.int32), "tags": np.array([[1, 1], [5, 6]], np.int32)}
+        scale = np.array([[[1], [2], [3]], [[4], [5], [6]]], np.float32)
+
+        class Net(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                found = self.layer(inputs, training=training)
+                return keras.ops.sum(found["history"] * scale, (1, 2)) + 0 * keras.ops.sum(found["tags"], 1)
+
+        net = Net()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=lambda _, found: found)
+        found = net.predict(layer.preprocess(ids), verbose=0)
+        self.assertEqual(found.tolist(), [4 * (1 + 4 + 9), 4 * (12 + 15)])
+        net.train_on_batch(layer.preprocess(ids), np.zeros(2, np.float32))
+        layer.finish()
+        # The mean over 2 samples, at a rate of 0.5.
+        self.assertEqual(layer.tables.table("t")[:4, 0].tolist(), [0 - 6 / 4, 1 - 1 / 4, 2 - 2 / 4, 3 - (3 + 4 + 5) / 4])
+        self.assertEqual(tuple(layer(ids)["history"].shape), (2, 3, 4))
+        for history, said in ((np.ones((2, 4), np.int32), r"history.*shape \(2, 4\) is not allowed.*\(samples, 3\)"), ([[1], [2, 3]], "a list is not allowed")):
+            with self.assertRaisesRegex(ValueError, said):
+                layer.preprocess({**ids, "history": history})
+        with self.assertRaisesRegex(ValueError, "weights are not allowed"):
+            layer.preprocess(ids, {"history": np.ones((2, 3)), "tags": np.ones((2, 2))})
+        for shapes in (((8, 3), (8, 4, 4)), ((8, None), (8, None, 4))):
+            with self.assertRaisesRegex(ValueError, "those of a sequence are"):
+                self.make(emberd.keras.FeatureConfig("t", table, *shapes))
+
     def test_ids_that_a_backend_would_cut_are_refused(self):
         layer = self.make()
         for ids in (np.full((8, 2), 2**32 + 5), [[2**32 + 5]] + [[]] * 7):
@@ -293,7 +327,7 @@ class LayerTest(Case):
             self.train(layer, ids)
             layer.wait_checkpoint("best")
             self.assertEqual(layer.checkpoints, {"best": ""})
-            self.assertEqual({one.name: one.groups["train"] for one in client.checkpoints("best")}, {"best": 1})
+            self.assertEqual({one.name: one.groups["train"] for one in client.checkpoints("best") if not one.automatic}, {"best": 1})
             self.train(layer, ids, 2)
             layer.finish()
             for finish in (True, False):

@@ -56,6 +56,7 @@ class _Tables:
         if len(self.features) != sum(1 for _ in _leaves(structure, structure)):
             raise ValueError("feature_configs: the names of features must be unique")
         for feature in self.features.values():
+            _positions(feature)
             if feature.table != self.tables[feature.table.name]:
                 raise ValueError(f"feature_configs: two tables have the name {feature.table.name!r}")
         self.model: Optional[Model] = None
@@ -170,16 +171,26 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         structure = self._held.structure
         given = {feature.name: value for feature, value in _leaves(structure, inputs)}
         scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
+        for name, value in given.items():
+            _check_sequence(self._held.features[name], value, scales.get(name))
         return {PREPROCESSED: {"emberd": {name: _arrays(value, scales.get(name), name, sent) for name, value in given.items()}}}
+
+    def _ids(self, prepared: Any) -> Dict[str, Any]:
+        """Each id of a sequence is a sample of its own; Keras has to see batches of equal size before."""
+        ids = _ids(prepared)
+        for name, one in ids.items():
+            if isinstance(one, Dense) and _positions(self._held.features[name]):
+                ids[name] = Dense(one.ids.reshape(-1) if isinstance(one.ids, np.ndarray) else keras.ops.reshape(one.ids, (-1,)))
+        return ids
 
     def call(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """inputs: integers (samples,) or (samples, ids of a sample) in the structure of feature_configs; or what `preprocess`
-        gave. weights: floats of the same shapes."""
+        gave. weights: floats of the same shapes. A sequence, (samples, positions), gives (samples, positions, embedding_dim)."""
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
         prepared = inputs[PREPROCESSED]
-        found = self._held.call(self.token, _ids(prepared), bool(training), prepared.get("step"))
-        return _pack(self._held.structure, lambda feature: found[feature.name])
+        found = self._held.call(self.token, self._ids(prepared), bool(training), prepared.get("step"))
+        return _pack(self._held.structure, lambda feature: _rolled(feature, found[feature.name]))
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,
                  inputs: Optional[Callable[[Any], Any]] = None) -> Iterator[Tuple[Any, Any]]:
@@ -198,7 +209,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
         def send(batch: Any) -> Any:
             prepared = self._prepare(inputs(batch) if inputs else batch[0] if isinstance(batch, tuple) else batch, sent=True)
-            ids = {name: _steps.on_host(value) for name, value in _ids(prepared[PREPROCESSED]).items()}
+            ids = {name: _steps.on_host(value) for name, value in self._ids(prepared[PREPROCESSED]).items()}
             prepared[PREPROCESSED]["step"] = np.full(1, self._held.trainer.send(ids), np.int32)
             return prepared
 
@@ -304,6 +315,27 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 def _ids(prepared: Mapping[str, Any]) -> Dict[str, Union[Dense, Ragged]]:
     return {name: Ragged(parts["values"], parts["row_splits"], parts.get("weights")) if "row_splits" in parts
             else Dense(parts["ids"], parts.get("weights")) for name, parts in prepared["emberd"].items()}
+
+
+def _positions(feature: Any) -> Tuple[int, ...]:
+    positions: Tuple[int, ...] = FeatureConfig.positions.fget(feature)  # type: ignore[attr-defined]  # that of keras-rs has none
+    return positions
+
+
+def _check_sequence(feature: Any, values: Any, weights: Any) -> None:
+    positions = _positions(feature)
+    if not positions:
+        return
+    shape = tuple(getattr(values, "shape", ()))
+    if hasattr(values, "row_splits") or shape[1:] != positions or weights is not None:
+        what = "weights are" if weights is not None else f"the shape {shape} is" if shape else f"a {type(values).__name__} is"
+        raise ValueError(f"feature {feature.name!r}: {what} not allowed; a sequence is an array of the shape (samples, "
+                         f"{', '.join(map(str, positions))}), filled up, without weights")
+
+
+def _rolled(feature: Any, found: Any) -> Any:
+    positions = _positions(feature)
+    return keras.ops.reshape(found, (-1, *positions, found.shape[-1])) if positions else found
 
 
 def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
