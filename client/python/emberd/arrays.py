@@ -74,6 +74,24 @@ class Sequences:
     padding_idx: Optional[int] = None
     mask_zero: bool = False
 
+    @staticmethod
+    def from_lists(samples: Sequence[Sequence[int]], positions: Optional[int] = None, padding_idx: int = 0) -> "Sequences":
+        """Of a list of ids for each sample, filled up behind its last id. positions: how many each gets, and of a longer list the last ids, as
+        the last 50 items of a user; default: as many as the longest list has. InvalidArgument for an id that is padding_idx."""
+        ragged = Ragged.from_lists(samples)
+        lengths = np.diff(ragged.row_splits)
+        longest = int(lengths.max()) if len(lengths) else 0
+        count = longest if positions is None else _native.whole(positions, "positions", 1, 2**31 - 1)
+        padding = _native.whole(padding_idx, "padding_idx", low=-2**63)
+        if (ragged.values == padding).any():
+            raise errors.InvalidArgument(f"samples: the id {padding} is not allowed, for it is padding_idx; ids begin behind it, or it is another one, as -1")
+        ids = np.full((len(lengths), count), padding, np.int64)
+        kept = np.minimum(lengths, count)
+        places = np.arange(count)
+        filled = places < kept[:, None]
+        ids[filled] = ragged.values[((ragged.row_splits[1:] - kept)[:, None] + places)[filled]]
+        return Sequences(ids, padding)
+
     @property
     def mask(self) -> Any:
         """True where an id stands that is not padding: of the shape and the library of the ids."""

@@ -210,6 +210,7 @@ ALLOWED = {
     r"tables: {}": "no table is set",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
+    r"Sequences.from_lists\(samples: (''|\{\}|empty|longer|shorter)": "other samples, or none",
     r"requires_grad_\(tables: (empty|longer|shorter)": "other tables, or none",
     r"like: {}|like: \['t'\] (masked|longer|of |beyond)": "nothing but the shape counts",
     r"addresses: longer": "the same coordinator twice",
@@ -472,6 +473,7 @@ class WrongArgumentsTest(Sweep):
                 name = "TorchEmbedding" if torch and thing is optional("emberd.torch").Embedding else name
                 self.sweep(name, lambda thing=thing: thing, thing.__init__ if inspect.isclass(thing) else thing, uses.get(name))
         self.sweep("from_lists", lambda: R.from_lists, R.from_lists, uses["from_lists"])
+        self.sweep("Sequences.from_lists", lambda: Q.from_lists, Q.from_lists, uses["from_lists"])
         self.finish()
 
     def prefetched(self, loader):

@@ -78,6 +78,20 @@ class SequencesTest(ClusterTest):
             stream.send_skip()
         np.testing.assert_array_equal(model.table("t"), expected)
 
+    def test_lists_of_different_lengths_are_filled_up(self):
+        lists = [[1, 2, 3], [], [4], [5, 6, 7, 8]]
+        for positions, padding, expected in ((None, 0, [[1, 2, 3, 0], [0] * 4, [4, 0, 0, 0], [5, 6, 7, 8]]), (2, -1, [[2, 3], [-1, -1], [4, -1], [7, 8]]),
+                                             (1, 9, [[3], [9], [4], [8]])):
+            made = S.from_lists(lists, positions, padding)
+            self.assertEqual((made.ids.tolist(), made.padding_idx), (expected, padding))
+        self.assertEqual(S.from_lists([]).ids.shape, (0, 0))
+        model = self.declare(initializer=emberd.RowId())
+        self.assertEqual(model.lookup({"t": S.from_lists(lists, 2)})["t"][..., 0].tolist(), [[2, 3], [0, 0], [4, 0], [7, 8]])
+        for given, kind, said in ((([[1, 0]],), ValueError, "samples: the id 0 is not allowed, for it is padding_idx"), (([[1]], 0), ValueError, "positions: 0"),
+                                  (([[1]], None, 2**63), ValueError, "padding_idx"), (([["a"]],), TypeError, "crc32")):
+            with self.assertRaisesRegex(kind, said):
+                S.from_lists(*given)
+
     def test_what_is_wrong_is_named(self):
         model = self.declare()
         wrong = [(S(5), ValueError, r'feature "t": the shape \[\] is not allowed; it must be \[samples, positions\]'),
