@@ -24,9 +24,10 @@ def install(environment, packages, options=()):
            "--timeout", "20", "--retries", "1", *packages]
     for argv in ([sys.executable, "-m", "venv", *options, made], pip):
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240)
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+                                  env={**os.environ, "TMPDIR": made} if os.path.exists(made) else None)  # what pip leaves goes with it
         except subprocess.TimeoutExpired:
-            return f"{' '.join(argv)} takes longer than 240 s"
+            return f"{' '.join(argv)} takes longer than 600 s"
         if done.returncode != 0:
             return (done.stdout + done.stderr).strip().splitlines()[-1]
     with open(os.path.join(made, "packages"), "w", encoding="utf-8") as file:
