@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/group/group_rules.h"
-#include "server/shard/places_codec.h"
 #include "server/shard/request_payload.h"
 
 namespace emberd::server {

@@ -11,7 +11,6 @@
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/rpc/arena_message.h"
-#include "server/shard/places_codec.h"
 #include "server/shard/request_payload.h"
 
 namespace emberd::server {

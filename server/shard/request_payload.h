@@ -1,9 +1,10 @@
-// What the codecs of a shard's calls share: the header of a message, and its payload, wherever that
-// lies.
+// What the codecs of a shard's calls share: the header of a message, its payload, wherever that
+// lies, and the places that it names in memory that several processes share.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -12,8 +13,10 @@
 #include "absl/types/span.h"
 #include "base/region_server.h"
 #include "base/status.h"
+#include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/rpc/message.h"
+#include "shard/types.h"
 
 namespace emberd::server {
 
@@ -48,5 +51,26 @@ absl::StatusOr<RequestPayload> FindPayload(const rpc::IncomingMessage& message,
   if (!message.payload().empty()) return Malformed("a payload that is both sent and shared");
   return FindSharedPayload(header.payload(), regions);
 }
+
+// What decoded places refer to: keeps regions mapped.
+using PlaceOwners = std::vector<std::shared_ptr<const void>>;
+
+// `rows` lie in one of `regions`, or nowhere.
+template <typename Value>
+void EncodeFeatureRows(const shard::FeatureRows<Value>& rows, absl::Span<const NamedRegion> regions,
+                       internal::v1::FeatureRows* to);
+// INVALID_ARGUMENT if they are not inside of their region; FAILED_PRECONDITION, so that the caller
+// sends what lies there, if the region is not known here.
+template <typename Value>
+absl::StatusOr<shard::FeatureRows<Value>> DecodeFeatureRows(const internal::v1::FeatureRows& from,
+                                                            const RegionServer* regions,
+                                                            PlaceOwners* owners);
+
+// All but the words of passed_over, which are payload.
+void EncodePlaces(const shard::SumPlaces& places, const NamedRegion& region,
+                  internal::v1::StackBatchHeader* header);
+absl::StatusOr<shard::SumPlaces> DecodePlaces(const internal::v1::StackBatchHeader& header,
+                                              const RegionServer* regions,
+                                              rpc::PayloadReader* payload, PlaceOwners* owners);
 
 }  // namespace emberd::server

@@ -1,4 +1,4 @@
-#include "server/shard/places_codec.h"
+#include "server/shard/request_payload.h"
 
 #include <memory>
 #include <vector>
@@ -9,7 +9,7 @@
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {
-namespace places_codec_test {
+namespace request_payload_test {
 
 TEST(PlacesTest, ArriveWhereTheRegionIsMapped) {
   const SharedEnds ends(4096);
@@ -78,5 +78,5 @@ TEST(PlacesTest, GradientsAreReadWhereTheyLie) {
   EXPECT_EQ(decode().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-}  // namespace places_codec_test
+}  // namespace request_payload_test
 }  // namespace emberd::server
