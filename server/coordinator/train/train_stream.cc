@@ -295,6 +295,11 @@ void TrainStream::RunUpdates() {
     bytes += request.bytes;
     if (!complete) continue;
     auto result = session->Update(request.step);
+    {
+      // Who has the answer may send as much again at once.
+      absl::MutexLock lock(&mutex_);
+      grant_.ReleaseBytes(std::exchange(bytes, 0));
+    }
     if (result.ok()) {
       v1::TrainResponse response;
       *response.mutable_update() = *std::move(result);
@@ -302,16 +307,15 @@ void TrainStream::RunUpdates() {
     } else {
       Deliver(work->place, result.status());
     }
-    UpdateDone(std::exchange(bytes, 0));
+    UpdateDone();
   }
   WorkerDone();
 }
 
-void TrainStream::UpdateDone(int64_t bytes) {
+void TrainStream::UpdateDone() {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
-    grant_.ReleaseBytes(bytes);
     --open_steps_;
     --pending_updates_;
     end = EndIfDrained();

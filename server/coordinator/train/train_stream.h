@@ -86,8 +86,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void RunUpdates();
   // The next of `queue`, or nothing when no more will come.
   std::optional<Work> Next(std::deque<Work>* queue);
-  // Of all parts of an update, which had so many bytes.
-  void UpdateDone(int64_t bytes);
+  // An update has been made, and answered.
+  void UpdateDone();
   // Waits until the trainer has taken enough of its answers. See CallContext.
   absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void WorkerDone();
