@@ -37,7 +37,7 @@ ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
     const auto serve = [&](int shard) {
       return shards_[shard].ServeModel(request, context).status();
     };
-    shards_.On(returned.shards, serve).IgnoreError();  // the same
+    shards_.On(returned.shards, serve).IgnoreError();  // as above: whoever asks next tries again
   }
   return models;
 }

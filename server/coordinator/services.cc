@@ -185,8 +185,9 @@ class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
   TrainStreams* const streams_;
 };
 
-// For callers without a deadline: a checkpoint takes as long as it takes.
-constexpr absl::Duration kLimit = absl::Hours(24);
+// How long a call of CheckpointService may take where its caller sets no deadline: large tables
+// take hours.
+constexpr absl::Duration kCheckpointLimit = absl::Hours(24);
 
 using CheckpointStub = v1::CheckpointService;
 using CheckpointStreams = CheckpointStub::WithCallbackMethod_SaveCheckpoint<
@@ -243,7 +244,8 @@ class CheckpointServiceImpl final : public UnaryService<CheckpointStreams> {
         return part;
       };
     };
-    return Stream::Start(environment(), *context, ops::Rpc::kExportCheckpoint, kLimit, open);
+    return Stream::Start(environment(), *context, ops::Rpc::kExportCheckpoint, kCheckpointLimit,
+                         open);
   }
 
  private:
@@ -260,7 +262,7 @@ class CheckpointServiceImpl final : public UnaryService<CheckpointStreams> {
       ASSIGN_OR_RETURN(const Progress last, (checkpoints->*method)(request, write, call));
       return write(last);
     };
-    return Stream::Start(environment(), context, rpc, kLimit, work);
+    return Stream::Start(environment(), context, rpc, kCheckpointLimit, work);
   }
 
   Checkpoints* const checkpoints_;
@@ -354,7 +356,7 @@ class LaneLookup {
     ops::StageTimer timer(coordinator_->metrics(), ops::Stage::kEncode);
     answer->body = EncodeLookupText(output);
     answer->elsewhere = answer->body.size() > kMaxBody;
-    // Nobody hears of the batch.
+    // The trainer asks again over gRPC, and so never learns the handle of this batch.
     if (answer->elsewhere && output.batch_handle != 0) {
       coordinator_->resources().path->Discard(request.model_id(), output.batch_handle);
     }
