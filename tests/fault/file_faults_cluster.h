@@ -63,7 +63,7 @@ class FileFaultsCluster : public ::testing::Test {
 
   // ---- What must hold
 
-  // The rows, if they can be read.
+  // What the oldest of the rows has seen, if they can be read.
   absl::StatusOr<int64_t> Rows();
   // Rows that are read have seen what was answered, and maybe what was not answered yet.
   void ExpectNothingOlder();
