@@ -1,6 +1,8 @@
 #include "server/group/collective_rpc.h"
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -9,6 +11,7 @@
 #include <grpcpp/client_context.h>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
@@ -126,25 +129,29 @@ class CollectiveServiceImpl final : public ServiceBase {
 template <typename Request, typename Response>
 struct RemoteCall {
   void Withdraw(const absl::Status& why) {
+    std::shared_ptr<grpc::ClientContext> cancelled;
     {
       absl::MutexLock lock(&mutex);
       withdrawn = why;
+      cancelled = context;
     }
-    context.TryCancel();
+    if (cancelled != nullptr) cancelled->TryCancel();
   }
-  // Why the call failed: as its caller said, or else as gRPC says.
+  // Why the call failed: as its caller said, or else as gRPC says. The channel is given back.
   absl::Status End(const grpc::Status& status, const std::string& host) {
     absl::Status result = rpc::FromGrpcStatus(status);
-    if (result.ok()) return result;
     absl::MutexLock lock(&mutex);
+    context = nullptr;
+    if (result.ok()) return result;
     if (!withdrawn.ok()) return withdrawn;
     return absl::StartsWith(result.message(), "group ") ? result : Annotate(result, host);
   }
 
-  grpc::ClientContext context;
   Request request;
   Response response;
   absl::Mutex mutex;
+  std::shared_ptr<grpc::ClientContext> context ABSL_GUARDED_BY(mutex) =
+      std::make_shared<grpc::ClientContext>();
   absl::Status withdrawn ABSL_GUARDED_BY(mutex);
 };
 
@@ -152,6 +159,21 @@ class RemoteCollective final : public Collective {
  public:
   RemoteCollective(const std::shared_ptr<grpc::Channel>& channel, std::string host)
       : host_(std::move(host)), stub_(Service::NewStub(channel)) {}
+  // Ends all calls. Until then they hold the channel. If the last to hold it were one of gRPC's
+  // threads for callbacks, that thread would wait for its own end, and crash.
+  ~RemoteCollective() override {
+    absl::flat_hash_map<int64_t, Withdraw> calls;
+    {
+      absl::MutexLock lock(&mutex_);
+      calls = calls_;
+    }
+    for (const auto& [number, withdraw] : calls) {
+      withdraw(absl::CancelledError("the process that called is about to end"));
+    }
+    absl::MutexLock lock(&mutex_);
+    const auto all_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); };
+    mutex_.Await(absl::Condition(&all_over));
+  }
 
   Withdraw Join(pb::JoinRequest request, const rpc::CallContext* context, JoinDone done) override {
     return Start(&Async::Join, std::move(request), context, std::move(done));
@@ -188,24 +210,44 @@ class RemoteCollective final : public Collective {
                  std::function<void(Result)> done) {
     auto call = std::make_shared<RemoteCall<Request, Response>>();
     call->request = std::move(request);
+    const Withdraw withdraw = [call](const absl::Status& why) { call->Withdraw(why); };
+    std::shared_ptr<grpc::ClientContext> mine;
+    {
+      absl::MutexLock lock(&call->mutex);
+      mine = call->context;
+    }
     if (context != nullptr) {
-      call->context.set_deadline(ToSystemTime(context->deadline()));
-      rpc::SendTrace(context->trace(), &call->context);
+      mine->set_deadline(ToSystemTime(context->deadline()));
+      rpc::SendTrace(context->trace(), mine.get());
+    }
+    int64_t number = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      number = ++started_;
+      calls_[number] = withdraw;
     }
     (stub_->async()->*method)(
-        &call->context, &call->request, &call->response,
-        [call, host = host_, done = std::move(done)](const grpc::Status& status) {
-          const absl::Status end = call->End(status, host);
+        mine.get(), &call->request, &call->response,
+        [this, call, number, done = std::move(done)](const grpc::Status& status) {
+          const absl::Status end = call->End(status, host_);
+          Forget(number);  // from here on, `this` may be gone
           if constexpr (!std::is_same_v<Result, absl::Status>) {
             if (end.ok()) return done(std::move(call->response));
           }
           done(end);
         });
-    return [call](const absl::Status& why) { call->Withdraw(why); };
+    return withdraw;
+  }
+  void Forget(int64_t number) {
+    absl::MutexLock lock(&mutex_);
+    calls_.erase(number);
   }
 
   const std::string host_;
   const std::unique_ptr<Service::Stub> stub_;
+  absl::Mutex mutex_;
+  int64_t started_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<int64_t, Withdraw> calls_ ABSL_GUARDED_BY(mutex_);  // that are not over
 };
 
 }  // namespace

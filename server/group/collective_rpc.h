@@ -21,7 +21,8 @@ std::unique_ptr<grpc::Service> MakeCollectiveService(Collective* collective,
                                                      const rpc::ShardPlaceCheck* place = nullptr);
 
 // `host` names it in errors of the transport, e.g. "shard 2 at 10.0.0.7:7002"; what the service
-// itself says begins with the group's name. May go before the answers have come.
+// itself says begins with the group's name. Its destructor ends calls that have no answer yet, and
+// may not run in one of gRPC's callbacks.
 std::unique_ptr<Collective> MakeRemoteCollective(const std::shared_ptr<grpc::Channel>& channel,
                                                  std::string host);
 
