@@ -45,6 +45,9 @@ NO_OBJECTS = {
     "emberd.ray.Cluster": "it needs a cluster of Ray: test_ray.py",
     **dict.fromkeys((f"emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.nnx.embed.{name}" for name in (
         "EmbeddingVariablesParam", "PartitionedOptimizer", "SparseCoreEmbed")), "Flax makes and copies them: test_jax_tpu_embedding.py"),
+    "emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.linen.embed.SparseCoreEmbed": "Flax makes and copies it: test_jax_quick_starts.py",
+    **dict.fromkeys((f"emberd.compat.jax_tpu_embedding.sparsecore.lib.fdo.fdo_client.{name}" for name in ("FDOClient", "FilesOfProcesses")),
+                    "what the clients are made of"),
 }
 
 
@@ -296,11 +299,16 @@ def kinds_of_jax():
         return np.asarray(one({"t": jnp.array([1, 2], jnp.int32)})["t"]).tolist()
 
     compat = "emberd.compat.jax_tpu_embedding.sparsecore.lib."
-    file_fdo_client, nn = optional(f"{compat}fdo.file_fdo_client"), optional(f"{compat}nn.embedding")
+    nn, spec, messages = (optional(f"{compat}{name}") for name in ("nn.embedding", "nn.embedding_spec", "proto.embedding_spec_pb2"))
     inputs = nn.SparseDenseMatmulInput({"t": np.array([0, 1])}, {"t": np.array([5])}, {}, {})
     return {
-        f"{compat}fdo.file_fdo_client.NPZFileFDOClient": Kind(lambda _: file_fdo_client.NPZFileFDOClient(os.environ[SWEEP]),
-                                                             lambda one: one._folder, live=False),
+        **{f"{compat}fdo.{module}.{name}": Kind(lambda _, module=module, name=name: getattr(optional(f"{compat}fdo.{module}"), name)(
+            os.environ[SWEEP]), lambda one: one._folder, live=False)
+           for module, name in (("file_fdo_client", "NPZFileFDOClient"), ("csv_file_fdo_client", "CSVFileFDOClient"))},
+        f"{compat}nn.embedding_spec.TableSpec": Kind(lambda _: spec.TableSpec("t", 8, 4, optimizer=spec.SGDOptimizerSpec()), live=False),
+        f"{compat}nn.embedding_spec.CallablePlaceholder": Kind(lambda _: spec.CallablePlaceholder("a"), repr, live=False),
+        **{f"{compat}proto.embedding_spec_pb2.{name}": Kind(lambda _, name=name: getattr(messages, name)(), str, live=False)
+           for name in ("EmbeddingSpecProto", "FeatureSpecProto", "OptimizerSpecProto", "StackedTableSpecProto", "TableSpecProto")},
         f"{compat}nn.embedding.SparseDenseMatmulInput": Kind(lambda _: inputs, lambda one: shown(tuple(one)), live=False),
         f"{compat}nn.embedding.PreprocessedInput": Kind(lambda _: nn.PreprocessedInput(inputs, 1), lambda one: shown(tuple(one)), live=False),
         "emberd.jax.embedding.Embedding": Kind(embedding, step, FINISH),

@@ -231,7 +231,7 @@ class FunctionsTest(Case):
             self.inputs(features, {"t": np.zeros((8, 2), np.int32)})
         for ids in (np.full((8, 2), 2**32 + 5), [[2**32 + 5]] + [[]] * 7):
             with self.assertRaisesRegex(IndexError, r"4294967301(.0)? does not fit in int32"):
-                embedding._compressed(ids, None, "t")
+                embedding._compressed(ids, None, features[0])
         with self.assertRaisesRegex(ValueError, "'DIV' is not allowed"):
             embedding.preprocess_sparse_dense_matmul_input([np.zeros((8, 2))], None, features, 1, 1, sharding_strategy="DIV")
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import secrets
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from emberd import config
 from emberd._place import default_client
 from emberd.arrays import Floats, Ragged
 from emberd.client import Client, Model
 from emberd.jax import Embedding
-from .sparsecore.lib.nn.embedding_spec import TableSpec
+from .sparsecore.lib.nn.embedding_spec import TableSpec, takes_nothing
 
 Ids = Dict[str, Ragged]
 
@@ -35,7 +37,7 @@ class _Place:
 
 
 _place = _Place()
-_all: List["Tables"] = []  # by the number in the variables
+_all: Dict[int, "Tables"] = {}  # by the number in the variables, which is random: those of another process stand for nothing here
 
 
 def use(client: Client, *, model: str = "jax_tpu_embedding", group: str = "train") -> None:
@@ -86,7 +88,11 @@ def _same(left: Ids, right: Ids) -> bool:
 
 def of(table: Any) -> Tables:
     """Those that the table of embedding variables stands for."""
-    return _all[int(np.asarray(table).reshape(-1)[0])]
+    number = float(np.asarray(table).reshape(-1)[0])
+    if number not in _all:
+        raise ValueError("embedding variables: these do not stand for tables of this process; they hold no rows, so that it does not help to "
+                         "save and restore them: use lib.flax.nnx.checkpoint_utils, or a checkpoint of the cluster, `model_of(variables)`")
+    return _all[int(number)]
 
 
 def _any_of(variables: Any) -> Tables:
@@ -111,9 +117,11 @@ def rows_of(variables: Any, table: str) -> Any:
 
 def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int) -> Tuple[int, Model]:
     """Declares the tables, gives them their initial rows, and says which they are."""
+    if isinstance(rng, Tracer):
+        raise ValueError("rng: tables are made outside of jitted functions, for they are on the cluster; initialize the model without jit")
     tables = [table for stack in stacks.values() for table in stack]
     for table in tables:
-        if not table.feature_names:
+        if not table.feature_shapes:
             raise ValueError(f"table {table.name!r}: no feature is known that looks it up; call "
                              "prepare_feature_specs_for_training before")
     name = _place.model + (f"_{_place.made}" if _place.made else "")
@@ -122,19 +130,22 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int) -> Tu
               if len(stack) > 1]
     model = (_place.client or default_client()).declare(config.ModelConfig(
         name, [_declared(table) for table in tables],
-        [config.FeatureConfig(feature, table.name) for table in tables for feature in table.feature_names],
+        # The number of samples is left out where it can be: a model is gone on with by batches of another size.
+        [config.FeatureConfig(feature, table.name, output_shape=shape[:-1] if len(shape) > 2 else None)
+         for table in tables for feature, shape in table.feature_shapes.items()],
         plan=config.PlanConfig(groups=groups) if groups else None))
     if model.created:
         keys = jax.random.split(rng, shards * len(stacks))
         for number, stack in enumerate(stacks.values()):
             for table in stack:
                 _initialize(model, table, keys[number * shards:(number + 1) * shards])
-    _all.append(Tables(Embedding(model, _place.group)))
-    return len(_all) - 1, model
+    number = secrets.randbelow(2**24)  # which float32 holds exactly
+    _all[number] = Tables(Embedding(model, _place.group))
+    return number, model
 
 
 def _declared(table: TableSpec) -> config.TableConfig:
-    ours = isinstance(table.initializer, config.Initializer)
+    ours = table.initializer is None or isinstance(table.initializer, config.Initializer)
     quantization = None if table.quantization_config is None else config.QuantizationConfig(
         table.quantization_config.min_value, table.quantization_config.max_value, table.quantization_config.num_buckets)
     return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, combiner=table.combiner,
@@ -144,7 +155,14 @@ def _declared(table: TableSpec) -> config.TableConfig:
 
 def _initialize(model: Model, table: TableSpec, keys: Any) -> None:
     """Calls the initializer once for each SparseCore, as on a TPU: the same keys give the same rows."""
-    if isinstance(table.initializer, config.Initializer) or table.initializer is jax.nn.initializers.zeros:
+    if table.initializer is None or isinstance(table.initializer, config.Initializer) or table.initializer is jax.nn.initializers.zeros:
+        return
+    if takes_nothing(table.initializer):
+        whole = np.asarray(table.initializer(), np.float32)
+        if whole.ndim != 2 or len(whole) < table.vocabulary_size or whole.shape[1] < table.embedding_dim:
+            raise ValueError(f"table {table.name!r}: initializer: the shape {list(whole.shape)} is not allowed; it must be at least "
+                             f"[{table.vocabulary_size}, {table.embedding_dim}]")
+        model.assign_rows(table.name, np.arange(table.vocabulary_size), whole[:table.vocabulary_size, :table.embedding_dim])
         return
     shards, place = len(keys), table.setting_in_stack
     width = math.ceil(table.embedding_dim / 8) * 8 if place is None else place.padded_embedding_dim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,14 @@ from .embedding_spec import FeatureSpec, StackedTableSpec, TableSpec
 from .table_stacking import LimitsCallable, get_default_limits
 
 __all__ = ["EmbeddingVariables", "PreprocessedInput", "SparseDenseMatmulInput", "SparseDenseMatmulInputStats",
-           "auto_stack_tables", "get_stacked_table_specs", "get_table_specs", "init_embedding_variables",
+           "auto_stack_tables", "create_proto_from_feature_specs", "dense_input", "get_stacked_table_specs", "get_table_specs", "init_embedding_variables",
            "prepare_feature_specs_for_training", "preprocess_sparse_dense_matmul_input",
            "preprocess_sparse_dense_matmul_input_from_sparse_tensor", "tpu_sparse_dense_matmul",
            "tpu_sparse_dense_matmul_grad", "update_preprocessing_parameters"]
 
+T = TypeVar("T")
 ArrayLike = Any
-Nested = Union[Any, Sequence[Any], Mapping[str, Any]]
+Nested = Union[T, Sequence[T], Mapping[str, T]]
 
 
 class SparseDenseMatmulInput(NamedTuple):
@@ -129,7 +130,7 @@ def init_embedding_variables(rng: Any, table_specs: Any, global_sharding: Any,
 
 
 def preprocess_sparse_dense_matmul_input(
-        features: Nested, features_weights: Optional[Nested], feature_specs: Nested, local_device_count: int,
+        features: Nested[Any], features_weights: Optional[Nested[Any]], feature_specs: Nested[Any], local_device_count: int,
         global_device_count: int, *, num_sc_per_device: Optional[int] = None, sharding_strategy: str = "MOD",
         has_leading_dimension: bool = False, allow_id_dropping: bool = False, batch_number: int = 0,
         enable_minibatching: bool = False, all_reduce_interface: Any = None,
@@ -141,17 +142,14 @@ def preprocess_sparse_dense_matmul_input(
     _check_strategy(sharding_strategy)
     if has_leading_dimension:
         raise ValueError("has_leading_dimension: True is not allowed; pmap is not supported, use jit")
-    specs, structure = jax.tree.flatten(feature_specs)
-    try:
-        given = structure.flatten_up_to(features)
-        weights = [None] * len(given) if features_weights is None else structure.flatten_up_to(features_weights)
-    except ValueError as error:
-        raise ValueError(f"features and features_weights must have the structure of feature_specs: {error}") from error
+    specs: List[FeatureSpec] = jax.tree.leaves(feature_specs)
+    weights = {} if features_weights is None else by_name(feature_specs, features_weights, "features_weights")
     pointers: Dict[str, Any] = {}
     ids: Dict[str, Any] = {}
     gains: Dict[str, Any] = {}
-    for spec, values, weight in zip(specs, given, weights):
-        pointers[spec.name], ids[spec.name], some = _compressed(values, weight, spec.name)
+    given = by_name(feature_specs, features, "features")
+    for spec in specs:
+        pointers[spec.name], ids[spec.name], some = _compressed(given[spec.name], weights.get(spec.name), spec)
         if some is not None:
             gains[spec.name] = some
     made = PreprocessedInput(SparseDenseMatmulInput(pointers, ids, {}, gains), np.full(local_device_count, 1))
@@ -160,7 +158,7 @@ def preprocess_sparse_dense_matmul_input(
 
 
 def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
-        indices: Nested, values: Nested, dense_shapes: Nested, feature_specs: Nested, local_device_count: int,
+        indices: Nested[Any], values: Nested[Any], dense_shapes: Nested[Any], feature_specs: Nested[Any], local_device_count: int,
         global_device_count: int, **options: Any) -> Tuple[PreprocessedInput, SparseDenseMatmulInputStats]:
     """As preprocess_sparse_dense_matmul_input. indices: [n, 2], by sample; values: [n]; dense_shapes: [2]."""
 
@@ -170,25 +168,76 @@ def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
         rows[:] = np.split(np.asarray(value), np.cumsum(lengths)[:-1])
         return rows
 
-    structure = jax.tree.structure(feature_specs)
-    parts: List[Any] = [structure.flatten_up_to(part) for part in (indices, values, dense_shapes)]
-    features = [ragged(*one) for one in zip(*parts)]
-    return preprocess_sparse_dense_matmul_input(structure.unflatten(features), None, feature_specs, local_device_count,
-                                                global_device_count, **options)
+    parts = [by_name(feature_specs, part, what)
+             for part, what in ((indices, "indices"), (values, "values"), (dense_shapes, "dense_shapes"))]
+    features = jax.tree.map(lambda spec: ragged(*(part[spec.name] for part in parts)), feature_specs)
+    return preprocess_sparse_dense_matmul_input(features, None, feature_specs, local_device_count, global_device_count, **options)
 
 
 _NARROW = "ids are int32 here, as in jax-tpu-embedding; emberd.jax.Embedding.send takes int64"
 
 
-def _compressed(values: Any, weights: Any, name: str) -> Tuple[Any, Any, Any]:
+def by_name(feature_specs: Nested[Any], tree: Nested[Any], what: str) -> Dict[str, Any]:
+    """By the name of the feature, what stands in its place in a tree."""
+
+    def leaves(specs: Any, part: Any, path: str) -> Iterator[Tuple[str, Any]]:
+        if isinstance(specs, Mapping):  # of whatever kind: Flax makes FrozenDict of a dict
+            if not isinstance(part, Mapping) or set(part) != set(specs):
+                raise ValueError(f"{path}: it must have the structure of feature_specs, a mapping of {', '.join(map(str, specs))}; "
+                                 f"got {', '.join(map(str, part)) if isinstance(part, Mapping) else type(part).__name__}")
+            for key in specs:
+                yield from leaves(specs[key], part[key], f"{path}[{key!r}]")
+        elif isinstance(specs, (list, tuple)):
+            if not isinstance(part, (list, tuple)) or len(part) != len(specs):
+                raise ValueError(f"{path}: it must have the structure of feature_specs, a sequence of {len(specs)}; got {type(part).__name__}")
+            for place, spec in enumerate(specs):
+                yield from leaves(spec, part[place], f"{path}[{place}]")
+        else:
+            yield specs.name, part
+
+    return dict(leaves(feature_specs, tree, what))
+
+
+def _dense_pointers(shape: Tuple[int, ...], spec: FeatureSpec, devices: int = 1) -> Any:
+    """Row pointers of ids of a shape: that of the activations without columns, one id for each; or with one dimension more."""
+    inner, flat = spec.output_shape[1:-1], math.prod(spec.output_shape[:-1]) // jax.process_count()
+    if len(shape) == 1 or shape[1:] == inner:
+        samples, count = math.prod(shape), 1
+    elif shape[1:-1] == inner or (len(shape) == 2 and shape[0] == flat):  # positions may be samples, too
+        samples, count = math.prod(shape[:-1]), shape[-1]
+    else:
+        wanted = "".join(f", {one}" for one in inner)
+        raise ValueError(f"feature {spec.name!r}: the shape {list(shape)} is not allowed for output_shape {list(spec.output_shape)}; it must be "
+                         f"[samples{wanted}], [samples{wanted}, ids], or [{flat}, ids]")
+    if samples % (devices * math.prod(inner)):
+        raise ValueError(f"feature {spec.name!r}: {samples} ids or rows of ids are not allowed for output_shape {list(spec.output_shape)}")
+    return np.tile(np.arange(samples // devices + 1, dtype=np.int32) * np.int32(count), devices)
+
+
+def dense_input(features: Nested[Any], feature_specs: Nested[Any], device_count: int = 1) -> PreprocessedInput:
+    """Arrays of ids as they are, also inside of jitted functions, as preprocessed input. See FeatureSpec for their shapes."""
+    pointers: Dict[str, Any] = {}
+    ids: Dict[str, Any] = {}
+    given = by_name(feature_specs, features, "features")
+    for spec in jax.tree.leaves(feature_specs):
+        array = given[spec.name]
+        if not isinstance(array, jax.Array):  # of those, JAX has cut the ids to 32 bits before
+            array = as_int32(np.asarray(array), f"feature {spec.name!r}", _NARROW)
+        elif not jnp.issubdtype(array.dtype, jnp.integer):
+            raise TypeError(f"feature {spec.name!r}: {array.dtype} is not allowed; ids are whole numbers")
+        pointers[spec.name], ids[spec.name] = _dense_pointers(array.shape, spec, device_count), array.reshape(-1)
+    return PreprocessedInput(SparseDenseMatmulInput(pointers, ids, {}, {}), np.full(device_count, 1))
+
+
+def _compressed(values: Any, weights: Any, spec: FeatureSpec) -> Tuple[Any, Any, Any]:
     """Row pointers, ids and weights of a feature."""
+    name = spec.name
     array: Any = values if isinstance(values, list) else np.asarray(values)
     if isinstance(array, np.ndarray) and array.dtype != object:
-        if array.ndim not in (1, 2):
-            raise ValueError(f"feature {name!r}: the shape {list(array.shape)} is not allowed; it must be [samples, ids]")
-        splits = np.arange(len(array) + 1, dtype=np.int32) * np.int32(1 if array.ndim == 1 else array.shape[1])
         flat = None if weights is None else np.asarray(weights, np.float32).reshape(-1)
-        return splits, as_int32(array.reshape(-1), f"feature {name!r}", _NARROW), flat
+        return _dense_pointers(array.shape, spec), as_int32(array.reshape(-1), f"feature {name!r}", _NARROW), flat
+    if len(array) % math.prod(spec.output_shape[1:-1]):
+        raise ValueError(f"feature {name!r}: {len(array)} rows of ids are not allowed for output_shape {list(spec.output_shape)}")
     rows = [np.asarray(row).reshape(-1) for row in array]
     splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
     size = 1 << max(0, int(splits[-1]) - 1).bit_length()
@@ -217,36 +266,43 @@ def _ids(inputs: SparseDenseMatmulInput) -> Dict[str, Ragged]:
     return result
 
 
+def activation_shapes(preprocessed: Any, feature_specs: Nested[Any]) -> Dict[str, jax.ShapeDtypeStruct]:
+    """Of the activations, with all columns of the table, by the name of the feature."""
+    shapes = {}
+    for spec in jax.tree.leaves(feature_specs):
+        inner, samples = spec.output_shape[1:-1], len(preprocessed.lhs_row_pointers[spec.name]) - 1
+        shapes[spec.name] = jax.ShapeDtypeStruct((samples // math.prod(inner), *inner, spec.table_spec.embedding_dim), jnp.float32)
+    return shapes
+
+
 def _call(callback: Any, result: Any, *arguments: Any) -> Any:
     # One after the other, which JAX has where there is one device; elsewhere the variables order them.
     return io_callback(callback, result, *arguments, ordered=jax.device_count() == 1)
 
 
 def tpu_sparse_dense_matmul(
-        preprocessed_inputs: Any, embedding_variables: Mapping[str, EmbeddingVariables], feature_specs: Nested, *,
+        preprocessed_inputs: Any, embedding_variables: Mapping[str, EmbeddingVariables], feature_specs: Nested[Any], *,
         global_device_count: int, sharding_strategy: str = "MOD", num_sc_per_device: Optional[int] = None,
         enable_minibatching: bool = False, perform_unstacking: bool = True,
         use_activation_unstack_primitive: bool = False) -> Any:
-    """Activations in the structure of feature_specs, float32 [samples, columns]. In jit, shard_map or neither."""
+    """Activations in the structure of feature_specs, float32 [samples, columns], or as output_shape has them. In jit, shard_map or
+    neither."""
     _check_strategy(sharding_strategy)
     if not perform_unstacking:
         raise ValueError("perform_unstacking: False is not allowed; activations come by feature")
     inputs = _inputs(preprocessed_inputs)
-    specs, structure = jax.tree.flatten(feature_specs)
-    widths = {spec.name: spec.table_spec.embedding_dim for spec in specs}
-    shapes = {name: jax.ShapeDtypeStruct((len(pointers) - 1, widths[name]), jnp.float32)
-              for name, pointers in inputs.lhs_row_pointers.items()}
+    shapes = activation_shapes(inputs, feature_specs)
 
     def look_up(table: Any, given: SparseDenseMatmulInput) -> Any:
         return of(table).look_up(_ids(given))
 
     found = _call(look_up, shapes, _first(embedding_variables), inputs)
-    return structure.unflatten([found[spec.name][:, :spec.output_shape[-1]] for spec in specs])
+    return jax.tree.map(lambda spec: found[spec.name][..., :spec.output_shape[-1]], feature_specs)
 
 
 def tpu_sparse_dense_matmul_grad(
-        activation_gradients: Nested, preprocessed_inputs: Any, embedding_variables: Mapping[str, EmbeddingVariables],
-        feature_specs: Nested, *, global_device_count: Optional[int] = None, sharding_strategy: str = "MOD", label: str = "",
+        activation_gradients: Nested[Any], preprocessed_inputs: Any, embedding_variables: Mapping[str, EmbeddingVariables],
+        feature_specs: Nested[Any], *, global_device_count: Optional[int] = None, sharding_strategy: str = "MOD", label: str = "",
         step: Any = None, num_sc_per_device: Optional[int] = None, enable_minibatching: bool = False,
         perform_stacking: bool = True, use_gradient_stacking_primitive: bool = False,
         embedding_var_limits: Optional[Mapping[str, Tuple[Optional[float], Optional[float]]]] = None,
@@ -255,11 +311,12 @@ def tpu_sparse_dense_matmul_grad(
     _check_strategy(sharding_strategy)
     if not perform_stacking:
         raise ValueError("perform_stacking: False is not allowed; give gradients by feature")
-    specs, structure = jax.tree.flatten(feature_specs)
-    gradients = {}
-    for spec, gradient in zip(specs, structure.flatten_up_to(activation_gradients)):
-        missing = spec.table_spec.embedding_dim - gradient.shape[-1]
-        gradients[spec.name] = jnp.pad(gradient.astype(jnp.float32), ((0, 0), (0, missing)))
+    gradients = by_name(feature_specs, activation_gradients, "activation_gradients")
+    for spec in jax.tree.leaves(feature_specs):
+        gradient = gradients[spec.name].astype(jnp.float32)
+        columns = gradient.shape[-1]
+        gradient = gradient.reshape(-1, *spec.output_shape[1:-1], columns)
+        gradients[spec.name] = jnp.pad(gradient, [(0, 0)] * (gradient.ndim - 1) + [(0, spec.table_spec.embedding_dim - columns)])
     tables = get_table_specs(feature_specs)
     rates = {name: table.optimizer.get_learning_rate(step) for name, table in tables.items()}
     count = jnp.asarray(0 if step is None else step, jnp.int32)
@@ -285,6 +342,14 @@ def _limits_of(table: TableSpec, limits: Any) -> Dict[str, float]:
     stack = table.setting_in_stack.stack_name if table.setting_in_stack else table.name
     return {name: float(limit) for name, limit in zip(("clip_weight_min", "clip_weight_max"), (limits or {}).get(stack, ()))
             if limit is not None}
+
+
+def create_proto_from_feature_specs(feature_specs: Nested[Any], global_device_count: Optional[int],
+                                    num_sparsecore_per_device: Optional[int] = None) -> Any:
+    """See embedding_proto_utils, which needs protobuf."""
+    from . import embedding_proto_utils
+
+    return embedding_proto_utils.create_proto_from_feature_specs(feature_specs, global_device_count, num_sparsecore_per_device)
 
 
 def update_preprocessing_parameters(feature_specs: Any, updated_params: SparseDenseMatmulInputStats,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union
 
 import jax.numpy as jnp
 
@@ -13,6 +13,31 @@ from emberd import config
 
 DEFAULT_ACTIVATION_MEM_BYTES_LIMIT = 2048 * 1024
 LearningRate = Union[float, Callable[..., Any]]
+Spec = TypeVar("Spec", bound="OptimizerSpec")
+
+
+def takes_nothing(function: Callable[..., Any]) -> bool:
+    """Whether it is called without arguments."""
+    return not inspect.signature(function).parameters
+
+
+class CallablePlaceholder:
+    """Stands for a learning rate of which a description has no more than the tag. Those of equal tags are equal."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        raise RuntimeError(f"learning_rate: a description holds the tag of a function, here {self.tag!r}, and not the function; give it")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallablePlaceholder) and self.tag == other.tag
+
+    def __hash__(self) -> int:
+        return hash(self.tag)
+
+    def __repr__(self) -> str:
+        return f"CallablePlaceholder({self.tag!r})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +53,12 @@ class OptimizerSpec:
         """The rate of a step, a float32 scalar."""
         rate: Any = self.learning_rate
         if callable(rate):
-            if inspect.signature(rate).parameters:
-                if step is None:
-                    raise ValueError(f"learning_rate: {rate} is a function of the step; give `step`")
-                rate = rate(step)
-            else:
+            if takes_nothing(rate):
                 rate = rate()
+            elif step is None:
+                raise ValueError(f"learning_rate: {rate} is a function of the step; give `step`")
+            else:
+                rate = rate(step)
         return jnp.asarray(rate, jnp.float32)
 
     def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
@@ -50,6 +75,22 @@ class OptimizerSpec:
                   for ours, theirs in self.fields.items()}
         made: config.Optimizer = self.kind(**rate, **values, **self.fixed)
         return made
+
+    def _parameters(self, kind: type) -> Dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
+        return {name: kind(value) for name, value in values.items() if value is not None and isinstance(value, bool) == (kind is bool)}
+
+    def get_float_params(self) -> Dict[str, float]:
+        """All but the learning rate, by name."""
+        return self._parameters(float)
+
+    def get_bool_params(self) -> Dict[str, bool]:
+        return self._parameters(bool)
+
+    @classmethod
+    def from_float_and_bool_params(cls: Type[Spec], float_params: Mapping[str, float], bool_params: Mapping[str, bool],
+                                   learning_rate: LearningRate) -> Spec:
+        return cls(learning_rate, **float_params, **bool_params)
 
     def short_name(self) -> str:
         return type(self).__name__.replace("OptimizerSpec", "").lower()
@@ -200,14 +241,18 @@ class StackedTableSpec:
 
 @dataclasses.dataclass(eq=True, unsafe_hash=True)
 class TableSpec:
-    """One table. initializer: a function of a key and a shape, as in jax.nn.initializers, or one of emberd's."""
+    """One table.
+
+    initializer: a function of a key and the shape of a part of the table, as in jax.nn.initializers, or of nothing, which gives the
+      whole table, at least [vocabulary_size, embedding_dim]; or one of emberd's. Default: emberd.TruncatedNormal(0, 1/sqrt(embedding_dim)).
+    """
 
     name: str
     vocabulary_size: int
     embedding_dim: int
-    initializer: Any
-    optimizer: OptimizerSpec
-    combiner: str
+    initializer: Any = None
+    optimizer: OptimizerSpec = None  # type: ignore[assignment] # must be given, by name where there is no initializer
+    combiner: str = "mean"
     max_ids_per_partition: int = 256
     max_unique_ids_per_partition: int = 256
     suggested_coo_buffer_size_per_device: Optional[int] = None
@@ -215,7 +260,11 @@ class TableSpec:
     # Set by embedding.prepare_feature_specs_for_training and by stacking.
     setting_in_stack: Optional[TableSettingInStack] = dataclasses.field(default=None, compare=False)
     stacked_table_spec: Optional[StackedTableSpec] = dataclasses.field(default=None, compare=False)
-    feature_names: Tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    feature_shapes: Mapping[str, Tuple[int, ...]] = dataclasses.field(default_factory=dict, compare=False)  # output_shape by name
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, OptimizerSpec):
+            raise TypeError(f"table {self.name!r}: optimizer: {self.optimizer!r} is not allowed; give one as SGDOptimizerSpec()")
 
     def is_stacked(self) -> bool:
         return self.stacked_table_spec is not None
@@ -223,7 +272,8 @@ class TableSpec:
 
 @dataclasses.dataclass(eq=True, unsafe_hash=True)
 class FeatureSpec:
-    """One input. input_shape: [samples] or [samples, ids of a sample]; output_shape: [samples, columns]."""
+    """One input. input_shape: [samples] or [samples, ids of a sample]; output_shape: [samples, columns], or with more dimensions
+    between them: ids [samples, positions] give activations [samples, positions, columns]."""
 
     name: str
     table_spec: TableSpec

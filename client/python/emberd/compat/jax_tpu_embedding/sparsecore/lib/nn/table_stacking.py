@@ -119,14 +119,14 @@ def stack_tables(feature_specs: Any, table_names: Sequence[str], global_device_c
         shift = number * (num_sc_per_device if rotation is None else rotation) % shards
         table.setting_in_stack = embedding_spec.TableSettingInStack(name, rows, width, offset, shift)
         table.stacked_table_spec = stack
-        table.feature_names = tuple(feature.name for feature in mine if feature.table_spec.name == table.name)
+        table.feature_shapes = {feature.name: feature.output_shape for feature in mine if feature.table_spec.name == table.name}
         offset += rows // shards
     row = 0
     for feature in mine:
         # Features may point at copies of one table.
         first = known[feature.table_spec.name]
         feature.table_spec.setting_in_stack, feature.table_spec.stacked_table_spec = first.setting_in_stack, stack
-        feature.table_spec.feature_names = first.feature_names
+        feature.table_spec.feature_shapes = first.feature_shapes
         assert first.setting_in_stack is not None
         feature.id_transformation = embedding_spec.FeatureIdTransformation(
             row, first.setting_in_stack.row_offset_in_shard * shards, first.setting_in_stack.shard_rotation)

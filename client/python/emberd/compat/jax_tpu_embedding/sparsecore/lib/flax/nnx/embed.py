@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 from flax import nnx
 
 from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils
-from emberd.compat.jax_tpu_embedding.sparsecore.lib.nn import embedding
+from .._lookup import Layer, look_up, make_variables
+from ...nn.embedding import Nested as Nested
 
 
 class EmbeddingVariablesParam(nnx.Param[Any]):
@@ -58,53 +58,10 @@ class SparseCoreEmbed(nnx.Module):
         self.embedding_table_partition = jax.sharding.PartitionSpec(sharding_axis, None)
         self.data_partition = jax.sharding.PartitionSpec(sharding_axis)
         self.num_shards = mesh.shape[sharding_axis]
-        sharding = utils.embedding_table_format(mesh, self.embedding_table_partition)
-        variables = embedding.init_embedding_variables(rngs.params(), embedding.get_table_specs(feature_specs), sharding,
-                                                       self.num_sc_per_device)
-        self.embedding_table = EmbeddingVariablesParam(variables, embedding_sharding=sharding)
+        self.embedding_table = EmbeddingVariablesParam(
+            make_variables(rngs.params(), feature_specs, mesh, self.embedding_table_partition),
+            embedding_sharding=utils.embedding_table_format(mesh, self.embedding_table_partition))
 
     def __call__(self, embedding_lookup_inputs: Any, step: Any = None) -> Any:
         """step: for optimizers and learning rates that count."""
-        return _look_up(_Layer(self), self.embedding_table.get_value(), embedding_lookup_inputs, step)
-
-
-class _Layer:
-    """What is fixed of a layer; JAX asks whether two are the same."""
-
-    def __init__(self, layer: SparseCoreEmbed) -> None:
-        self.specs, self.mesh = layer.feature_specs, layer.mesh
-        self.data, self.tables = layer.data_partition, layer.embedding_table_partition
-        self._key = (id(layer.feature_specs), layer.mesh, layer.sharding_axis)
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Layer) and self._key == other._key
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _look_up(layer: Any, variables: Any, inputs: Any, step: Any) -> Any:
-    function = functools.partial(embedding.tpu_sparse_dense_matmul, feature_specs=layer.specs,
-                                 global_device_count=layer.mesh.size)
-    return jax.shard_map(function, mesh=layer.mesh, in_specs=(layer.data, layer.tables), out_specs=layer.data,
-                         check_vma=False)(inputs, variables)
-
-
-def _forward(layer: Any, variables: Any, inputs: Any, step: Any) -> Any:
-    return _look_up(layer, variables, inputs, step), (variables, inputs, step)
-
-
-def _backward(layer: Any, kept: Any, gradients: Any) -> Any:
-    variables, inputs, step = kept
-
-    def update(gradients: Any, inputs: Any, variables: Any, step: Any) -> Any:
-        return embedding.tpu_sparse_dense_matmul_grad(gradients, inputs, variables, layer.specs, step=step)
-
-    after = jax.shard_map(update, mesh=layer.mesh,
-                          in_specs=(layer.data, layer.data, layer.tables, jax.sharding.PartitionSpec()),
-                          out_specs=layer.tables, check_vma=False)(gradients, inputs, variables, step)
-    return jax.tree.unflatten(jax.tree.structure(variables), jax.tree.leaves(after)), None, None
-
-
-_look_up.defvjp(_forward, _backward)
+        return look_up(Layer(self), None, self.embedding_table.get_value(), embedding_lookup_inputs, step)

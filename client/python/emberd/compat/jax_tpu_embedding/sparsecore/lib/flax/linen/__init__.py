@@ -1,0 +1,1 @@
+"""The layer of Flax Linen."""

@@ -1,0 +1,1 @@
+"""Descriptions of specifications, for checkpoints."""
