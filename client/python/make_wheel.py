@@ -41,6 +41,8 @@ Provides-Extra: flax
 Requires-Dist: flax >=0.11 ; extra == "flax"
 Provides-Extra: keras
 Requires-Dist: keras >=3.5 ; extra == "keras"
+Provides-Extra: tensorflow
+Requires-Dist: tensorflow >=2.16 ; extra == "tensorflow"
 Description-Content-Type: text/markdown
 
 {description}"""

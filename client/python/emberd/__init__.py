@@ -18,7 +18,7 @@ and have the range and default of each field. Errors are of the class Error, and
     import emberd.keras     keras-rs's DistributedEmbedding, on JAX, PyTorch and TensorFlow
     import emberd.aio       the same client for asyncio
     import emberd.ray       a cluster on the nodes of a cluster of Ray
-    import emberd.compat.torchrec, emberd.compat.jax_tpu_embedding      scripts of others by changed imports
+    import emberd.compat.torchrec, emberd.compat.jax_tpu_embedding, emberd.compat.tpu_embedding      scripts of others by changed imports
     emberd.nested           features in nested structures
 
 `python -m emberd` shows what is installed.

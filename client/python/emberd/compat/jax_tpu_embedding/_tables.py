@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 from emberd import config
-from emberd._place import default_client
-from emberd.arrays import Floats, Ragged
 from emberd.client import Client, Model
+from emberd.compat._in_turn import InTurn, Place
 from emberd.jax import Embedding
 from .sparsecore.lib.nn.embedding_spec import TableSpec, takes_nothing
-
-Ids = Dict[str, Ragged]
 
 
 class EmbeddingVariables(NamedTuple):
@@ -28,15 +25,7 @@ class EmbeddingVariables(NamedTuple):
     slot: Tuple[Any, ...]
 
 
-class _Place:
-    """Where the next tables are made."""
-
-    def __init__(self) -> None:
-        self.client: Optional[Client] = None
-        self.model, self.group, self.made = "jax_tpu_embedding", "train", 0
-
-
-_place = _Place()
+_place = Place("jax_tpu_embedding")
 _all: Dict[int, "Tables"] = {}  # by the number in the variables, which is random: those of another process stand for nothing here
 
 
@@ -46,44 +35,15 @@ def use(client: Client, *, model: str = "jax_tpu_embedding", group: str = "train
     A model of this name that is there already is gone on with: its rows stay as they are.
     Without it, the cluster at the address in EMBERD_ADDRESS is taken, or one is started.
     """
-    _place.client, _place.model, _place.group, _place.made = client, model, group, 0
+    _place.use(client, model, group)
 
 
-class Tables:
-    """Not thread-safe, but for the order in which JAX calls back."""
+class Tables(InTurn):
+    """Those of a model."""
 
     def __init__(self, embedding: Embedding) -> None:
+        super().__init__(embedding._trainer)
         self.embedding = embedding
-        self._trainer = embedding._trainer
-        self._ids: Optional[Ids] = None  # of the step that has been received and has no update yet
-        self._number = -1
-
-    def look_up(self, ids: Ids) -> Dict[str, Floats]:
-        """The first lookup after an update begins a step. Those after it see the same rows."""
-        if self._ids is not None:
-            return dict(self._trainer.look_up(ids))
-        return self._begin(ids)
-
-    def update(self, ids: Ids, gradients: Mapping[str, Floats], hyper: Mapping[str, Mapping[str, float]]) -> None:
-        if self._ids is None or not _same(self._ids, ids):
-            self._begin(ids)
-        self._trainer.update(self._number, gradients, hyper, own=False)
-        self._ids = None
-
-    def _begin(self, ids: Ids) -> Dict[str, Floats]:
-        self._ids = None
-        copied = {name: Ragged(*(None if array is None else np.array(array) for array in (one.values, one.row_splits,
-                                                                                         one.weights)))
-                  for name, one in ids.items()}
-        self._number, found = self._trainer.begin(copied)
-        self._ids = copied
-        return dict(found)
-
-
-def _same(left: Ids, right: Ids) -> bool:
-    return all(np.array_equal(getattr(left[name], part), getattr(right[name], part))
-               for name in left for part in ("values", "row_splits", "weights")
-               if getattr(left[name], part) is not None)
 
 
 def of(table: Any) -> Tables:
@@ -124,11 +84,9 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int) -> Tu
         if not table.feature_shapes:
             raise ValueError(f"table {table.name!r}: no feature is known that looks it up; call "
                              "prepare_feature_specs_for_training before")
-    name = _place.model + (f"_{_place.made}" if _place.made else "")
-    _place.made += 1
     groups = [config.StackGroup([table.name for table in stack], stack_name) for stack_name, stack in stacks.items()
               if len(stack) > 1]
-    model = (_place.client or default_client()).declare(config.ModelConfig(
+    model = _place.declare(lambda name: config.ModelConfig(
         name, [_declared(table) for table in tables],
         # The number of samples is left out where it can be: a model is gone on with by batches of another size.
         [config.FeatureConfig(feature, table.name, output_shape=shape[:-1] if len(shape) > 2 else None)

@@ -1,0 +1,72 @@
+"""What the packages for other libraries share: where their tables are made, and steps for APIs in which a lookup may be of training or not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, Mapping, Optional
+
+import numpy as np
+
+from emberd._place import default_client
+from emberd.arrays import Floats, Hyper, Ragged
+from emberd.client import Client, Model
+from emberd.trainer import Trainer
+
+Ids = Mapping[str, Ragged]
+
+
+class Place:
+    """Where the next tables are made: in models of one name, then with _1 and so on behind it."""
+
+    def __init__(self, model: str) -> None:
+        self.use(None, model, "train")
+
+    def use(self, client: Optional[Client], model: str, group: str) -> None:
+        self._client, self.group = client, group
+        self._model, self._made = model, 0
+
+    def declare(self, make: Any) -> Model:
+        """make: gives the description of a model of a name."""
+        name = self._model + (f"_{self._made}" if self._made else "")
+        model = (self._client or default_client()).declare(make(name))
+        self._made += 1
+        return model
+
+
+class InTurn:
+    """Steps, by the ids of their update. Thread-safe."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._lock = threading.Lock()
+        self._ids: Optional[Ids] = None  # of the step that has been received and has no update yet
+        self._number = -1
+
+    def look_up(self, ids: Ids) -> Dict[str, Floats]:
+        """The first lookup after an update begins a step. Those after it see the same rows."""
+        with self._lock:
+            if self._ids is not None:
+                return dict(self.trainer.look_up(ids))
+            return self._begin(ids)
+
+    def update(self, ids: Ids, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None) -> None:
+        """An update of the rows of these ids: the step that has begun is used where it has the same."""
+        with self._lock:
+            if self._ids is None or not _same(self._ids, ids):
+                self._begin(ids)
+            self.trainer.update(self._number, gradients, hyper, own=False)
+            self._ids = None
+
+    def _begin(self, ids: Ids) -> Dict[str, Floats]:
+        self._ids = None
+        copied = {name: Ragged(*(None if array is None else np.array(array) for array in (one.values, one.row_splits, one.weights)))
+                  for name, one in ids.items()}
+        self._number, found = self.trainer.begin(copied)
+        self._ids = copied
+        return dict(found)
+
+
+def _same(left: Ids, right: Ids) -> bool:
+    return all(np.array_equal(getattr(left[name], part), getattr(right[name], part))
+               for name in left for part in ("values", "row_splits", "weights")
+               if getattr(left[name], part) is not None)

@@ -1,0 +1,376 @@
+"""Lookups and updates, in eager mode and in tf.function."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from emberd import config, nested
+from emberd.arrays import Floats, Ragged
+from emberd.client import Client, Model
+from emberd.trainer import Trainer
+from .._in_turn import InTurn, Place
+from ._config import FeatureConfig, Optimizer, SparseCoreEmbeddingConfig, TableConfig
+
+_place = Place("tpu_embedding")
+_SLOTS: Dict[str, str] = {"accumulator": "accumulators", "momentum": "momenta", "velocity": "velocities", "linear": "linears"}  # as they are called there
+# By feature: ids int64 [n], where each sample begins and the last ends int64 [samples + 1], weights float32 [n] or [0], the shape of the
+# activations without dim.
+Prepared = Dict[str, Tuple[Any, Any, Any, Any]]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _as_it_is(function: Function) -> Function:
+    """tf.function traces it, and does not rewrite it."""
+    made: Function = tf.autograph.experimental.do_not_convert(function)
+    return made
+
+
+def use(client: Client, *, model: str = "tpu_embedding", group: str = "train") -> None:
+    """Makes the next tables on the cluster of this client, in models named `model`, `model`_1 and so on."""
+    _place.use(client, model, group)
+
+
+class EmbeddingTable:
+    """A table, or a slot of its optimizer, on the cluster: float32 [vocabulary_size, dim], in the order of ids. Each call reads all of it."""
+
+    def __init__(self, model: Model, table: str, slot: str) -> None:
+        self._model, self._table, self._slot = model, table, slot
+        self.name, self.dtype = f"{table}/{_SLOTS.get(slot, slot)}" if slot else table, tf.float32
+        self.shape = tf.TensorShape([model.tables[table].vocabulary_size, model.tables[table].embedding_dim])
+
+    def __repr__(self) -> str:
+        return f"EmbeddingTable({self.name!r}, shape={self.shape.as_list()})"
+
+    def __len__(self) -> int:
+        return self._model.tables[self._table].vocabulary_size
+
+    def numpy(self) -> Floats:
+        return self._model.table(self._table, slot=self._slot)
+
+    def read_value(self) -> Any:
+        return tf.convert_to_tensor(self.numpy())
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def assign(self, value: Any) -> "EmbeddingTable":
+        self._model.assign_rows(self._table, np.arange(len(self)), np.asarray(value), slot=self._slot)
+        return self
+
+
+class _Embedding:
+    """What both have."""
+
+    def __init__(self, feature_config: Any, optimizer: Optional[Optimizer] = None, pipeline_execution_with_tensor_core: bool = False,
+                 sparse_core_embedding_config: Optional[SparseCoreEmbeddingConfig] = None) -> None:
+        self._structure, self._config = feature_config, sparse_core_embedding_config
+        self._features: Dict[str, FeatureConfig] = {}
+        self._names: Dict[TableConfig, str] = {}
+        self._optimizers: Dict[str, Optional[Optimizer]] = {}
+        # In the order in which tf.nest has them.
+        for path, feature in nested.flatten({"feature": feature_config} if isinstance(feature_config, FeatureConfig) else feature_config).items():
+            if not isinstance(feature, FeatureConfig):
+                raise ValueError(f"feature_config: {path}: {feature!r} is not allowed; it must be a FeatureConfig")
+            self._features[path if not feature.name or feature.name in self._features else feature.name] = feature
+            if feature.table not in self._names:
+                self._add_table(feature.table, optimizer)
+        self._in_turn: Optional[InTurn] = None
+
+    def _add_table(self, table: TableConfig, optimizer: Optional[Optimizer]) -> None:
+        name = table.name or f"table_{len(self._names)}"
+        if name in self._optimizers:
+            raise ValueError(f"name: {name!r} is not allowed for two tables; names of tables must be unique")
+        chosen = table.optimizer or optimizer
+        if chosen is not None and not isinstance(chosen, Optimizer):
+            raise ValueError(f"optimizer: {chosen!r} is not allowed; it must be one of this package, as Adagrad(0.1)")
+        self._names[table], self._optimizers[name] = name, chosen
+
+    @property
+    def model(self) -> Model:
+        """The tables on the cluster."""
+        return self._built().trainer.model
+
+    def _built(self) -> InTurn:
+        if self._in_turn is None:
+            with tf.init_scope():  # not as a part of the function that is being traced
+                model = _place.declare(self._declared)
+                for table, name in self._names.items():
+                    if model.created and table.initializer is not None and not isinstance(table.initializer, config.Initializer):
+                        rows = table.initializer([table.vocabulary_size, table.dim], dtype=tf.float32)
+                        model.assign_rows(name, np.arange(table.vocabulary_size), np.asarray(rows))
+                self._in_turn = InTurn(Trainer(model, _place.group))
+        return self._in_turn
+
+    def _declared(self, name: str) -> config.ModelConfig:
+        tables = []
+        for table, table_name in self._names.items():
+            optimizer, quantized = self._optimizers[table_name], table.quantization_config
+            tables.append(config.TableConfig(
+                table_name, table.vocabulary_size, table.dim, combiner=table.combiner,
+                optimizer=config.NoOptimizer() if optimizer is None else optimizer.declared(),
+                initializer=table.initializer if isinstance(table.initializer, config.Initializer) else
+                config.Zeros() if table.initializer else None,
+                quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
+        stacked = not (self._config and self._config.disable_table_stacking)
+        return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table])
+                                                 for one, feature in self._features.items()],
+                                  plan=config.PlanConfig(rules="tensorflow", auto_stack=stacked))
+
+    def _tables(self) -> Iterator[Tuple[TableConfig, str, Dict[str, EmbeddingTable]]]:
+        model = self.model
+        for table, name in self._names.items():
+            slots: Dict[str, EmbeddingTable] = {_SLOTS[slot] if slot in _SLOTS else slot: EmbeddingTable(model, name, slot) for slot in model.tables[name].slots}
+            yield table, name, {"parameters": EmbeddingTable(model, name, ""), **slots}
+
+    def _prepare(self, features: Any, weights: Any) -> Prepared:
+        tf.nest.assert_same_structure(self._structure, features)
+        given = tf.nest.flatten(features)
+        if weights is None:
+            scales: List[Any] = [None] * len(given)
+        else:
+            tf.nest.assert_same_structure(self._structure, weights)
+            scales = tf.nest.flatten(weights)
+        return {name: _prepared(name, feature, ids, scale)
+                for (name, feature), ids, scale in zip(self._features.items(), given, scales)}
+
+    def _look_up(self, prepared: Prepared) -> Any:
+        in_turn, names = self._built(), list(prepared)
+        look_up = in_turn.look_up if any(self._optimizers.values()) else in_turn.trainer.look_up  # rows that are not trained have no steps
+
+        def on_host(*arrays: Any) -> List[Floats]:
+            found = look_up(_ids(names, arrays))
+            return [found[name] for name in names]
+
+        found = tf.nest.flatten(tf.numpy_function(on_host, _arrays(prepared), [tf.float32] * len(names)))  # eagerly, a list of one is none
+        return tf.nest.pack_sequence_as(self._structure, [
+            tf.reshape(rows, tf.concat([prepared[name][3], [self._features[name].table.dim]], 0)) for name, rows in zip(names, found)])
+
+    def _check_built(self) -> InTurn:
+        if self._in_turn is None:
+            raise RuntimeError("apply_gradients: there is nothing to update yet; look up before, or call build")
+        return self._in_turn
+
+    def _update(self, gradients: Any, prepared: Prepared) -> None:
+        tf.nest.assert_same_structure(self._structure, gradients)
+        given = {}
+        for (name, feature), gradient in zip(self._features.items(), tf.nest.flatten(gradients)):
+            if gradient is None:
+                continue  # it is zero
+            if not tf.is_tensor(gradient):
+                raise ValueError(f"gradients: a {type(gradient).__name__} is not allowed for feature {name!r}; it must be a tensor")
+            given[name] = tf.reshape(tf.cast(gradient, tf.float32), [-1, feature.table.dim])
+        rates = {name: tf.cast(one.learning_rate(), tf.float32) for name, one in self._optimizers.items()
+                 if one is not None and callable(one.learning_rate)}
+        in_turn, names, of_ids = self._check_built(), list(prepared), 3 * len(prepared)
+
+        def on_host(*arrays: Any) -> Any:
+            values, hyper = arrays[of_ids:of_ids + len(given)], arrays[of_ids + len(given):]
+            in_turn.update(_ids(names, arrays[:of_ids]), dict(zip(given, values)),
+                           {name: {"learning_rate": float(rate)} for name, rate in zip(rates, hyper)})
+            return np.int64(0)
+
+        tf.numpy_function(on_host, [*_arrays(prepared), *given.values(), *rates.values()], tf.int64)
+
+
+def _arrays(prepared: Prepared) -> List[Any]:
+    return [array for one in prepared.values() for array in one[:3]]
+
+
+def _ids(names: List[str], arrays: Any) -> Dict[str, Ragged]:
+    parts = iter(arrays)
+    result = {}
+    for name in names:
+        values, splits, weights = next(parts), next(parts), next(parts)
+        result[name] = Ragged(values, splits, weights if len(weights) or not len(values) else None)
+    return result
+
+
+def _prepared(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tuple[Any, Any, Any, Any]:
+    """Ids of any kind as those of samples one after the other."""
+    kind: Any = next((kind for kind in (tf.SparseTensor, tf.RaggedTensor) if isinstance(ids, kind)), tf.Tensor)
+    if kind is tf.Tensor:
+        ids, weights = (one if one is None or isinstance(one, (tf.SparseTensor, tf.RaggedTensor)) else tf.convert_to_tensor(one)
+                        for one in (ids, weights))
+    if weights is not None and not isinstance(weights, kind):
+        raise ValueError(f"feature {name!r}: weights: a {type(weights).__name__} is not allowed; it must be a {kind.__name__}, as the ids are")
+    if not ids.dtype.is_integer:
+        raise ValueError(f"feature {name!r}: {ids.dtype.name} is not allowed; ids are whole numbers")
+    values, splits, shape = _of_places(name, feature, ids) if kind is tf.Tensor else _of_samples(name, feature, ids, weights)
+    scales = tf.zeros([0])
+    if weights is not None:
+        flat = tf.reshape(tf.cast(weights if kind is tf.Tensor else weights.values, tf.float32), [-1])
+        scales = tf.broadcast_to(flat, tf.shape(values))
+    return tf.cast(values, tf.int64), splits, scales, tf.cast(shape, tf.int32)
+
+
+def _of_places(name: str, feature: FeatureConfig, ids: Any) -> Tuple[Any, Any, Any]:
+    """Ids, splits and the shape of the activations of a dense input."""
+    count, wanted = ids.shape.num_elements(), feature.output_shape
+    if wanted and count is not None and count != np.prod(wanted):
+        raise ValueError(f"feature {name!r}: the shape {ids.shape.as_list()} is not allowed for output_shape {wanted}; a dense input has one id "
+                         "for each activation")
+    if not wanted and ids.shape.rank != 1 and ids.shape[-1:] != [1]:
+        raise ValueError(f"feature {name!r}: the shape {ids.shape} is not allowed without output_shape; it must be [samples] or [..., 1]")
+    values = tf.reshape(ids, [-1])
+    return values, tf.range(tf.size(values, tf.int64) + 1), wanted or (tf.shape(ids) if ids.shape.rank == 1 else tf.shape(ids)[:-1])
+
+
+def _of_samples(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tuple[Any, Any, Any]:
+    """The same of a sparse or a ragged one."""
+    samples, rows, columns, values = _coordinates(name, ids)
+    shape: Any = [samples]
+    if feature.output_shape:
+        samples, shape = int(np.prod(feature.output_shape)), feature.output_shape
+    elif feature.max_sequence_length:
+        if weights is not None:
+            raise ValueError(f"feature {name!r}: weights are not allowed for ids that are not combined (max_sequence_length)")
+        length = feature.max_sequence_length
+        kept = columns < length
+        rows, values = tf.boolean_mask(rows * length + columns, kept), tf.boolean_mask(values, kept)
+        samples, shape = samples * length, [samples, length]
+    samples = tf.cast(samples, tf.int64)
+    checks: List[Any] = [tf.debugging.Assert(tf.reduce_all(rows < samples), [f"feature {name!r}: there are more samples than", samples]),
+                         tf.debugging.Assert(tf.math.is_non_decreasing(rows), [f"feature {name!r}: samples must be in order"])]
+    with tf.control_dependencies([one for one in checks if one is not None]):  # eagerly there are none
+        return values, tf.searchsorted(rows, tf.range(samples + 1), out_type=tf.int64), tf.stack([tf.cast(one, tf.int64) for one in shape])
+
+
+def _coordinates(name: str, ids: Any) -> Tuple[Any, Any, Any, Any]:
+    """How many samples there are, and the sample, the place in it, and the id of each."""
+    if ids.shape.rank != 2:
+        raise ValueError(f"feature {name!r}: the rank {ids.shape.rank} is not allowed; sparse and ragged ids are [samples, ids]")
+    if isinstance(ids, tf.SparseTensor):
+        return ids.dense_shape[0], ids.indices[:, 0], ids.indices[:, 1], ids.values
+    rows = ids.value_rowids()
+    columns = tf.range(tf.size(rows, rows.dtype)) - tf.gather(ids.row_starts(), rows)
+    return ids.nrows(), tf.cast(rows, tf.int64), tf.cast(columns, tf.int64), ids.values
+
+
+class TPUEmbeddingV2(_Embedding):
+    """A lookup gives what its update takes: activations in the structure of feature_config, float32 [..., dim], and the prepared ids."""
+
+    def build(self) -> None:
+        """Makes the tables, or finds them."""
+        self._built()
+
+    @property
+    def embedding_tables(self) -> Dict[str, EmbeddingTable]:
+        """By the name of the table."""
+        return {name: variables["parameters"] for _, name, variables in self._tables()}
+
+    @property
+    def variables(self) -> Dict[str, Dict[str, EmbeddingTable]]:
+        """By the name of the table: "parameters", and the slots of the optimizer by their names in TensorFlow."""
+        return {name: variables for _, name, variables in self._tables()}
+
+    @_as_it_is
+    def __call__(self, features: Any, weights: Any = None) -> Tuple[Any, Prepared]:
+        return self.embedding_lookup(features, weights)
+
+    @_as_it_is
+    def embedding_lookup(self, features: Any, weights: Any = None) -> Tuple[Any, Prepared]:
+        """features: tf.Tensor, tf.SparseTensor or tf.RaggedTensor of integers in the structure of feature_config; weights: of the same kinds and
+        places, or None for all or for some."""
+        return self.dequeue(self.enqueue(features, weights))
+
+    @_as_it_is
+    def enqueue(self, features: Any, weights: Any = None, device: Optional[str] = None) -> Prepared:
+        """Prepares ids for `dequeue`, and looks nothing up."""
+        return self._prepare(features, weights)
+
+    @_as_it_is
+    def dequeue(self, partitioned_tensors: Prepared) -> Tuple[Any, Prepared]:
+        return self._look_up(partitioned_tensors), partitioned_tensors
+
+    @_as_it_is
+    def apply_gradients(self, gradients: Any, preserved_outputs: Prepared) -> None:
+        """One update of each row that was looked up. gradients: in the structure of feature_config, of the shapes of the activations; None: zero."""
+        self._check_built()
+        if not isinstance(preserved_outputs, Mapping) or set(preserved_outputs) != set(self._features):
+            raise ValueError("preserved_outputs: it must be the second output of the lookup")
+        self._update(gradients, preserved_outputs)
+
+
+class TPUEmbedding(_Embedding):
+    """Lookups go through a queue: `enqueue` puts ids into it, `dequeue` gives the activations of the oldest, and `apply_gradients` updates those of the
+    oldest that was dequeued for training and has had no update."""
+
+    def __init__(self, feature_config: Any, optimizer: Optional[Optimizer], pipeline_execution_with_tensor_core: bool = False) -> None:
+        super().__init__(feature_config, optimizer, pipeline_execution_with_tensor_core)
+        self._queue: Deque[Tuple[bool, List[Any]]] = deque()
+        self._awaiting: Deque[List[Any]] = deque()
+        self._shapes: Optional[List[Any]] = None  # static ones of the activations, as far as they are known
+
+    def build(self, per_replica_input_shapes: Any = None, per_replica_batch_size: Optional[int] = None) -> None:
+        """Makes the tables, or finds them. The shapes are those of what is enqueued first."""
+        self._built()
+
+    @property
+    def embedding_tables(self) -> Dict[TableConfig, EmbeddingTable]:
+        return {table: variables["parameters"] for table, _, variables in self._tables()}
+
+    @_as_it_is
+    def __call__(self, features: Any, weights: Any = None) -> Any:
+        """Activations without the queue, for evaluation."""
+        return self._look_up(self._prepare(features, weights))
+
+    @_as_it_is
+    def enqueue(self, features: Any, weights: Any = None, training: bool = True, name: Optional[str] = None,
+                device: Optional[str] = None) -> None:
+        """As TPUEmbeddingV2.embedding_lookup has features and weights. training: `apply_gradients` follows."""
+        self._built()
+        prepared = self._prepare(features, weights)
+        self._shapes = [tf.TensorShape(tf.get_static_value(one[3], partial=True) if tf.get_static_value(one[3], partial=True) is not None
+                                       else [None] * one[3].shape[0]) for one in prepared.values()]
+
+        def on_host(*arrays: Any) -> Any:
+            self._queue.append((training, list(arrays)))
+            return np.int64(0)
+
+        tf.numpy_function(on_host, [array for one in prepared.values() for array in one], tf.int64)
+
+    @_as_it_is
+    def dequeue(self, name: Optional[str] = None) -> Any:
+        """Activations in the structure of feature_config, float32 [..., dim]."""
+        if self._shapes is None:
+            raise RuntimeError("dequeue: nothing has been enqueued; the function that enqueues is called, or traced, before")
+        kinds = [tf.int64, tf.int64, tf.float32, tf.int32] * len(self._features)
+
+        def on_host() -> List[Any]:
+            if not self._queue:
+                raise RuntimeError("dequeue: the queue is empty")
+            training, arrays = self._queue.popleft()
+            if training:
+                self._awaiting.append(arrays)
+            return arrays
+
+        activations = self._look_up(self._with_shapes(tf.numpy_function(on_host, [], kinds)))
+        for one, shape in zip(tf.nest.flatten(activations), self._shapes):
+            one.set_shape(shape.concatenate(one.shape[-1:]))
+        return activations
+
+    @_as_it_is
+    def apply_gradients(self, gradients: Any, name: Optional[str] = None) -> None:
+        """As TPUEmbeddingV2.apply_gradients has gradients."""
+
+        def on_host() -> List[Any]:
+            if not self._awaiting:
+                raise RuntimeError("apply_gradients: nothing was dequeued that was enqueued for training")
+            return self._awaiting.popleft()
+
+        self._update(gradients, self._with_shapes(tf.numpy_function(on_host, [], [tf.int64, tf.int64, tf.float32, tf.int32] * len(self._features))))
+
+    def _with_shapes(self, arrays: Any) -> Prepared:
+        assert self._shapes is not None
+        prepared: Prepared = {}
+        for index, (name, shape) in enumerate(zip(self._features, self._shapes)):
+            values, splits, weights, found = arrays[4 * index:4 * index + 4]
+            found.set_shape([shape.rank])
+            prepared[name] = values, splits, weights, found
+        return prepared
