@@ -29,6 +29,7 @@ from google.protobuf import text_format
 
 jax.config.update("jax_platforms", "cpu")
 from emberd.compat import jax_tpu_embedding  # noqa: E402
+from emberd.errors import NotFound  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.fdo import csv_file_fdo_client, file_fdo_client  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.linen import embed, embed_optimizer  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.nnx import checkpoint_utils  # noqa: E402
@@ -200,8 +201,21 @@ class LinenTest(Case):
             found = model.apply({"params": params, "embedding": held}, {"t": jnp.arange(8)})
             np.testing.assert_allclose(found, 0.25 * np.asarray(params["Dense_0"]["kernel"]).sum() * np.ones(8), rtol=1e-5)
         self.assertEqual(float(np.abs(jax_tpu_embedding.model_of(variables).table("t") - 0.25).max()), 0)  # no step has been made
-        with self.assertRaisesRegex(ValueError, "outside of jitted functions"):
-            jax.jit(lambda key: embed.SparseCoreEmbed.create_embedding_variables(specs, key))(jax.random.key(0))
+
+    def test_tables_are_made_in_jitted_functions(self):
+        """As where a model is initialized with its shardings: first only the shapes are asked for."""
+        specs = {"t": feature(initializer=jax.nn.initializers.normal(1.0)), "whole": feature("whole", initializer=lambda: jnp.ones((32, 8)))}
+        model = embed.SparseCoreEmbed(specs)
+        inputs = model.preprocess_inputs(0, {"t": np.arange(8), "whole": np.arange(8)})
+        shapes = jax.eval_shape(model.init, jax.random.key(1), inputs)
+        with self.assertRaises(NotFound):
+            self.client.model(self.id().split(".")[-1])
+        params = jax.jit(model.init, out_shardings=nn.get_sharding(shapes, model.mesh))(jax.random.key(1), inputs)
+        first = jax_tpu_embedding.model_of(nn.unbox(params))
+        second = jax_tpu_embedding.model_of(nn.unbox(model.init(jax.random.key(1), inputs)))
+        self.assertEqual([first.name, second.name], [self.id().split(".")[-1] + end for end in ("", "_1")])
+        np.testing.assert_allclose(first.table("t"), second.table("t"), atol=1e-6)
+        self.assertEqual((first.table("t").std().round(), first.table("whole").min()), (1, 1))
 
     def test_variables_of_another_process_stand_for_nothing(self):
         with self.assertRaisesRegex(ValueError, "do not stand for tables of this process"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import io_callback
 
 from emberd import config
 from emberd.client import Client, Model
@@ -75,10 +76,9 @@ def rows_of(variables: Any, table: str) -> Any:
     return model.table(table)
 
 
-def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int) -> Tuple[int, Model]:
-    """Declares the tables, gives them their initial rows, and says which they are."""
-    if isinstance(rng, Tracer):
-        raise ValueError("rng: tables are made outside of jitted functions, for they are on the cluster; initialize the model without jit")
+def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, sharding: Any) -> Any:
+    """Declares the tables and gives them their initial rows: float32 [devices, 2], what stands for them. In a jitted function they are made
+    when it is called, each time."""
     tables = [table for stack in stacks.values() for table in stack]
     for table in tables:
         if not table.feature_shapes:
@@ -86,20 +86,33 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int) -> Tu
                              "prepare_feature_specs_for_training before")
     groups = [config.StackGroup([table.name for table in stack], stack_name) for stack_name, stack in stacks.items()
               if len(stack) > 1]
-    model = _place.declare(lambda name: config.ModelConfig(
-        name, [_declared(table) for table in tables],
-        # The number of samples is left out where it can be: a model is gone on with by batches of another size.
-        [config.FeatureConfig(feature, table.name, output_shape=shape[:-1] if len(shape) > 2 else None)
-         for table in tables for feature, shape in table.feature_shapes.items()],
-        plan=config.PlanConfig(groups=groups) if groups else None))
-    if model.created:
-        keys = jax.random.split(rng, shards * len(stacks))
-        for number, stack in enumerate(stacks.values()):
-            for table in stack:
-                _initialize(model, table, keys[number * shards:(number + 1) * shards])
-    number = secrets.randbelow(2**24)  # which float32 holds exactly
-    _all[number] = Tables(Embedding(model, _place.group))
-    return number, model
+
+    def declare(parts: Iterable[Tuple[str, Any, Any]]) -> Any:
+        model = _place.declare(lambda name: config.ModelConfig(
+            name, [_declared(table) for table in tables],
+            # The number of samples is left out where it can be: a model is gone on with by batches of another size.
+            [config.FeatureConfig(feature, table.name, output_shape=shape[:-1] if len(shape) > 2 else None)
+             for table in tables for feature, shape in table.feature_shapes.items()],
+            plan=config.PlanConfig(groups=groups) if groups else None))
+        if model.created:
+            for name, ids, values in parts:
+                model.assign_rows(name, ids, np.asarray(values, np.float32))
+        number = secrets.randbelow(2**24)  # which float32 holds exactly
+        _all[number] = Tables(Embedding(model, _place.group))
+        return np.array([[number, 0]], np.float32)
+
+    keys = jax.random.split(rng, shards * len(stacks))
+    initial = (part for number, stack in enumerate(stacks.values()) for table in stack
+               for part in _initial(table, keys[number * shards:(number + 1) * shards]))
+    if not isinstance(rng, Tracer):
+        made = declare(initial)
+        return jax.make_array_from_callback((sharding.mesh.size, 2), sharding, lambda _: made)
+    places = [(name, ids, values) for name, ids, values in initial]
+    return jax.shard_map(
+        lambda *values: io_callback(lambda *arrays: declare((name, ids, one) for (name, ids, _), one in zip(places, arrays)),
+                                    jax.ShapeDtypeStruct((1, 2), np.float32), *values),
+        mesh=sharding.mesh, in_specs=jax.sharding.PartitionSpec(), out_specs=sharding.spec, check_vma=False)(
+            *(values for _, _, values in places))
 
 
 def _declared(table: TableSpec) -> config.TableConfig:
@@ -111,16 +124,16 @@ def _declared(table: TableSpec) -> config.TableConfig:
                               optimizer=table.optimizer.declared(), quantization=quantization)
 
 
-def _initialize(model: Model, table: TableSpec, keys: Any) -> None:
-    """Calls the initializer once for each SparseCore, as on a TPU: the same keys give the same rows."""
+def _initial(table: TableSpec, keys: Any) -> Iterator[Tuple[str, Any, Any]]:
+    """Rows of a table, and which they are. Calls the initializer once for each SparseCore, as on a TPU: the same keys give the same rows."""
     if table.initializer is None or isinstance(table.initializer, config.Initializer) or table.initializer is jax.nn.initializers.zeros:
         return
     if takes_nothing(table.initializer):
-        whole = np.asarray(table.initializer(), np.float32)
+        whole = table.initializer()
         if whole.ndim != 2 or len(whole) < table.vocabulary_size or whole.shape[1] < table.embedding_dim:
             raise ValueError(f"table {table.name!r}: initializer: the shape {list(whole.shape)} is not allowed; it must be at least "
                              f"[{table.vocabulary_size}, {table.embedding_dim}]")
-        model.assign_rows(table.name, np.arange(table.vocabulary_size), whole[:table.vocabulary_size, :table.embedding_dim])
+        yield table.name, np.arange(table.vocabulary_size), whole[:table.vocabulary_size, :table.embedding_dim]
         return
     shards, place = len(keys), table.setting_in_stack
     width = math.ceil(table.embedding_dim / 8) * 8 if place is None else place.padded_embedding_dim
@@ -128,5 +141,4 @@ def _initialize(model: Model, table: TableSpec, keys: Any) -> None:
     for shard in range(shards):
         ids = np.arange((shard - (place.shard_rotation if place else 0)) % shards, table.vocabulary_size, shards)
         if ids.size:
-            values = np.asarray(table.initializer(keys[shard], (rows, width)), np.float32)
-            model.assign_rows(table.name, ids, values[:ids.size, :table.embedding_dim])
+            yield table.name, ids, table.initializer(keys[shard], (rows, width))[:ids.size, :table.embedding_dim]

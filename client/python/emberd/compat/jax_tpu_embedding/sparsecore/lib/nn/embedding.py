@@ -120,12 +120,9 @@ def init_embedding_variables(rng: Any, table_specs: Any, global_sharding: Any,
         raise ValueError(f"global_sharding: a mesh of {devices} devices is not allowed; it must have one for each of the "
                          f"{jax.process_count()} processes: tables are spread over the shards of the cluster instead")
     stacks = table_stacking.get_table_stacks(table_specs)
-    number, model = make(rng, stacks, devices * _sparsecores(num_sparsecore_per_device))
-
-    def put(columns: Sequence[float]) -> Any:  # an array of its own each time: they may be donated
-        return jax.device_put(np.tile(np.array(columns, np.float32), (devices, 1)), global_sharding)
-
-    return {name: EmbeddingVariables(put([number, 0]), tuple(put([]) for _ in model.tables[tables[0].name].slots))
+    made = make(rng, stacks, devices * _sparsecores(num_sparsecore_per_device), global_sharding)
+    # An array of its own each time: they may be donated.
+    return {name: EmbeddingVariables(made + 0, tuple(made[:, 2:] for _ in range(tables[0].optimizer.slot_variables_count())))
             for name, tables in stacks.items()}
 
 

@@ -48,6 +48,10 @@ class OptimizerSpec:
     kind: ClassVar[Any] = None  # emberd's
     fields: ClassVar[Mapping[str, str]] = {}  # its names of the others
     fixed: ClassVar[Mapping[str, Any]] = {}
+    slots: ClassVar[int] = 0
+
+    def slot_variables_count(self) -> int:
+        return self.slots
 
     def get_learning_rate(self, step: Any = None) -> Any:
         """The rate of a step, a float32 scalar."""
@@ -109,6 +113,7 @@ class AdagradOptimizerSpec(OptimizerSpec):
 
     initial_accumulator_value: float = 0.1
     kind: ClassVar[Any] = config.Adagrad
+    slots: ClassVar[int] = 1
     fields: ClassVar[Mapping[str, str]] = {"initial_accumulator_value": "initial_accumulator"}
 
 
@@ -120,6 +125,7 @@ class AdamOptimizerSpec(OptimizerSpec):
     beta_2: float = 0.999
     epsilon: float = 1e-8
     kind: ClassVar[Any] = config.Adam
+    slots: ClassVar[int] = 2
     fields: ClassVar[Mapping[str, str]] = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "epsilon"}
     fixed: ClassVar[Mapping[str, Any]] = {"bias_correction": False, "sum_inside_sqrt": False}  # the values of each step correct
 
@@ -138,6 +144,7 @@ class AdagradMomentumOptimizerSpec(OptimizerSpec):
     initial_accumulator_value: float = 0.1
     initial_momentum_value: float = 0.0
     kind: ClassVar[Any] = config.AdagradMomentum
+    slots: ClassVar[int] = 2
     fields: ClassVar[Mapping[str, str]] = {
         "momentum": "momentum", "beta2": "beta2", "epsilon": "epsilon", "exponent": "exponent", "use_nesterov": "use_nesterov",
         "initial_accumulator_value": "initial_accumulator", "initial_momentum_value": "initial_momentum"}
@@ -154,6 +161,7 @@ class FTRLOptimizerSpec(OptimizerSpec):
     initial_linear_value: float = 0.0
     multiply_linear_by_learning_rate: bool = False
     kind: ClassVar[Any] = config.Ftrl
+    slots: ClassVar[int] = 2
     fields: ClassVar[Mapping[str, str]] = {
         "learning_rate_power": "learning_rate_power", "l1_regularization_strength": "l1",
         "l2_regularization_strength": "l2", "beta": "beta", "initial_accumulator_value": "initial_accumulator",
@@ -170,6 +178,7 @@ class LaPropOptimizerSpec(OptimizerSpec):
     rms_clip_threshold: Optional[float] = None
     initial_slot_value: float = 0.0
     kind: ClassVar[Any] = config.LaProp
+    slots: ClassVar[int] = 2
     fields: ClassVar[Mapping[str, str]] = {"b1": "beta1", "b2": "beta2", "eps": "epsilon"}
 
     def __post_init__(self) -> None:
@@ -189,6 +198,7 @@ class F2AOptimizerSpec(OptimizerSpec):
     l2_regularization_strength: float = 0.0
     max_lr_multiplier: float = 1e6
     kind: ClassVar[Any] = config.F2A
+    slots: ClassVar[int] = 2
     fields: ClassVar[Mapping[str, str]] = {
         "rho": "rho", "initial_accumulator_value": "initial_accumulator", "l1_regularization_strength": "l1",
         "l2_regularization_strength": "l2", "max_lr_multiplier": "max_lr_multiplier"}
