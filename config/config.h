@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/model.pb.h"
 
@@ -46,6 +47,21 @@ void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster);
 
 // Hash of a complete model config: equal on every process and machine, never 0. It is the model_id.
 uint64_t ModelFingerprint(const v1::ModelConfig& model);
+
+// How dense ids are read.
+struct DenseShape {
+  int64_t samples = 0;
+  int64_t ids_per_sample = 1;
+};
+// By their shape, as FeatureConfig.output_shape says. No extents are checked but those that both
+// must have; what cannot be counted is the greatest number. Errors have both shapes, and begin with
+// "shape".
+absl::StatusOr<DenseShape> SamplesOf(absl::Span<const int64_t> ids,
+                                     absl::Span<const int64_t> output_shape);
+// The samples that one element of the first dimension of the activation stands for.
+int64_t SampleBlock(const v1::FeatureConfig& feature);
+// Whether so many samples fill the activation's shape.
+absl::Status CheckSamples(const v1::FeatureConfig& feature, int64_t samples);
 
 // For errors: the names that there are, in their order.
 std::vector<std::string> TableNames(const v1::ModelConfig& model);

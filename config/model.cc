@@ -1,5 +1,6 @@
 // CompleteModel: the checks that involve more than one field, and the defaults that depend on other
 // fields.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -265,6 +266,43 @@ void CompleteTensorFlowPlan(v1::PlanConfig* plan) {
 }
 
 }  // namespace
+
+absl::StatusOr<DenseShape> SamplesOf(absl::Span<const int64_t> ids,
+                                     absl::Span<const int64_t> output_shape) {
+  const size_t rank = std::max<size_t>(1, output_shape.size());
+  const absl::Span<const int64_t> inner =
+      output_shape.empty() ? output_shape : output_shape.subspan(1);
+  const bool fits = ids.size() == rank || ids.size() == rank + 1;
+  if (ids.size() == 1 || (fits && ids.subspan(1, rank - 1) == inner)) {
+    DenseShape read{1, ids.size() > rank ? ids.back() : 1};
+    for (const int64_t extent : ids.subspan(0, rank)) {
+      if (__builtin_mul_overflow(read.samples, extent, &read.samples)) {
+        read.samples = std::numeric_limits<int64_t>::max();
+      }
+    }
+    return read;
+  }
+  const std::string any = absl::StrCat("[any, ", absl::StrJoin(inner, ", "));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "shape is [", absl::StrJoin(ids, ", "), "]; it must be [samples]",
+      rank == 1 ? " or [samples, ids_per_sample]"
+                : absl::StrCat(", ", any, "] or ", any, ", ids_per_sample], for output_shape is [",
+                               absl::StrJoin(output_shape, ", "), "]")));
+}
+
+int64_t SampleBlock(const v1::FeatureConfig& feature) {
+  int64_t block = 1;
+  for (int d = 1; d < feature.output_shape_size(); ++d) block *= feature.output_shape(d);
+  return block;
+}
+
+absl::Status CheckSamples(const v1::FeatureConfig& feature, int64_t samples) {
+  const int64_t block = SampleBlock(feature);
+  if (samples % block == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("feature '", feature.name(), "' has ", samples, " samples; its output_shape [",
+                   absl::StrJoin(feature.output_shape(), ", "), "] needs a multiple of ", block));
+}
 
 absl::Status CompleteModel(v1::ModelConfig* model) {
   RETURN_IF_ERROR(CheckModel(*model));

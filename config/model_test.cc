@@ -1,6 +1,8 @@
 // CompleteModel: defaults. (bad_model_test.cc has what it refuses.)
 #include <functional>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -72,6 +74,56 @@ TEST(CompleteModel, TheBatchIsThatOfTheOutputShape) {
   const v1::ModelConfig complete = model;
   ASSERT_TRUE(CompleteModel(&model).ok());
   EXPECT_TRUE(MessageDifferencer::Equals(model, complete));
+}
+
+TEST(SamplesOfTest, ReadsIdsByTheShapeOfTheActivation) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  using Shape = std::vector<int64_t>;
+  const struct {
+    Shape ids, output_shape;
+    int64_t samples, ids_per_sample;
+  } read[] = {{{5}, {}, 5, 1},
+              {{5, 2}, {}, 5, 2},
+              {{5, 0}, {7}, 5, 0},
+              {{5, 1}, {1}, 5, 1},
+              {{6}, {4, 3}, 6, 1},
+              {{7}, {4, 3}, 7, 1},  // CheckSamples refuses it
+              {{2, 3}, {4, 3}, 6, 1},
+              {{0, 3}, {4, 3}, 0, 1},
+              {{4, 3, 3}, {4, 3}, 12, 3},
+              {{5, 3, 2}, {4, 3, 2}, 30, 1},
+              {{5, 3, 2, 0}, {4, 3, 2}, 30, 0},
+              {{int64_t{1} << 62, 3}, {4, 3}, kMost, 1}};
+  for (const auto& [ids, output_shape, samples, ids_per_sample] : read) {
+    const auto found = SamplesOf(ids, output_shape);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->samples, samples) << ids.size();
+    EXPECT_EQ(found->ids_per_sample, ids_per_sample) << ids.size();
+  }
+  const struct {
+    Shape ids, output_shape;
+    const char* message;
+  } refused[] = {
+      {{}, {}, "shape is []; it must be [samples] or [samples, ids_per_sample]"},
+      {{1, 2, 3}, {5}, "shape is [1, 2, 3]; it must be [samples] or [samples, ids_per_sample]"},
+      {{},
+       {4, 3},
+       "shape is []; it must be [samples], [any, 3] or [any, 3, ids_per_sample], for "
+       "output_shape is [4, 3]"},
+      {{3, 4}, {4, 3}, "shape is [3, 4]; "},
+      {{6, 1}, {4, 3}, "shape is [6, 1]; "},
+      {{4, 3, 1, 1}, {4, 3}, "shape is [4, 3, 1, 1]; "},
+      {{12, 2},
+       {4, 3, 2},
+       "shape is [12, 2]; it must be [samples], [any, 3, 2] or [any, 3, 2, "
+       "ids_per_sample], for output_shape is [4, 3, 2]"},
+      {{4, 2, 3}, {4, 3, 2}, "shape is [4, 2, 3]; "},
+      {{4, 3, 3, 2}, {4, 3, 2}, "shape is [4, 3, 3, 2]; "}};
+  for (const auto& [ids, output_shape, message] : refused) {
+    const absl::Status status = SamplesOf(ids, output_shape).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StartsWith(status.message(), message)) << status;
+  }
 }
 
 TEST(CompleteModel, FillsInThePlanOfTheRules) {

@@ -56,18 +56,22 @@ absl::Status ReadFeature(const emberd_feature_ids& given, client::FeatureIds* fe
   feature->feature = given.feature;
   ASSIGN_OR_RETURN(client::IntSpan ids, ReadInts("ids", given.ids, given.id_count, given.id_bytes));
   ASSIGN_OR_RETURN(feature->weights, Array("weights", given.weights, given.weight_count));
-  if (given.layout == EMBERD_DENSE) {
+  if (given.layout == EMBERD_DENSE && given.index == nullptr) {
     feature->ids = client::DenseIds{ids, given.ids_per_sample};
     return absl::OkStatus();
   }
-  if (given.layout != EMBERD_RAGGED && given.layout != EMBERD_SPARSE) {
+  if (given.layout != EMBERD_DENSE && given.layout != EMBERD_RAGGED &&
+      given.layout != EMBERD_SPARSE) {
     return absl::InvalidArgumentError(absl::StrCat(
         "layout: ", given.layout,
         " is not allowed; it must be 0 (EMBERD_DENSE), 1 (EMBERD_RAGGED) or 2 (EMBERD_SPARSE)"));
   }
   ASSIGN_OR_RETURN(client::IntSpan index,
                    ReadInts("index", given.index, given.index_count, given.index_bytes));
-  if (given.layout == EMBERD_RAGGED) {
+  if (given.layout == EMBERD_DENSE) {
+    const auto copy = [](auto span) { return std::vector<int64_t>(span.begin(), span.end()); };
+    feature->ids = client::DenseIds{ids, given.ids_per_sample, std::visit(copy, index)};
+  } else if (given.layout == EMBERD_RAGGED) {
     feature->ids = client::RaggedIds{index, ids};
   } else {
     feature->ids = client::SparseIds{index, ids, given.samples};

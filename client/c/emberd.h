@@ -148,7 +148,8 @@ typedef struct emberd_feature_ids {
   int64_t id_count;
   int64_t ids_per_sample;  // dense: `ids` is row-major [samples, ids_per_sample]
   // Ragged: [samples + 1] row splits; sample i has the ids from index[i] to index[i + 1] - 1.
-  // Sparse: row-major [id_count, 2], (sample, position), samples non-decreasing. Dense: NULL.
+  // Sparse: row-major [id_count, 2], (sample, position), samples non-decreasing. Dense: the shape
+  // of `ids`, to be read as FeatureConfig.output_shape says; NULL: ids_per_sample counts.
   const void* index;
   int64_t index_count;   // numbers in `index`
   int32_t index_bytes;   // as id_bytes

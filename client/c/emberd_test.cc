@@ -127,6 +127,24 @@ TEST_F(CInterfaceTest, AStepGoesThrough) {
   EXPECT_EQ(service_.applies()[0].hyperparameters(0).values().at("learning_rate"), 0.25);
 }
 
+TEST_F(CInterfaceTest, DenseIdsMayHaveAShape) {
+  const int32_t shape[] = {3, 1};
+  emberd_feature_ids shaped = dense_;
+  shaped.ids_per_sample = 7;  // not looked at
+  shaped.index = shape;
+  shaped.index_count = 2;
+  shaped.index_bytes = 4;
+  EXPECT_EQ(Outcome(Lookup({shaped, ragged_}).get()), "0: ");
+  const auto lookups = service_.lookups();
+  ASSERT_EQ(lookups.size(), 1);
+  const auto& sent = lookups[0].features(0).dense().ids().shape();
+  EXPECT_EQ(std::vector<int64_t>(sent.begin(), sent.end()), (std::vector<int64_t>{3, 1}));
+  shaped.index_count = 1;
+  shaped.index_bytes = 8;
+  EXPECT_THAT(Outcome(Lookup({shaped, ragged_}).get()),
+              HasSubstr("3: feature \"a\": ids: 3 are given; shape [4294967299] needs 4294967299"));
+}
+
 // What this would catch: a wrong argument that is read past its end, or that ends the process.
 TEST_F(CInterfaceTest, WrongArgumentsAreRefusedByName) {
   emberd_feature_ids wrong = dense_;

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cpp/tensor_codec.h"
+#include "config/config.h"
 
 namespace emberd::client {
 namespace {
@@ -14,26 +16,57 @@ absl::Status Bad(const std::string& feature, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("feature \"", feature, "\": ", what));
 }
 
-absl::Status EncodeIds(const DenseIds& ids, const std::string& feature, v1::DenseIds* message,
+// The greatest number if they cannot be counted.
+int64_t Elements(absl::Span<const int64_t> shape) {
+  int64_t elements = 1;
+  for (const int64_t extent : shape) {
+    if (__builtin_mul_overflow(elements, extent, &elements)) {
+      elements = std::numeric_limits<int64_t>::max();
+    }
+  }
+  return elements;
+}
+
+// Without samples, if the server will refuse the shape.
+config::DenseShape ReadShape(absl::Span<const int64_t> ids, const FeatureInfo& info) {
+  return config::SamplesOf(ids, info.output_shape).value_or(config::DenseShape());
+}
+
+absl::Status EncodeIds(const DenseIds& ids, const FeatureInfo& info, v1::DenseIds* message,
                        BlockWriter* writer) {
   const int64_t size = Size(ids.ids);
-  if (ids.ids_per_sample < 1 || size % ids.ids_per_sample != 0) {
+  std::vector<int64_t> shape = ids.shape;
+  const int64_t k = shape.empty() ? ids.ids_per_sample : ReadShape(shape, info).ids_per_sample;
+  if (k < 1 || size % k != 0) {
     return Bad(
-        feature,
-        absl::StrCat("ids_per_sample: ", ids.ids_per_sample,
+        info.name,
+        absl::StrCat("ids_per_sample: ", k,
                      " is not allowed; it must be >= 1 and divide the number of ids (", size, ")"));
   }
-  EncodeInts(ids.ids, {size / ids.ids_per_sample, ids.ids_per_sample}, message->mutable_ids(),
-             writer);
+  if (shape.empty()) shape = {size / k};
+  if (ids.shape.empty() && k > 1) {
+    for (size_t d = 1; d < info.output_shape.size(); ++d) {
+      shape[0] /= info.output_shape[d];
+      shape.push_back(info.output_shape[d]);
+    }
+    shape.push_back(k);
+  }
+  if (Elements(shape) != size) {
+    return Bad(info.name, absl::StrCat("ids: ", size, " are given; shape [",
+                                       absl::StrJoin(shape, ", "), "] needs ", Elements(shape),
+                                       ids.shape.empty() ? ", as output_shape says" : ""));
+  }
+  EncodeInts(ids.ids, shape, message->mutable_ids(), writer);
   return absl::OkStatus();
 }
 
-absl::Status EncodeIds(const SparseIds& ids, const std::string& feature, v1::SparseIds* message,
+absl::Status EncodeIds(const SparseIds& ids, const FeatureInfo& info, v1::SparseIds* message,
                        BlockWriter* writer) {
   const int64_t size = Size(ids.values);
   if (Size(ids.indices) != 2 * size) {
-    return Bad(feature, absl::StrCat("indices: ", Size(ids.indices),
-                                     " numbers; there must be two for each of the ", size, " ids"));
+    return Bad(info.name,
+               absl::StrCat("indices: ", Size(ids.indices),
+                            " numbers; there must be two for each of the ", size, " ids"));
   }
   EncodeInts(ids.indices, {size, 2}, message->mutable_indices(), writer);
   EncodeInts(ids.values, {size}, message->mutable_values(), writer);
@@ -41,7 +74,7 @@ absl::Status EncodeIds(const SparseIds& ids, const std::string& feature, v1::Spa
   return absl::OkStatus();
 }
 
-absl::Status EncodeIds(const RaggedIds& ids, const std::string& feature, v1::RaggedIds* message,
+absl::Status EncodeIds(const RaggedIds& ids, const FeatureInfo&, v1::RaggedIds* message,
                        BlockWriter* writer) {
   EncodeInts(ids.row_splits, {Size(ids.row_splits)}, message->mutable_row_splits(), writer);
   EncodeInts(ids.values, {Size(ids.values)}, message->mutable_values(), writer);
@@ -59,27 +92,24 @@ void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message, Blo
     EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_ragged()->mutable_weights(),
                  writer);
   } else {
-    const auto& shape = message->dense().ids().shape();
-    v1::Tensor* tensor = message->mutable_dense()->mutable_weights();
-    if (size == shape[0] * shape[1]) {
-      EncodeFloats(weights, {shape[0], shape[1]}, WireType::kFloat32, tensor, writer);
-    } else {
-      EncodeFloats(weights, {size}, WireType::kFloat32, tensor, writer);
-    }
+    const absl::Span<const int64_t> shape = message->dense().ids().shape();
+    EncodeFloats(weights, size == Elements(shape) ? shape : absl::MakeConstSpan(&size, 1),
+                 WireType::kFloat32, message->mutable_dense()->mutable_weights(), writer);
   }
 }
 
 struct EncodeAnyIds {
+  const FeatureInfo& info;
   v1::FeatureIds* message;
   BlockWriter* writer;
   absl::Status operator()(const DenseIds& ids) const {
-    return EncodeIds(ids, message->feature(), message->mutable_dense(), writer);
+    return EncodeIds(ids, info, message->mutable_dense(), writer);
   }
   absl::Status operator()(const SparseIds& ids) const {
-    return EncodeIds(ids, message->feature(), message->mutable_sparse(), writer);
+    return EncodeIds(ids, info, message->mutable_sparse(), writer);
   }
   absl::Status operator()(const RaggedIds& ids) const {
-    return EncodeIds(ids, message->feature(), message->mutable_ragged(), writer);
+    return EncodeIds(ids, info, message->mutable_ragged(), writer);
   }
 };
 
@@ -116,10 +146,10 @@ absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::st
   return Bad(name, absl::StrCat("the model \"", model.name, "\" has no such feature"));
 }
 
-absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message,
-                           BlockWriter* writer) {
-  message->set_feature(std::string(feature.feature));
-  const EncodeAnyIds encode{message, writer};
+absl::Status EncodeFeature(const FeatureIds& feature, const FeatureInfo& info,
+                           v1::FeatureIds* message, BlockWriter* writer) {
+  message->set_feature(info.name);
+  const EncodeAnyIds encode{info, message, writer};
   if (absl::Status status = std::visit(encode, feature.ids); !status.ok()) return status;
   EncodeWeights(feature.weights, message, writer);
   return absl::OkStatus();
@@ -184,14 +214,15 @@ BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
   return statistics;
 }
 
-int64_t SampleCount(const v1::FeatureIds& feature) {
-  if (feature.has_dense()) return feature.dense().ids().shape(0);
+int64_t SampleCount(const v1::FeatureIds& feature, const FeatureInfo& info) {
+  if (feature.has_dense()) return ReadShape(feature.dense().ids().shape(), info).samples;
   if (feature.has_sparse()) return feature.sparse().sample_count();
   return feature.ragged().row_splits().shape(0) - 1;
 }
 
-int64_t SampleCount(const FeatureIds& feature) {
+int64_t SampleCount(const FeatureIds& feature, const FeatureInfo& info) {
   if (const auto* dense = std::get_if<DenseIds>(&feature.ids)) {
+    if (!dense->shape.empty()) return ReadShape(dense->shape, info).samples;
     return Size(dense->ids) / std::max<int64_t>(1, dense->ids_per_sample);
   }
   if (const auto* sparse = std::get_if<SparseIds>(&feature.ids)) return sparse->samples;
@@ -215,8 +246,9 @@ absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
   request.set_activation_dtype(WireDataType(activations));
   request.mutable_features()->Reserve(static_cast<int>(features.size()));
   for (size_t i = 0; i < features.size(); ++i) {
-    absl::Status status = FindFeature(model, std::string(features[i].feature), i).status();
-    if (status.ok()) status = EncodeFeature(features[i], request.add_features());
+    const auto info = FindFeature(model, std::string(features[i].feature), i);
+    if (!info.ok()) return info.status();
+    absl::Status status = EncodeFeature(features[i], **info, request.add_features());
     if (!status.ok()) return status;
   }
   if (absl::Status status = CheckSize(request); !status.ok()) return status;
@@ -229,9 +261,9 @@ ExpectedLookup ExpectLookup(const Model& model, const v1::LookupRequest& request
       request.activation_dtype() == v1::BFLOAT16 ? WireType::kBfloat16 : WireType::kFloat32;
   for (int i = 0; i < request.features_size(); ++i) {
     const std::string& name = request.features(i).feature();
-    expected.features.push_back({.name = name,
-                                 .samples = std::max<int64_t>(0, SampleCount(request.features(i))),
-                                 .dim = (*FindFeature(model, name, i))->embedding_dim});
+    const FeatureInfo& info = **FindFeature(model, name, i);
+    const int64_t samples = std::max<int64_t>(0, SampleCount(request.features(i), info));
+    expected.features.push_back({.name = name, .samples = samples, .dim = info.embedding_dim});
   }
   PlaceActivations(/*concat=*/false, &expected).IgnoreError();  // it fails only with concat
   return expected;
@@ -263,8 +295,9 @@ absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRe
                                               activation.feature(), "\"; \"", name,
                                               "\" was expected"));
     }
-    const int64_t samples = SampleCount(request.features(i));
-    const int64_t dim = (*FindFeature(model, name, i))->embedding_dim;
+    const FeatureInfo& info = **FindFeature(model, name, i);
+    const int64_t samples = SampleCount(request.features(i), info);
+    const int64_t dim = info.embedding_dim;
     absl::StatusOr<absl::Span<const float>> values =
         DecodeFloats(activation.activation(), samples, dim, type, &memory->converted[i]);
     if (!values.ok()) {

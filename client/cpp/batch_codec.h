@@ -44,8 +44,8 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
 absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
                                                size_t hint);
 // `writer`: where ids and weights go; null: into the message.
-absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message,
-                           BlockWriter* writer = nullptr);
+absl::Status EncodeFeature(const FeatureIds& feature, const FeatureInfo& info,
+                           v1::FeatureIds* message, BlockWriter* writer = nullptr);
 absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info);
 // The embedding_dim of each.
 absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
@@ -54,9 +54,9 @@ void EncodeHyperparameters(const StepHyperparameters& parameters, v1::StepHyperp
 BatchStatistics DecodeStatistics(const v1::BatchStatistics& message);
 
 // Samples that a request's feature has.
-int64_t SampleCount(const v1::FeatureIds& feature);
+int64_t SampleCount(const v1::FeatureIds& feature, const FeatureInfo& info);
 // The same of what is given to the client, before it has been checked.
-int64_t SampleCount(const FeatureIds& feature);
+int64_t SampleCount(const FeatureIds& feature, const FeatureInfo& info);
 
 // RESOURCE_EXHAUSTED if the message is longer than the 2^31 - 1 bytes that protobuf can carry.
 absl::Status CheckSize(const google::protobuf::Message& message);

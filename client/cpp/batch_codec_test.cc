@@ -83,9 +83,53 @@ TEST(EncodeLookupTest, EveryForm) {
   *y->mutable_ragged()->mutable_values() = Tensor(v1::INT64, {3}, Bytes(values));
   *y->mutable_ragged()->mutable_weights() = Tensor(v1::FLOAT32, {3}, Bytes(three));
   EXPECT_TRUE(Same(*request, expected)) << request->DebugString();
-  EXPECT_EQ(SampleCount(*z), 2);
-  EXPECT_EQ(SampleCount(*x), 5);
-  EXPECT_EQ(SampleCount(*y), 3);
+  EXPECT_EQ(SampleCount(*z, {}), 2);
+  EXPECT_EQ(SampleCount(*x, {}), 5);
+  EXPECT_EQ(SampleCount(*y, {}), 3);
+}
+
+// Ids that are told to be [samples, ids_per_sample] must not be read as some of a shape.
+TEST(EncodeLookupTest, DenseIdsHaveTheShapeThatTheServerReads) {
+  using Shape = std::vector<int64_t>;
+  const std::vector<int64_t> ids(12);
+  const std::vector<float> twelve(12);
+  const struct {
+    DenseIds ids;
+    Shape output_shape, sent;
+    int64_t samples;
+  } cases[] = {{{ids}, {5}, {12}, 12},
+               {{ids, 3}, {}, {4, 3}, 4},
+               {{ids}, {4, 3}, {12}, 12},
+               {{ids, 2}, {4, 3}, {2, 3, 2}, 6},
+               {{ids, 3}, {4, 2, 2}, {1, 2, 2, 3}, 4},
+               {{ids, 1, {4, 3}}, {9, 3}, {4, 3}, 12},
+               {{ids, 1, {2, 3, 2}}, {4, 3}, {2, 3, 2}, 6},
+               {{ids, 1, {6, 2}}, {4, 3}, {6, 2}, 0}};  // the server says what is allowed
+  Model model = TwoFeatures();
+  for (const auto& [given, output_shape, sent, samples] : cases) {
+    model.features[0].output_shape = output_shape;
+    const auto request = EncodeLookup(model, {{"x", given, twelve}}, true, WireType::kFloat32);
+    ASSERT_TRUE(request.ok()) << request.status();
+    const v1::DenseIds& dense = request->features(0).dense();
+    EXPECT_EQ(absl::MakeConstSpan(dense.ids().shape()), sent);
+    EXPECT_EQ(absl::MakeConstSpan(dense.weights().shape()), sent);
+    EXPECT_EQ(ExpectLookup(model, *request).features[0].samples, samples);
+    EXPECT_EQ(SampleCount({"x", given}, model.features[0]), samples);
+  }
+  model.features[0].output_shape = {4, 3};
+  const std::pair<DenseIds, const char*> refused[] = {
+      // 4 samples are no multiple of 3.
+      {{ids, 3}, "ids: 12 are given; shape [1, 3, 3] needs 9, as output_shape says"},
+      {{ids, 1, {4, 2}}, "ids: 12 are given; shape [4, 2] needs 8"},
+      {{ids, 1, {4, 3, 0}}, "ids_per_sample: 0 is not allowed"},
+      {{ids, 1, {int64_t{1} << 62, 4}},
+       "ids: 12 are given; shape [4611686018427387904, 4] needs 92233"}};
+  for (const auto& [given, message] : refused) {
+    const absl::Status status =
+        EncodeLookup(model, {{"x", given}}, true, WireType::kFloat32).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
 }
 
 TEST(EncodeLookupTest, RefusesSpansThatMakeNoTensor) {

@@ -189,7 +189,7 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const std::string name(features[i].feature);
     const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
     if (!info.ok()) return info.status();
-    const int64_t samples = std::max<int64_t>(0, SampleCount(features[i]));
+    const int64_t samples = std::max<int64_t>(0, SampleCount(features[i], **info));
     expected->features.push_back({.name = name, .samples = samples, .dim = (*info)->embedding_dim});
   }
   if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
@@ -204,9 +204,11 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     bytes = 0;
   };
   begin();
-  for (const FeatureIds& feature : features) {
+  for (size_t i = 0; i < features.size(); ++i) {
+    const FeatureInfo& info = **FindFeature(model, expected->features[i].name, i);
     v1::FeatureIds ids;
-    absl::Status status = EncodeFeature(feature, &ids, writer.has_value() ? &*writer : nullptr);
+    absl::Status status =
+        EncodeFeature(features[i], info, &ids, writer.has_value() ? &*writer : nullptr);
     if (!status.ok()) return status;
     const size_t size = ids.ByteSizeLong();
     if (status = CheckTensorBytes(ids.feature(), size); !status.ok()) return status;

@@ -191,6 +191,51 @@ TEST_F(ExplainTest, ReadsArraysOfNumpy) {
               HasSubstr("feature 'user': it needs either ids, or values and row_splits"));
 }
 
+// Of every form of a batch, positions are samples of their own, whatever lists and dimensions they
+// are in.
+TEST_F(ExplainTest, ReadsIdsInTheShapeOfTheActivation) {
+  model_ = Write("model.textproto", R"(name: "m"
+      tables { name: "t" vocabulary_size: 100 embedding_dim: 8 }
+      features { name: "f" table: "t" output_shape: [5, 3] })");
+  const auto batch = [&](const std::string& ids, const std::string& weights) {
+    return ExplainJsonBatch(
+        absl::StrCat(R"({"f": {"ids": )", ids, R"(, "weights": )", weights, "}}"), {"--json"});
+  };
+  const Outcome flat = batch("[1, 2, 3, 4, 5, 6]", "[1, 2, 3, 4, 5, 6]");
+  ASSERT_EQ(flat.code, kOk) << flat.err;
+  EXPECT_EQ(batch("[[1, 2, 3], [4, 5, 6]]", "[[1, 2, 3], [4, 5, 6]]").out, flat.out);
+  EXPECT_EQ(batch("[[[1], 2, 3], [4, 5, [6]]]", "[[1, [2], 3], [4, 5, 6]]").out, flat.out);
+  WriteNpy<float>("f.weights.npy", "<f4", {1, 2, 3, 4, 5, 6}, "(2, 3)");
+  WriteNpy<int64_t>("f.ids.npy", "<i8", {1, 2, 3, 4, 5, 6}, "(2, 3)");
+  EXPECT_EQ(Explain({"--json", "--model", model_, "--batch", folder_}).out, flat.out);
+  std::filesystem::remove(folder_ + "/f.ids.npy");
+  WriteNpy<int64_t>("f.values.npy", "<i8", {1, 2, 3}, "(3,)");
+  WriteNpy<int64_t>("f.row_splits.npy", "<i8", {0, 2, 3, 3}, "(4,)");
+  WriteNpy<float>("f.weights.npy", "<f4", {1, 2, 3}, "(3,)");
+  const Outcome several = batch("[[[1, 2], [3], []]]", "[[[1, 2], [3], []]]");
+  ASSERT_EQ(several.code, kOk) << several.err;
+  EXPECT_EQ(Explain({"--json", "--model", model_, "--batch", folder_}).out, several.out);
+  const std::pair<std::string, std::string> wrong[] = {
+      {"[1, 2]", "feature 'f' has 2 samples; its output_shape [5, 3] needs a multiple of 3"},
+      {"[[1, 2], [3, 4], [5, 6]]", "[1,2] is not allowed in dimension 1; it must be a list of 3"},
+      {"[[1, 2, 3], 4]", "4 is not allowed in dimension 1; it must be a list of 3"},
+      {"[[[[1]], 2, 3]]", "ids of sample 0: [1] is not a 64-bit integer"}};
+  for (const auto& [ids, message] : wrong) {
+    const Outcome outcome = batch(ids, ids);
+    EXPECT_EQ(outcome.code, kRefused) << ids;
+    EXPECT_THAT(outcome.err, HasSubstr(message));
+  }
+  for (const char* file : {"f.values.npy", "f.row_splits.npy", "f.weights.npy"}) {
+    std::filesystem::remove(folder_ + "/" + file);
+  }
+  WriteNpy<int64_t>("f.ids.npy", "<i8", {1, 2, 3, 4, 5, 6}, "(3, 2)");
+  EXPECT_THAT(Explain({"--model", model_, "--batch", folder_}).err,
+              HasSubstr("feature 'f': ids: shape is [3, 2]; it must be [samples], [any, 3] or "
+                        "[any, 3, ids_per_sample], for output_shape is [5, 3]"));
+  WriteNpy<int64_t>("f.ids.npy", "<i8", {1}, "()");
+  EXPECT_THAT(Explain({"--model", model_, "--batch", folder_}).err, HasSubstr("ids: shape is []"));
+}
+
 TEST_F(ExplainTest, NamesWhatIsWrongWithABatch) {
   const std::string words = absl::StrCat(", ", kWords, "}");
   const std::vector<std::pair<std::string, std::string>> wrong = {

@@ -145,15 +145,12 @@ using preprocess::FeatureInput;
 using preprocess::RaggedInput;
 using preprocess::SparseInput;
 
-absl::Status DecodeDense(const v1::DenseIds& dense, const std::string& path, FeatureInput* input) {
-  const v1::Tensor& ids = dense.ids();
-  if (ids.shape_size() != 1 && ids.shape_size() != 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ".ids.shape is ", ShapeText(ids.shape()),
-                     "; it must be [samples] or [samples, ids_per_sample]"));
-  }
-  ASSIGN_OR_RETURN(auto span, IntsOf(ids, path + ".ids"));
-  input->ids = DenseInput{span, ids.shape_size() == 2 ? ids.shape(1) : 1, ids.shape(0)};
+absl::Status DecodeDense(const v1::DenseIds& dense, const v1::FeatureConfig& config,
+                         const std::string& path, FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto span, IntsOf(dense.ids(), path + ".ids"));
+  const auto read = config::SamplesOf(dense.ids().shape(), config.output_shape());
+  if (!read.ok()) return Invalid(path, absl::StrCat(".ids.", read.status().message()));
+  input->ids = DenseInput{span, read->ids_per_sample, read->samples};
   return absl::OkStatus();
 }
 
@@ -203,12 +200,12 @@ absl::Status DecodeWeights(const v1::Tensor& weights, const v1::Tensor& ids,
   return absl::OkStatus();
 }
 
-absl::Status DecodeFeature(const v1::FeatureIds& feature, const std::string& path,
-                           FeatureInput* input) {
+absl::Status DecodeFeature(const v1::FeatureIds& feature, const v1::FeatureConfig& config,
+                           const std::string& path, FeatureInput* input) {
   absl::Status status;
   switch (feature.ids_case()) {
     case v1::FeatureIds::kDense:
-      status = DecodeDense(feature.dense(), path + ".dense", input);
+      status = DecodeDense(feature.dense(), config, path + ".dense", input);
       if (!status.ok() || !feature.dense().has_weights()) return status;
       return DecodeWeights(feature.dense().weights(), feature.dense().ids(), path + ".dense",
                            input);
@@ -227,18 +224,6 @@ absl::Status DecodeFeature(const v1::FeatureIds& feature, const std::string& pat
   }
   return absl::InvalidArgumentError(
       absl::StrCat(path, ".ids is not set; it must be dense, sparse or ragged"));
-}
-
-// Whether the samples fill the activation's shape.
-absl::Status CheckSamples(const ServedModel& model, int feature,
-                          const preprocess::FeatureInput& input) {
-  const int64_t block = model.SampleBlock(feature);
-  const int64_t samples = preprocess::SampleCount(input);
-  if (samples % block == 0) return absl::OkStatus();
-  const v1::FeatureConfig& config = model.config.features(feature);
-  return absl::InvalidArgumentError(
-      absl::StrCat("feature '", config.name(), "' has ", samples, " samples; its output_shape ",
-                   ShapeText(config.output_shape()), " needs a multiple of ", block));
 }
 
 absl::Status CountActivationBytes(const ServedModel& model, int64_t limit, LookupInput* counted) {
@@ -293,9 +278,11 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
     }
     given[found->second] = true;
     input.order.push_back(found->second);
-    RETURN_IF_ERROR(DecodeFeature(feature, absl::StrCat("feature '", feature.feature(), "'"),
-                                  &input.features[found->second]));
-    RETURN_IF_ERROR(CheckSamples(model, found->second, input.features[found->second]));
+    const v1::FeatureConfig& config = model.config.features(found->second);
+    FeatureInput* const read = &input.features[found->second];
+    RETURN_IF_ERROR(
+        DecodeFeature(feature, config, absl::StrCat("feature '", feature.feature(), "'"), read));
+    RETURN_IF_ERROR(config::CheckSamples(config, preprocess::SampleCount(*read)));
   }
   for (size_t i = 0; i < given.size(); ++i) {
     if (!given[i]) {

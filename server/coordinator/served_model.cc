@@ -132,7 +132,7 @@ preprocess::Plan ServedModel::PlanNow() const {
 
 std::vector<int64_t> ServedModel::ActivationShape(int feature, int64_t samples) const {
   const auto& given = config.features(feature).output_shape();
-  std::vector<int64_t> shape = {samples / SampleBlock(feature)};
+  std::vector<int64_t> shape = {samples / config::SampleBlock(config.features(feature))};
   for (int d = 1; d < given.size(); ++d) shape.push_back(given[d]);
   shape.push_back(TableOfFeature(feature).embedding_dim());
   return shape;

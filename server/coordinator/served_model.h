@@ -109,15 +109,8 @@ struct ServedModel {
   void SetLimits(const internal::v1::ModelLimits& limits) const;
   // The plan with the limits of now.
   preprocess::Plan PlanNow() const;
-  // Shape of the activation of a feature with so many samples, a multiple of SampleBlock.
+  // Shape of the activation of a feature with so many samples, which CheckSamples has passed.
   std::vector<int64_t> ActivationShape(int feature, int64_t samples) const;
-  // The samples that one element of the first dimension of the activation stands for.
-  int64_t SampleBlock(int feature) const {
-    int64_t block = 1;
-    const auto& shape = config.features(feature).output_shape();
-    for (int d = 1; d < shape.size(); ++d) block *= shape[d];
-    return block;
-  }
 
   bool read_only() const { return !serves.model().empty(); }
   // Counts a batch for metrics and limits.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/model_codec.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/program_cluster.h"
 
@@ -120,6 +121,76 @@ TEST_F(ProgramsTest, AProgramOfSomeFeaturesLooksUpThese) {
   const auto found = api_->Execute(request);
   ASSERT_TRUE(found.ok()) << found.status();
   ExpectSameTensors(found->results(0).values(), expected);
+}
+
+// A program's bounds count positions, whatever the shape of their ids.
+TEST_F(ProgramsTest, IdsMayHaveTheShapeOfTheActivation) {
+  const auto model = client_->DeclareModel(R"(name: "shaped"
+      tables { name: "t" vocabulary_size: 64 embedding_dim: 4 optimizer { sgd {} } }
+      features { name: "x" table: "t" output_shape: [5, 3] })");
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto batch = [](const std::vector<int64_t>& shape) {
+    v1::Literal literal;
+    v1::FeatureIds* feature = literal.add_features();
+    feature->set_feature("x");
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    std::vector<int64_t> ids(count);
+    for (int64_t i = 0; i < count; ++i) ids[i] = i;
+    *feature->mutable_dense()->mutable_ids() = MakeTensor(shape, ids);
+    return literal;
+  };
+  ProgramSpec spec;
+  spec.set_kind(ProgramSpec::LOOKUP);
+  spec.set_model("shaped");
+  spec.set_inference(true);
+  spec.add_inputs()->set_feature("x");
+  spec.mutable_inputs(0)->set_max_samples(12);
+  spec.mutable_inputs(0)->set_max_ids(24);
+  const uint64_t lookup = Compile(spec);
+  const auto found = [&](const std::vector<int64_t>& shape) {
+    v1::ExecuteRequest request;
+    request.set_program_handle(lookup);
+    *request.add_arguments()->mutable_literal() = batch(shape);
+    request.mutable_config()->set_return_values(true);
+    return api_->Execute(request);
+  };
+  const std::vector<std::vector<int64_t>> right = {{12}, {4, 3}, {4, 3, 1}, {4, 3, 2}};
+  for (const std::vector<int64_t>& shape : right) {
+    v1::LookupRequest request;
+    request.set_model_id(model->id);
+    request.set_inference(true);
+    *request.mutable_features() = batch(shape).features();
+    // The same, a sample for each position.
+    std::vector<int64_t> splits = {0};
+    v1::RaggedIds ragged;
+    *ragged.mutable_values() = request.features(0).dense().ids();
+    const int64_t k = shape.size() == 3 ? shape[2] : 1;
+    for (int64_t i = 1; i <= 12; ++i) splits.push_back(i * k);
+    ragged.mutable_values()->clear_shape();
+    ragged.mutable_values()->add_shape(12 * k);
+    *ragged.mutable_row_splits() = MakeVector(splits);
+    *request.mutable_features(0)->mutable_ragged() = ragged;
+    v1::LookupResponse expected;
+    const grpc::Status status =
+        Call(&v1::EmbeddingService::Stub::Lookup, api_->api(), request, &expected);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    const auto result = found(shape);
+    ASSERT_TRUE(result.ok()) << result.status();
+    const v1::Tensor& tensor = result->results(0).values(0).tensor();
+    EXPECT_EQ(absl::MakeConstSpan(tensor.shape()), (std::vector<int64_t>{4, 3, 4}));
+    EXPECT_EQ(tensor.data(), expected.activations(0).activation().data());
+  }
+  const std::pair<std::vector<int64_t>, std::string> wrong[] = {
+      {{3, 4}, "feature 'x'.dense.ids.shape is [3, 4]; it must be [samples], [any, 3] or "},
+      {{12, 1}, "feature 'x'.dense.ids.shape is [12, 1]; it must be [samples], [any, 3] or "},
+      {{3, 3}, "Expected [12 samples, <=24 ids]; got DENSE [9 samples, 9 ids] unweighted"},
+      {{4, 3, 3}, "Expected [12 samples, <=24 ids]; got DENSE [12 samples, 36 ids] unweighted"}};
+  for (const auto& [shape, message] : wrong) {
+    const absl::Status status = found(shape).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(message));
+  }
 }
 
 // Update k and lookup k + 1 in one call.

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
@@ -136,6 +137,26 @@ absl::StatusOr<int64_t> IdOf(const json& id) {
   return id.get<int64_t>();
 }
 
+// Takes the samples out of lists in lists, as `output_shape` has them.
+absl::Status Flatten(absl::Span<const int64_t> output_shape, json* samples) {
+  if (std::none_of(samples->begin(), samples->end(), [](auto& one) { return one.is_array(); })) {
+    return absl::OkStatus();  // single ids, flat
+  }
+  for (size_t d = 1; d < output_shape.size(); ++d) {
+    json inner = json::array();
+    for (const json& list : *samples) {
+      if (!list.is_array() || static_cast<int64_t>(list.size()) != output_shape[d]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            list.dump(), " is not allowed in dimension ", d, "; it must be a list of ",
+            output_shape[d], ", as output_shape is [", absl::StrJoin(output_shape, ", "), "]"));
+      }
+      inner.insert(inner.end(), list.begin(), list.end());
+    }
+    *samples = std::move(inner);
+  }
+  return absl::OkStatus();
+}
+
 // Ids as a ragged array: `values` and `row_splits`.
 absl::Status ReadIds(const json& samples, std::vector<int64_t>* values,
                      std::vector<int64_t>* row_splits) {
@@ -190,11 +211,10 @@ absl::Status CheckFields(const json& feature) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<preprocess::IntSpan> IntsOf(const Array& array, size_t max_dimensions) {
-  if (array.shape.empty() || array.shape.size() > max_dimensions) {
-    return absl::InvalidArgumentError(absl::StrCat("it has ", array.shape.size(),
-                                                   " dimensions; it must have 1",
-                                                   max_dimensions == 2 ? " or 2" : ""));
+absl::StatusOr<preprocess::IntSpan> IntsOf(const Array& array, bool is_vector) {
+  if (is_vector && array.shape.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has ", array.shape.size(), " dimensions; it must have 1"));
   }
   if (const auto* narrow = std::get_if<std::vector<int32_t>>(&array.values)) {
     return preprocess::IntSpan(absl::MakeConstSpan(*narrow));
@@ -223,7 +243,7 @@ absl::StatusOr<BatchFile> BatchFile::Load(const std::vector<std::string>& paths,
                                           const v1::ModelConfig& model) {
   BatchFile batch;
   for (const std::string& path : paths) {
-    absl::Status status = batch.AddPath(path);
+    absl::Status status = batch.AddPath(path, model);
     if (!status.ok())
       return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
   }
@@ -231,12 +251,12 @@ absl::StatusOr<BatchFile> BatchFile::Load(const std::vector<std::string>& paths,
   return batch;
 }
 
-absl::Status BatchFile::AddPath(const std::string& path) {
+absl::Status BatchFile::AddPath(const std::string& path, const v1::ModelConfig& model) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
     if (absl::EndsWith(path, ".npy")) return AddNpy(path);
     const absl::StatusOr<std::string> text = ReadFile(path);
-    return text.ok() ? AddJson(*text) : text.status();
+    return text.ok() ? AddJson(*text, model) : text.status();
   }
   std::vector<std::string> files;
   std::error_code error;
@@ -271,7 +291,7 @@ absl::Status BatchFile::AddNpy(const std::string& path) {
   return Add(stem.substr(0, dot), part, *std::move(array));
 }
 
-absl::Status BatchFile::AddJson(const std::string& text) {
+absl::Status BatchFile::AddJson(const std::string& text, const v1::ModelConfig& model) {
   json batch;
   try {
     batch = json::parse(text);
@@ -279,10 +299,16 @@ absl::Status BatchFile::AddJson(const std::string& text) {
     return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
   }
   if (!batch.is_object()) return absl::InvalidArgumentError("it must be an object of features");
-  for (const auto& [name, feature] : batch.items()) {
+  for (auto& [name, feature] : batch.items()) {
     std::vector<int64_t> values, row_splits;
     std::vector<float> weights;
     absl::Status status = CheckFields(feature);
+    for (const v1::FeatureConfig& one : model.features()) {
+      if (one.name() != name) continue;
+      for (json& lists : feature) {
+        if (status.ok()) status = Flatten(one.output_shape(), &lists);
+      }
+    }
     if (status.ok()) status = ReadIds(feature["ids"], &values, &row_splits);
     if (status.ok() && feature.contains("weights")) {
       status = ReadWeights(feature["weights"], row_splits, &weights);
@@ -322,33 +348,38 @@ absl::Status BatchFile::MakeInputs(const v1::ModelConfig& model) {
       return absl::InvalidArgumentError(
           absl::StrCat("feature '", feature.name(), "' of the model is missing in the batch"));
     }
-    absl::StatusOr<preprocess::FeatureInput> input = InputOf(found->second);
+    absl::StatusOr<preprocess::FeatureInput> input = InputOf(found->second, feature);
     if (!input.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("feature '", feature.name(), "': ", input.status().message()));
     }
+    RETURN_IF_ERROR(config::CheckSamples(feature, preprocess::SampleCount(*input)));
     inputs_.push_back(*std::move(input));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<preprocess::FeatureInput> BatchFile::InputOf(const Parts& parts) {
+absl::StatusOr<preprocess::FeatureInput> BatchFile::InputOf(const Parts& parts,
+                                                            const v1::FeatureConfig& config) {
   const bool dense = parts.contains("ids");
   if (dense == parts.contains("values") || dense == parts.contains("row_splits")) {
     return absl::InvalidArgumentError("it needs either ids, or values and row_splits");
   }
   preprocess::FeatureInput input;
   const Array& ids = parts.at(dense ? "ids" : "values");
-  const absl::StatusOr<preprocess::IntSpan> values = IntsOf(ids, dense ? 2 : 1);
+  const absl::StatusOr<preprocess::IntSpan> values = IntsOf(ids, !dense);
   if (!values.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(dense ? "ids: " : "values: ", values.status().message()));
   }
   if (dense) {
-    input.ids =
-        preprocess::DenseInput{*values, ids.shape.size() == 2 ? ids.shape[1] : 1, ids.shape[0]};
+    const auto read = config::SamplesOf(ids.shape, config.output_shape());
+    if (!read.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("ids: ", read.status().message()));
+    }
+    input.ids = preprocess::DenseInput{*values, read->ids_per_sample, read->samples};
   } else {
-    const absl::StatusOr<preprocess::IntSpan> row_splits = IntsOf(parts.at("row_splits"), 1);
+    const absl::StatusOr<preprocess::IntSpan> row_splits = IntsOf(parts.at("row_splits"), true);
     if (!row_splits.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("row_splits: ", row_splits.status().message()));

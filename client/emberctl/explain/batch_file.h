@@ -29,8 +29,9 @@ class BatchFile {
  public:
   // Each path is one of
   //   a JSON file {"FEATURE": {"ids": [[1, 2], [], 3], "weights": [[0.5, 1], [], 2]}, ...}:
-  //     one element per sample, a list of ids or a single id; weights are optional;
-  //   FEATURE.ids.npy, [samples] or [samples, ids_per_sample] integers;
+  //     one element per sample, a list of ids or a single id, in lists as output_shape has them, or
+  //     single ids in one list; weights are optional;
+  //   FEATURE.ids.npy, integers of a shape as FeatureConfig.output_shape says;
   //   FEATURE.values.npy with FEATURE.row_splits.npy, ragged: sample i has values[row_splits[i] :
   //     row_splits[i + 1]];
   //   FEATURE.weights.npy, optional float32: of the shape of the ids or values, or one for all;
@@ -48,11 +49,12 @@ class BatchFile {
   BatchFile() = default;
   using Parts = std::map<std::string, Array>;  // "ids", "values", "row_splits", "weights"
 
-  absl::Status AddPath(const std::string& path);
-  absl::Status AddJson(const std::string& text);
+  absl::Status AddPath(const std::string& path, const v1::ModelConfig& model);
+  absl::Status AddJson(const std::string& text, const v1::ModelConfig& model);
   absl::Status AddNpy(const std::string& path);
   absl::Status Add(const std::string& feature, const std::string& part, Array array);
-  static absl::StatusOr<preprocess::FeatureInput> InputOf(const Parts& parts);
+  static absl::StatusOr<preprocess::FeatureInput> InputOf(const Parts& parts,
+                                                          const v1::FeatureConfig& config);
   absl::Status MakeInputs(const v1::ModelConfig& model);
 
   std::map<std::string, Parts> features_;  // its arrays stay where they are when the map moves

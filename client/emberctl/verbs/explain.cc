@@ -15,9 +15,9 @@ Example:
 
 BATCH is one of
   a JSON file: {"FEATURE": {"ids": [[1, 2], [], 3], "weights": [[0.5, 1], [], 2]}, ...}, one element
-    per sample, a list of ids or a single id; weights may be absent
+    per sample, a list of ids or a single id, in lists as output_shape has them; weights may be absent
   a directory of .npy files (little-endian int32, int64 and float32, C order), or single ones:
-    FEATURE.ids.npy [samples] or [samples, ids per sample], or FEATURE.values.npy with
+    FEATURE.ids.npy [samples], [samples, ids per sample] or as output_shape says, or FEATURE.values.npy with
     FEATURE.row_splits.npy [samples + 1]; and FEATURE.weights.npy where there are weights)";
 
 struct ExplainOptions {

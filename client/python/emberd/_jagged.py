@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,10 +83,10 @@ def learned_weights(ids: Any) -> Dict[str, torch.Tensor]:
     return {name: weights for name, weights in given.items() if isinstance(weights, torch.Tensor) and weights.requires_grad}
 
 
-def pass_to_weights(activations: torch.Tensor, weights: torch.Tensor, ids: Ids, combiner: str,
+def pass_to_weights(activations: torch.Tensor, weights: torch.Tensor, ids: Ids, output_shape: Tuple[int, ...], combiner: str,
                     read_rows: Callable[[npt.NDArray[Any]], Floats]) -> torch.Tensor:
     """The same activations, whose gradient goes to the weights as well: their rows are read, each once, and combined here."""
-    values, lengths, _ = as_ragged(ids, "ids")
+    values, lengths, _ = as_ragged(ids, "ids", output_shape)
     values = values[:lengths.sum()]
     distinct, places = np.unique(values, return_inverse=True)
     rows = torch.from_numpy(read_rows(distinct))[torch.from_numpy(places.reshape(-1))]

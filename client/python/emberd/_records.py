@@ -51,6 +51,12 @@ def _text(text: str) -> Tuple[int, bytes]:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0, data
 
 
+@functools.lru_cache(maxsize=4096)
+def _extents(shape: Tuple[int, ...]) -> Any:
+    """A shape as C reads it."""
+    return np.array(shape, np.int64)
+
+
 def _address(array: Any) -> int:
     if array.size == 0:
         return 0
@@ -119,12 +125,12 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
     """The fields of one record, and what they point at. Whether that is a plain array."""
     name_address, name_bytes = _text(name)
     if type(ids) is np.ndarray and ids.dtype in INTS and ids.flags.carray and 0 < ids.ndim <= 2 and ids.size:  # the common case
-        kept += (name_bytes, ids)
-        fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size, ids.shape[1] if ids.ndim == 2 else 1,
-                   0, 0, 0, 0, 0, 0, 0)
+        shape = _extents(ids.shape)
+        kept += ((name_bytes, shape), ids)
+        fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size, 0, _address(shape), ids.ndim, shape.itemsize, 0, 0, 0, 0)
         return True
     what = f'feature "{name}"'
-    index, index_bytes, samples, ids_per_sample = None, 0, 0, 0
+    samples = 0
     if isinstance(ids, Ragged):
         layout, weights = RAGGED, ids.weights
         values = as_ints(ids.values, what + ": values")
@@ -140,25 +146,20 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
         if isinstance(ids, Dense):
             ids, weights = ids.ids, ids.weights
         values = as_ints(ids, what)
-        if values.ndim not in (1, 2):
-            raise ValueError(f"{what}: ids of the shape {list(values.shape)} are not allowed; they must be [samples] or "
-                             "[samples, ids of a sample], or use Ragged")
-        ids_per_sample = values.shape[1] if values.ndim == 2 else 1
-    if index is not None:
+        check_shape(values, what, values.ndim > 0, "[samples] or [samples, ids of a sample]")
+        index = _extents(values.shape)
+    if layout != DENSE:
         check_shape(values, what + ": values", values.ndim == 1, "[ids]")
-    kept += (name_bytes, values)
-    index_address = index_count = weights_address = weight_count = 0
-    if index is not None:
-        index_address, index_count, index_bytes = _address(index), index.size, index.itemsize
-        kept.append(index)
+    kept += (name_bytes, values, index)
+    weights_address = weight_count = 0
     if weights is not None:
         floats = as_weights(weights, what + ": weights", values.shape)
         weights_address, weight_count = _address(floats), floats.size
         kept.append(floats)
         if values.size and not weight_count:
             raise ValueError(f"{what}: weights: empty; give one per id, or a single one for all ids")
-    fields += (name_address, layout, values.itemsize, _address(values), values.size, ids_per_sample, index_address, index_count,
-               index_bytes, 0, samples, weights_address, weight_count)
+    fields += (name_address, layout, values.itemsize, _address(values), values.size, 0, _address(index), index.size, index.itemsize,
+               0, samples, weights_address, weight_count)
     return False
 
 

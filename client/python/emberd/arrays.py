@@ -21,7 +21,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class Dense:
-    """The same number of ids for every sample, with weights: of the shape of `ids`, or one for all."""
+    """The same number of ids for every sample, of a shape as FeatureConfig.output_shape says, with weights: of the shape of `ids`, or one for all."""
 
     ids: Any
     weights: Any = None
@@ -63,7 +63,8 @@ class Sparse:
 @dataclass(frozen=True)
 class Sequences:
     """Ids whose rows are not combined: ids [samples, positions] give activations [samples, positions, embedding_dim], and ids of any
-    other shape have the embedding as one more dimension, too.
+    other shape have the embedding as one more dimension, too, whatever the output_shape of the feature is, as long as
+    they are a multiple of its positions.
 
     padding_idx: the id that fills short sequences up, any int64, which need not be a row of the table. Where it stands, the activation
       is zero, and no row is read or updated. None: there is none.
@@ -120,7 +121,7 @@ class Sequences:
         return Ragged(flat[kept], splits)
 
 
-# An array [B] or [B, k] of integers is Dense.
+# An array [B] or [B, k] of integers, or of a shape as FeatureConfig.output_shape says, is Dense.
 Ids = Union[Dense, Ragged, Sparse, Sequences, npt.NDArray[Any], Sequence[int], Any]
 
 
@@ -165,22 +166,23 @@ def cut(ids: Ragged) -> Ragged:
     return Ragged(ids.values[:end], ids.row_splits, weights)
 
 
-def samples_of(ids: Ids) -> Any:
-    """The number of samples, from the shapes of the ids; None: the shapes do not determine it."""
+def samples_of(ids: Ids, output_shape: Tuple[int, ...] = ()) -> Any:
+    """The number of samples, from the shapes of the ids and of the activations; None: they do not determine it."""
     if isinstance(ids, Sparse):
         return ids.samples
     if isinstance(ids, Ragged):
         splits = _shape_of(ids.row_splits)[0]
         return None if splits is None else splits - 1
-    return _shape_of(ids.ids if isinstance(ids, Dense) else ids)[0]
+    shape = tuple(_shape_of(ids.ids if isinstance(ids, Dense) else ids))[:len(output_shape) or 1]
+    return None if None in shape else math.prod(shape)
 
 
 def activation_shape(ids: Ids, output_shape: Tuple[int, ...], dim: int) -> Tuple[Any, ...]:
     """Of the activations of a feature, as far as the shapes of the ids determine it."""
     if isinstance(ids, Sequences):
         return (*_shape_of(ids.ids), dim)
-    samples, inner = samples_of(ids), output_shape[1:]
-    return (samples // math.prod(inner) if inner else samples, *inner, dim)
+    samples, inner = samples_of(ids, output_shape), output_shape[1:]
+    return (None if samples is None else samples // math.prod(inner), *inner, dim)
 
 
 def _shape_of(array: Any) -> Any:
@@ -299,8 +301,8 @@ def as_rows(value: Any, what: str, shape: Optional[Tuple[int, ...]] = None) -> T
     return as_floats(array, what), columns
 
 
-def as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
-    """Values, the number of ids of each sample, and a weight for each id, if any."""
+def as_ragged(ids: Ids, what: str, output_shape: Tuple[int, ...] = ()) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
+    """Values, the number of ids of each sample, and a weight for each id, if any. output_shape: of the feature."""
     if isinstance(ids, Sequences):
         ids = ids.unrolled(what)
     if isinstance(ids, Sparse):
@@ -314,15 +316,15 @@ def as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], 
         weights = ids.weights if isinstance(ids, Dense) else None
         array = as_ints(ids.ids if isinstance(ids, Dense) else ids, what)
         values = array.reshape(-1)
-        lengths = np.full(len(array), array.shape[1] if array.ndim == 2 else 1)
+        lengths = np.full(samples_of(array, output_shape), math.prod(array.shape[len(output_shape) or 1:]))
     if weights is None:
         return values, lengths, None
     return values, lengths, np.broadcast_to(as_floats(weights, what).reshape(-1), values.shape)
 
 
-def concatenate(parts: Sequence[Ids], what: str) -> Ragged:
-    """The batches one after the other."""
-    split = [as_ragged(part, what) for part in parts]
+def concatenate(parts: Sequence[Ids], what: str, output_shape: Tuple[int, ...] = ()) -> Ragged:
+    """The batches of a feature one after the other."""
+    split = [as_ragged(part, what, output_shape) for part in parts]
     values = np.concatenate([one[0].astype(np.int64, copy=False) for one in split])
     splits = np.concatenate([[0], np.cumsum(np.concatenate([one[1] for one in split]))]).astype(np.int64)
     if all(one[2] is None for one in split):

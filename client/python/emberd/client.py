@@ -333,8 +333,8 @@ class Model:
         """Looks every feature up: a mapping from its name to float32 [samples, embedding_dim], or to the shape that its
         `output_shape` gives the samples; of Sequences [samples, positions], [samples, positions, embedding_dim].
 
-        ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged, Sparse or Sequences. What supports the
-        buffer protocol or DLPack is read without a copy.
+        ids: for every feature an array [samples] or [samples, k] of ids, or as `FeatureConfig.output_shape` says; Dense, Ragged, Sparse
+        or Sequences. What supports the buffer protocol or DLPack is read without a copy.
         train: the batch is kept on the server for `Lookup.apply`.
         partial: features may be missing, as those of users where items are looked up for serving. They are neither in the result, nor
         does an update change a row for them.

@@ -419,7 +419,8 @@ class FeatureConfig:
     name: 1 to 128 characters of [A-Za-z0-9_./-], unique in the model.
     table: the name of the table.
     batch_size: samples per replica that the plan is made for, 1 to 2^31 - 1; default 1. A request may carry any number.
-    output_shape: of the activation, without its last dimension; 1 to 8 dimensions, each 1 to 2^31 - 1. Default: [batch_size]."""
+    output_shape: of the activation, without its last dimension; 1 to 8 dimensions, each 1 to 2^31 - 1. Default: [batch_size]. Its first may
+      be any in a request. Dense ids are [samples], or have this shape, an id for each position, or one dimension more, as many ids for each."""
 
     name: str
     table: str

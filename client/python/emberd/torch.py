@@ -38,7 +38,7 @@ class KeyedTensor:
     of them, where they lie so already."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], values: Optional[torch.Tensor] = None) -> None:
-        self._tensors = dict(tensors)
+        self._tensors = {key: one.flatten(0, -2) for key, one in tensors.items()}  # whatever the output_shape of a feature
         self._values = values
 
     def __repr__(self) -> str:
@@ -132,8 +132,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._optimizers: List[EmbeddingOptimizer] = []
 
     def forward(self, ids: Any) -> Any:
-        """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse, Dense or Sequences; gives a dict of tensors.
-        Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor."""
+        """`ids`: by feature a tensor [samples] or [samples, k], or as FeatureConfig.output_shape says; emberd.Ragged, Sparse, Dense or
+        Sequences; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim]."""
         weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
         moving = self._moving(ids)
         if self.training and torch.is_grad_enabled() and (moving is ids or moving):
@@ -303,8 +303,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         result: Dict[str, torch.Tensor] = found.to_dict() if is_jagged(ids) else dict(found)
         for name, of_feature in weights.items():
             table = tables[self.model.features[name].table]
-            result[name] = pass_to_weights(result[name], of_feature, prepared[name], table.combiner or "mean",
-                                           functools.partial(self.model.read_rows, table.name))
+            result[name] = pass_to_weights(result[name], of_feature, prepared[name], self.model.features[name].output_shape,
+                                           table.combiner or "mean", functools.partial(self.model.read_rows, table.name))
         return KeyedTensor(result) if is_jagged(ids) else result
 
     def _skip_current(self) -> None:
@@ -348,7 +348,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             self._leaves = {name: self._leaf(values, is_open) for name, values in found.items()}
             return dict(self._leaves)
         whole = self._leaf(found.concat, is_open)
-        widths = [values.shape[1] for values in found.values()]
+        widths = [values.shape[-1] for values in found.values()]
         begin = 0
         self._leaves = {}
         for name, width in zip(found, widths):
@@ -377,18 +377,20 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """Makes one step of the calls: its lookup tells the cluster all ids."""
         names = dict.fromkeys(name for ids, _ in self._parts for name in ids)
         parts = {name: [(ids[name], leaves[name]) for ids, leaves in self._parts if name in ids] for name in names}
-        step = self._steps.send({name: concatenate([ids for ids, _ in of_name], f'feature "{name}"') for name, of_name in parts.items()})
+        step = self._steps.send({name: concatenate([ids for ids, _ in of_name], f'feature "{name}"', self.model.features[name].output_shape)
+                                 for name, of_name in parts.items()})
         self._steps.receive(step)
         self._current = step
 
-        def flat(ids: Ids, tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.reshape(-1, tensor.shape[-1]) if isinstance(ids, Sequences) else tensor
-
         for name, of_name in parts.items():
-            self._leaves[name] = torch.cat([flat(ids, leaf.detach()) for ids, leaf in of_name])
+            self._leaves[name] = torch.cat([self._rows(name, leaf.detach()) for _, leaf in of_name])
             if any(leaf.grad is not None for _, leaf in of_name):
-                self._leaves[name].grad = torch.cat([flat(ids, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-                                                     for ids, leaf in of_name])
+                self._leaves[name].grad = torch.cat([self._rows(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+                                                     for _, leaf in of_name])
+
+    def _rows(self, name: str, found: torch.Tensor) -> torch.Tensor:
+        """Of activations or gradients that may be those of Sequences or of a KeyedTensor."""
+        return found.reshape(-1, *self.model._row_shapes[name])
 
     def _shared_by_stacks(self, values: Mapping[str, Dict[str, float]]) -> Hyper:
         """New values of hyper-parameters by table, as the server takes them: those of a stack are equal."""
@@ -421,7 +423,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 gradient = leaf.grad
                 if self.reduction == "mean" and self._steps.size > 1:
                     gradient = gradient * (1.0 / self._steps.size)
-                gradients[name] = gradient.detach().numpy()
+                gradients[name] = (self._rows(name, gradient) if isinstance(leaf, Columns) else gradient).detach().numpy()
         self._steps.update(self._current, gradients, hyper, checkpoint)
         self._forget()
 
@@ -586,7 +588,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
             if isinstance(value, (Dense, Sparse)) or (isinstance(value, Ragged) and value.weights is not None):
                 raise TypeError(f'feature "{name}": ' + ("weights are" if isinstance(value, Ragged) else f"a {type(value).__name__} is") +
                                 " not allowed for ids that are not combined; give a tensor of ids, and multiply its activations")
-            flat[name] = (_checked_ragged(value, name).values if isinstance(value, Ragged) else
+            flat[name] = (Sequences(_checked_ragged(value, name).values) if isinstance(value, Ragged) else
                           value if isinstance(value, Sequences) else Sequences(value, self._padding_of(name)))
         return prepare(flat)
 

@@ -146,8 +146,8 @@ class LayerTest(Case):
         for history, said in ((np.ones((2, 4), np.int32), r"history.*shape \(2, 4\) is not allowed.*\(samples, 3\)"), ([[1], [2, 3]], "a list is not allowed")):
             with self.assertRaisesRegex(ValueError, said):
                 layer.preprocess({**ids, "history": history})
-        with self.assertRaisesRegex(ValueError, "weights are not allowed"):
-            layer.preprocess(ids, {"history": np.ones((2, 3)), "tags": np.ones((2, 2))})
+        with self.assertRaisesRegex(ValueError, r"history.*weights of the shape \(3, 2\) are not allowed"):
+            layer.preprocess(ids, {"history": np.ones((3, 2)), "tags": np.ones((2, 2))})
         for shapes in (((8, 3), (8, 4, 4)), ((8, None), (8, None, 4))):
             with self.assertRaisesRegex(ValueError, "those of a sequence are"):
                 self.make(emberd.keras.FeatureConfig("t", table, *shapes))

@@ -227,14 +227,17 @@ int64_t SamplesOf(const v1::Tensor& gradient) {
 }
 
 // Of what DecodeLookup will check.
-BatchShape ShapeOfIds(const v1::FeatureIds& ids) {
+BatchShape ShapeOfIds(const v1::FeatureIds& ids, const v1::FeatureConfig& config) {
   BatchShape shape;
   if (ids.has_dense()) {
+    const auto read = config::SamplesOf(ids.dense().ids().shape(), config.output_shape());
+    if (!read.ok()) return shape;
     shape.form = ProgramInput::DENSE;
     shape.weighted = ids.dense().has_weights();
-    shape.samples = Extent(ids.dense().ids(), 0);
-    shape.ids =
-        shape.samples * (ids.dense().ids().shape_size() > 1 ? Extent(ids.dense().ids(), 1) : 1);
+    shape.samples = read->samples;
+    if (__builtin_mul_overflow(read->samples, read->ids_per_sample, &shape.ids)) {
+      shape.ids = kMaxSamples;
+    }
   } else if (ids.has_sparse()) {
     shape.form = ProgramInput::SPARSE;
     shape.weighted = ids.sparse().has_weights();
@@ -259,8 +262,9 @@ std::string ShapeOfInputText(const ProgramInput& input) {
                                         : " unweighted");
 }
 
-absl::Status CheckFeature(const ProgramInput& input, int index, const v1::FeatureIds& ids) {
-  const BatchShape shape = ShapeOfIds(ids);
+absl::Status CheckFeature(const ProgramInput& input, int index, const v1::FeatureIds& ids,
+                          const v1::FeatureConfig& config) {
+  const BatchShape shape = ShapeOfIds(ids, config);
   if (shape.form == ProgramInput::ANY) return absl::OkStatus();  // refused when it is decoded
   const bool form_fits = input.form() == ProgramInput::ANY ||
                          (input.form() == shape.form && input.weighted() == shape.weighted);
@@ -370,7 +374,8 @@ absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec, const Se
           absl::StrCat("features: '", ids.feature(), "' is repeated"));
     }
     given[found->second] = &ids;
-    RETURN_IF_ERROR(CheckFeature(spec.inputs(found->second), found->second, ids));
+    RETURN_IF_ERROR(CheckFeature(spec.inputs(found->second), found->second, ids,
+                                 model.config.features(model.features.at(ids.feature()))));
   }
   v1::LookupRequest request;
   request.set_model_id(model.id);

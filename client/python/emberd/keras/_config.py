@@ -67,9 +67,9 @@ class TableConfig:
 @dataclasses.dataclass(order=True)
 class FeatureConfig:
     """One input. input_shape: (samples,) or (samples, ids of a sample); output_shape: (samples, embedding_dim). Batches of
-    another size, and samples of more ids, are allowed; nothing is truncated. Where output_shape has one dimension more than input_shape, as
-    (samples, positions, embedding_dim) for (samples, positions), the rows of a sample are not combined: it is a sequence, whose number of
-    positions is fixed."""
+    another size, and samples of more ids, are allowed; nothing is truncated. With an output_shape of (samples, positions, embedding_dim) it is
+    a sequence, whose number of positions is fixed: input_shape is (samples, positions), or (samples, positions, ids of a position), whose rows
+    are combined."""
 
     name: str
     table: TableConfig
@@ -79,12 +79,13 @@ class FeatureConfig:
     @property
     def positions(self) -> Tuple[int, ...]:
         """Of a sequence, its dimensions behind the samples; (): it is none."""
-        given = tuple(self.output_shape)
-        if len(given) != len(self.input_shape) + 1 or len(given) < 3:
+        ids, given = tuple(self.input_shape), tuple(self.output_shape)
+        if len(given) < 3:
             return ()
-        if given[1:-1] != tuple(self.input_shape)[1:] or not all(given[1:-1]):
-            raise ValueError(f"feature {self.name!r}: input_shape, output_shape: {tuple(self.input_shape)} and {given} are not allowed; those of a "
-                             "sequence are (samples, positions) and (samples, positions, embedding_dim), with a number of positions")
+        if len(ids) not in (len(given) - 1, len(given)) or given[1:-1] != ids[1:len(given) - 1] or not all(given[1:-1]):
+            raise ValueError(f"feature {self.name!r}: input_shape, output_shape: {ids} and {given} are not allowed; those of a sequence are "
+                             "(samples, positions) or (samples, positions, ids of a position), and (samples, positions, embedding_dim), with a "
+                             "number of positions")
         return tuple(one for one in given[1:-1] if one is not None)
 
     def get_config(self) -> Dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 
 from .. import config
 from .._place import default_client, find_again
-from ..arrays import Dense, Ragged, as_floats
+from ..arrays import Dense, Ragged, as_floats, map_arrays
 from ..client import Client, Model
 from ..steps import Steps
 from ..trainer import Checkpointed, Trainer, ahead
@@ -73,6 +74,11 @@ class _Tables:
         optimizers = {name: TableOptimizer(table.optimizer, name) for name, table in self.tables.items()}
         if isinstance(given, Model):
             model = given
+            for name, feature in self.features.items():
+                shape = model.features[name].output_shape if name in model.features else ()
+                if shape[1:] not in ((), _positions(feature)):
+                    raise ValueError(f"model: feature {name!r} has the output_shape {list(shape)}; that of its FeatureConfig must be "
+                                     f"(samples, {', '.join(map(str, shape[1:]))}, embedding_dim)")
         else:
             # Before the tables are there: what fails must leave none without its rows.
             rows = {name: initial_rows(table.initializer, table.vocabulary_size, table.embedding_dim)
@@ -172,20 +178,22 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         given = {feature.name: value for feature, value in _leaves(structure, inputs)}
         scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
         for name, value in given.items():
-            _check_sequence(self._held.features[name], value, scales.get(name))
+            _check_shapes(self._held.features[name], value, scales.get(name))
         return {PREPROCESSED: {"emberd": {name: _arrays(value, scales.get(name), name, sent) for name, value in given.items()}}}
 
     def _ids(self, prepared: Any) -> Dict[str, Any]:
-        """Each id of a sequence is a sample of its own; Keras has to see batches of equal size before."""
+        """Each position of a sequence is a sample of its own, unless the model has it so; Keras has to see batches of equal size before."""
         ids = _ids(prepared)
         for name, one in ids.items():
-            if isinstance(one, Dense) and _positions(self._held.features[name]):
-                ids[name] = Dense(one.ids.reshape(-1) if isinstance(one.ids, np.ndarray) else keras.ops.reshape(one.ids, (-1,)))
+            rank = 1 + len(_positions(self._held.features[name]))
+            if isinstance(one, Dense) and rank > 1 >= len(self.tables.features[name].output_shape):
+                ids[name] = map_arrays(functools.partial(_flattened, rank=rank), one)
         return ids
 
     def call(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """inputs: integers (samples,) or (samples, ids of a sample) in the structure of feature_configs; or what `preprocess`
-        gave. weights: floats of the same shapes. A sequence, (samples, positions), gives (samples, positions, embedding_dim)."""
+        gave. weights: floats of the same shapes. A sequence, (samples, positions) or (samples, positions, ids of a position), gives
+        (samples, positions, embedding_dim)."""
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
         prepared = inputs[PREPROCESSED]
@@ -322,15 +330,23 @@ def _positions(feature: Any) -> Tuple[int, ...]:
     return positions
 
 
-def _check_sequence(feature: Any, values: Any, weights: Any) -> None:
+def _check_shapes(feature: Any, values: Any, weights: Any) -> None:
     positions = _positions(feature)
-    if not positions:
-        return
-    shape = tuple(getattr(values, "shape", ()))
-    if hasattr(values, "row_splits") or shape[1:] != positions or weights is not None:
-        what = "weights are" if weights is not None else f"the shape {shape} is" if shape else f"a {type(values).__name__} is"
-        raise ValueError(f"feature {feature.name!r}: {what} not allowed; a sequence is an array of the shape (samples, "
-                         f"{', '.join(map(str, positions))}), filled up, without weights")
+    shape, of_weights = tuple(getattr(values, "shape", ())), tuple(getattr(weights, "shape", ()))
+    if positions and (hasattr(values, "row_splits") or positions not in (shape[1:], shape[1:-1])):
+        text = ", ".join(map(str, positions))
+        raise ValueError(f"feature {feature.name!r}: {f'the shape {shape}' if shape else f'a {type(values).__name__}'} is not allowed; a sequence is "
+                         f"an array of the shape (samples, {text}) or (samples, {text}, ids of a position), filled up")
+    if positions and weights is not None and of_weights not in (shape, (1,)):
+        raise ValueError(f"feature {feature.name!r}: weights of the shape {of_weights} are not allowed; they must have that of the ids, {shape}")
+    if not positions and not isinstance(values, (list, tuple)) and len(values.shape) not in (1, 2):
+        raise ValueError(f"feature {feature.name!r}: the shape {shape} is not allowed; it must be (samples,) or (samples, ids of a sample)")
+
+
+def _flattened(array: Any, rank: int) -> Any:
+    """So many dimensions as one."""
+    shape: Any = array.shape if isinstance(array, np.ndarray) else keras.ops.shape(array)
+    return (np.reshape if isinstance(array, np.ndarray) else keras.ops.reshape)(array, (-1, *shape[rank:]))
 
 
 def _rolled(feature: Any, found: Any) -> Any:
@@ -350,9 +366,6 @@ def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
         splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         flat = None if weights is None else np.concatenate([np.asarray(row, np.float32).reshape(-1) for row in weights])
         return _filled(_steps.as_ids(np.concatenate(rows) if rows else np.zeros(0), what, sent), splits, flat)
-    if len(values.shape) not in (1, 2):
-        raise ValueError(f"{what}: the shape {tuple(values.shape)} is not allowed; it must be (samples,) or "
-                         "(samples, ids of a sample)")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         values = _steps.as_ids(values, what, sent)
     return {"ids": values} if weights is None else {"ids": values, "weights": weights}

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 import keras
 import numpy as np
 
-from ..arrays import Dense, Hyper, Ragged, as_int32, cut, map_arrays, samples_of
+from ..arrays import Dense, Hyper, Ragged, activation_shape, as_int32, cut, map_arrays
 from ..client import Model
 from ..trainer import Trainer
 
@@ -34,6 +34,11 @@ def as_ids(values: Any, what: str, sent: bool) -> Any:
         if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
             return as_int32(values, what, 'set jax.config.update("jax_enable_x64", True), or send them ahead by `prefetch`')
     return values if values.dtype.kind in "iu" else values.astype(np.int64)
+
+
+def shapes_of(model: Model, ids: Mapping[str, Ids]) -> Dict[str, Any]:
+    """Of the activations."""
+    return {name: activation_shape(value, model.features[name].output_shape, model.features[name].embedding_dim) for name, value in ids.items()}
 
 
 class HostTrainer(Trainer):
@@ -86,8 +91,7 @@ def in_torch(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
         if any(getattr(one, "is_meta", False) for value in ids.values() for one in vars(value).values()):
             # Keras asks for shapes.
-            return {name: torch.empty((samples_of(value), model.features[name].embedding_dim), device="meta")
-                    for name, value in ids.items()}
+            return {name: torch.empty(shape, device="meta") for name, shape in shapes_of(model, ids).items()}
         on_cpu = {name: on_host(value) for name, value in ids.items()}
         if torch.is_grad_enabled() and token.value.requires_grad and training:
             names: List[str] = list(on_cpu)
@@ -125,8 +129,9 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
 
         def run(function: Callable[..., Any], arguments: Any) -> Any:
             result = tf.numpy_function(function, arguments, [tf.int64] + [tf.float32] * len(names))
+            shapes = shapes_of(model, ids)
             for name, one in zip(names, result[1:]):
-                one.set_shape((samples_of(ids[name]), model.features[name].embedding_dim))
+                one.set_shape(shapes[name])
             return result
 
         @tf.custom_gradient
