@@ -32,7 +32,7 @@ config::DenseShape ReadShape(absl::Span<const int64_t> ids, const FeatureInfo& i
   return config::SamplesOf(ids, info.output_shape).value_or(config::DenseShape());
 }
 
-absl::Status EncodeIds(const DenseIds& ids, const FeatureInfo& info, v1::DenseIds* message,
+absl::Status EncodeIds(const DenseIds& ids, const FeatureInfo& info, v1::FeatureIds* message,
                        BlockWriter* writer) {
   const int64_t size = Size(ids.ids);
   std::vector<int64_t> shape = ids.shape;
@@ -56,11 +56,11 @@ absl::Status EncodeIds(const DenseIds& ids, const FeatureInfo& info, v1::DenseId
                                        absl::StrJoin(shape, ", "), "] needs ", Elements(shape),
                                        ids.shape.empty() ? ", as output_shape says" : ""));
   }
-  EncodeInts(ids.ids, shape, message->mutable_ids(), writer);
+  EncodeInts(ids.ids, shape, message->mutable_dense()->mutable_ids(), writer);
   return absl::OkStatus();
 }
 
-absl::Status EncodeIds(const SparseIds& ids, const FeatureInfo& info, v1::SparseIds* message,
+absl::Status EncodeIds(const SparseIds& ids, const FeatureInfo& info, v1::FeatureIds* message,
                        BlockWriter* writer) {
   const int64_t size = Size(ids.values);
   if (Size(ids.indices) != 2 * size) {
@@ -68,16 +68,18 @@ absl::Status EncodeIds(const SparseIds& ids, const FeatureInfo& info, v1::Sparse
                absl::StrCat("indices: ", Size(ids.indices),
                             " numbers; there must be two for each of the ", size, " ids"));
   }
-  EncodeInts(ids.indices, {size, 2}, message->mutable_indices(), writer);
-  EncodeInts(ids.values, {size}, message->mutable_values(), writer);
-  message->set_sample_count(ids.samples);
+  v1::SparseIds* const sparse = message->mutable_sparse();
+  EncodeInts(ids.indices, {size, 2}, sparse->mutable_indices(), writer);
+  EncodeInts(ids.values, {size}, sparse->mutable_values(), writer);
+  sparse->set_sample_count(ids.samples);
   return absl::OkStatus();
 }
 
-absl::Status EncodeIds(const RaggedIds& ids, const FeatureInfo&, v1::RaggedIds* message,
+absl::Status EncodeIds(const RaggedIds& ids, const FeatureInfo&, v1::FeatureIds* message,
                        BlockWriter* writer) {
-  EncodeInts(ids.row_splits, {Size(ids.row_splits)}, message->mutable_row_splits(), writer);
-  EncodeInts(ids.values, {Size(ids.values)}, message->mutable_values(), writer);
+  v1::RaggedIds* const ragged = message->mutable_ragged();
+  EncodeInts(ids.row_splits, {Size(ids.row_splits)}, ragged->mutable_row_splits(), writer);
+  EncodeInts(ids.values, {Size(ids.values)}, ragged->mutable_values(), writer);
   return absl::OkStatus();
 }
 
@@ -97,21 +99,6 @@ void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message, Blo
                  WireType::kFloat32, message->mutable_dense()->mutable_weights(), writer);
   }
 }
-
-struct EncodeAnyIds {
-  const FeatureInfo& info;
-  v1::FeatureIds* message;
-  BlockWriter* writer;
-  absl::Status operator()(const DenseIds& ids) const {
-    return EncodeIds(ids, info, message->mutable_dense(), writer);
-  }
-  absl::Status operator()(const SparseIds& ids) const {
-    return EncodeIds(ids, info, message->mutable_sparse(), writer);
-  }
-  absl::Status operator()(const RaggedIds& ids) const {
-    return EncodeIds(ids, info, message->mutable_ragged(), writer);
-  }
-};
 
 // An answer whose activations are in shared memory.
 absl::StatusOr<LookupResult> DecodeShared(const v1::LookupResponse& response,
@@ -149,7 +136,7 @@ absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::st
 absl::Status EncodeFeature(const FeatureIds& feature, const FeatureInfo& info,
                            v1::FeatureIds* message, BlockWriter* writer) {
   message->set_feature(info.name);
-  const EncodeAnyIds encode{info, message, writer};
+  const auto encode = [&](const auto& ids) { return EncodeIds(ids, info, message, writer); };
   if (absl::Status status = std::visit(encode, feature.ids); !status.ok()) return status;
   EncodeWeights(feature.weights, message, writer);
   return absl::OkStatus();
