@@ -1,8 +1,10 @@
-// bfloat16: the upper half of a float32. NaN stays a quiet NaN.
+// Floats of 16 bits: bfloat16, and below float16. bfloat16 is the upper half of a float32. NaN
+// stays a quiet NaN.
 #pragma once
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "absl/types/span.h"
@@ -37,5 +39,63 @@ inline float FromBfloat16(uint16_t value) {
 // alignment.
 void ToBfloat16Bytes(absl::Span<const float> values, char* bytes);
 void FromBfloat16Bytes(const char* bytes, absl::Span<float> values);
+
+// float16: IEEE 754 binary16, largest finite value 65504. What lies beyond it, infinity too,
+// becomes that value with its sign, so that one large update does not make a row useless for good.
+// NaN stays a quiet NaN.
+inline constexpr uint16_t kMaxFloat16 = 0x7bff;
+
+// Rounds to nearest, ties to even.
+inline uint16_t ToFloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  uint32_t half;
+  if (magnitude > 0x7f800000) {
+    half = 0x7e00;
+  } else if (magnitude >= 0x47800000) {  // 2^16
+    half = kMaxFloat16;
+  } else if (magnitude < 0x38800000) {  // 2^-14: the addition rounds to a multiple of 2^-24
+    half = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
+           std::bit_cast<uint32_t>(0.5f);
+  } else {
+    half = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+    if (half > kMaxFloat16) half = kMaxFloat16;
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
+// Rounds to one of the two neighbours, away from 0 with a probability that makes the mean over all
+// `random` the value; exactly so from 2^-14 on, and within 2^-17 of the distance of the neighbours
+// below.
+inline uint16_t ToFloat16Randomly(float value, uint16_t random) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude >= 0x47800000) return ToFloat16(value);  // 2^16, or NaN
+  uint32_t half;
+  if (magnitude < 0x38800000) {  // 2^-14: neighbours are multiples of 2^-24
+    const float multiple = std::bit_cast<float>(magnitude) * 0x1p24f;
+    const float down = std::floor(multiple);
+    const float threshold = (static_cast<float>(random) + 0.5f) * 0x1p-16f;
+    half = static_cast<uint32_t>(down) + (multiple - down > threshold ? 1 : 0);
+  } else {
+    half = std::min((magnitude - (112u << 23) + (random >> 3)) >> 13, uint32_t{kMaxFloat16});
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
+inline float FromFloat16(uint16_t value) {
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000) << 16;
+  const uint32_t magnitude = static_cast<uint32_t>(value & 0x7fff) << 13;
+  const uint32_t exponent = value & 0x7c00;
+  float result;
+  if (exponent == 0) {  // a multiple of 2^-24
+    result = std::bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14f;
+  } else {
+    result = std::bit_cast<float>(magnitude + ((exponent == 0x7c00 ? 224u : 112u) << 23));
+  }
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(result) | sign);
+}
 
 }  // namespace emberd

@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
+#include "base/cpu_pool.h"
 #include "base/mutex.h"
 
 namespace emberd {
@@ -91,6 +92,15 @@ class TaskQueue {
   // What one task of late has kept the others waiting: its duration over the tasks that ran beside
   // it.
   absl::Duration mean_share_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The two kinds of threads of a process. Made once, near main, and handed down to all who need
+// them: their number does not grow with models, shards or clients.
+struct ThreadPools {
+  explicit ThreadPools(int cpu_threads) : cpu(cpu_threads) {}
+
+  CpuPool cpu;            // for what computes
+  BlockingPool blocking;  // for what waits
 };
 
 }  // namespace emberd

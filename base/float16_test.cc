@@ -1,10 +1,10 @@
-#include "base/float16.h"
-
 #include <cmath>
 #include <limits>
 #include <random>
 
 #include <gtest/gtest.h>
+
+#include "base/bfloat16.h"
 
 namespace emberd {
 namespace float16_test {

@@ -17,7 +17,7 @@
 #include "base/local_socket.h"
 #include "base/region_protocol.h"
 #include "base/status.h"
-#include "base/steady_wait.h"
+#include "base/steady_time.h"
 
 namespace emberd {
 namespace {

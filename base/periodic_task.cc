@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/steady_wait.h"
+#include "base/steady_time.h"
 
 namespace emberd {
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,9 +15,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
 #include "base/region_protocol.h"
+#include "base/region_server.h"
 #include "base/shared_region.h"
 
 namespace emberd {
@@ -111,6 +114,27 @@ class SharedBlock {
   const size_t taken_;
   std::atomic<int> lent_ = 0;
   std::atomic<bool> parted_ = false;
+};
+
+// An arena that is there as long as its server is: see SharedArena.
+//
+// Thread-safe.
+class ArenaLink {
+ public:
+  // Asks the server where to connect.
+  using Ask = std::function<absl::StatusOr<RegionServer::Invitation>()>;
+  explicit ArenaLink(Ask ask) : ask_(std::move(ask)) {}
+
+  // Null where there is none: the server is on another machine, or does not want to share. May wait
+  // for its answer, once, and again when it has been restarted.
+  std::shared_ptr<SharedArena> Get();
+
+ private:
+  const Ask ask_;
+  Mutex mutex_;
+  std::shared_ptr<SharedArena> arena_ ABSL_GUARDED_BY(mutex_);
+  absl::Time next_try_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Duration pause_ ABSL_GUARDED_BY(mutex_);  // before next_try_
 };
 
 }  // namespace emberd

@@ -2,7 +2,6 @@
 // the same bytes, and memory that the server may still be writing to is never used for anything
 // else. For other peers, see region_server_test.cc.
 //
-// Covers: arena_link.cc
 #include "base/shared_arena.h"
 
 #include <atomic>
@@ -16,7 +15,6 @@
 #include <sys/socket.h>
 
 #include "absl/time/clock.h"
-#include "base/arena_link.h"
 #include "base/region_server.h"
 #include "base/testing/await.h"
 #include "base/testing/region_ends.h"

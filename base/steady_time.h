@@ -1,10 +1,14 @@
 // Time that nobody sets. The system's clock may jump, by hours; what waits, expires or measures
-// must not notice.
+// must not notice. And waits that do not notice either.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 
 namespace emberd {
 
@@ -17,5 +21,43 @@ absl::Time SteadyNow();
 std::chrono::system_clock::time_point ToSystemTime(absl::Time steady);
 // The other way round.
 absl::Time FromSystemTime(std::chrono::system_clock::time_point time);
+
+// Abseil waits by the system's clock: set back by an hour, it would make a wait an hour longer.
+// These are late by a second.
+constexpr absl::Duration kLongestWait = absl::Seconds(1);
+
+// Calls `wait` with a time of at most kLongestWait, until it says true or `timeout` is over.
+// Returns what it said last.
+template <typename Wait>
+bool WaitSteadily(absl::Duration timeout, const Wait& wait) {
+  const absl::Time end = SteadyNow() + timeout;
+  while (true) {
+    const absl::Duration left = end - SteadyNow();
+    if (wait(std::clamp(left, absl::ZeroDuration(), kLongestWait))) return true;
+    if (left <= kLongestWait && SteadyNow() >= end) return false;
+  }
+}
+
+// As absl::Mutex::AwaitWithTimeout.
+inline bool AwaitSteadily(absl::Mutex* mutex, const absl::Condition& condition,
+                          absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  return WaitSteadily(timeout, [&](absl::Duration time) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return mutex->AwaitWithTimeout(condition, time);
+  });
+}
+
+// As absl::Notification::WaitForNotificationWithTimeout.
+inline bool AwaitSteadily(const absl::Notification& notification, absl::Duration timeout) {
+  return WaitSteadily(timeout, [&](absl::Duration time) {
+    return notification.WaitForNotificationWithTimeout(time);
+  });
+}
+
+// As CondVar::WaitUntil, but for a time by SteadyNow; may return without a signal, as that.
+inline bool WaitSteadily(CondVar* condition, Mutex* mutex, absl::Time until)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  condition->WaitUntil(mutex, ToSystemTime(std::min(until, SteadyNow() + kLongestWait)));
+  return SteadyNow() < until;
+}
 
 }  // namespace emberd

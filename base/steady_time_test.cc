@@ -6,7 +6,6 @@
 
 #include "absl/time/clock.h"
 #include "base/mutex.h"
-#include "base/steady_wait.h"
 #include "gtest/gtest.h"
 
 namespace emberd {

@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "config/field_rules.h"
+#include "config/fields.h"
 
 namespace emberd::config {
 namespace {

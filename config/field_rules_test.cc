@@ -1,11 +1,10 @@
-#include "config/field_rules.h"
-
 #include <cmath>
 #include <set>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include "config/fields.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/model.pb.h"
 

@@ -1,15 +1,18 @@
 #include "config/fields.h"
 
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "config/field_rules.h"
+#include "absl/strings/str_split.h"
+#include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/model.pb.h"
 #include "google/protobuf/io/strtod.h"
 #include "google/protobuf/stubs/strutil.h"
@@ -231,6 +234,202 @@ std::optional<float> ToFloat(double value) {
   const float rounded = google::protobuf::io::SafeDoubleToFloat(value);
   if (std::isfinite(value) && !std::isfinite(rounded)) return std::nullopt;
   return rounded == 0 ? 0 : rounded;
+}
+
+namespace {
+
+constexpr Range kFinite = {};
+constexpr Range kFraction = {.min = 0, .max = 1, .max_excluded = true};  // [0, 1)
+constexpr Range AtLeast(double min) { return {.min = min}; }
+constexpr Range AtMost(double max) { return {.max = max}; }
+constexpr Range Above(double min) { return {.min = min, .min_excluded = true}; }
+constexpr Range Between(double min, double max) { return {.min = min, .max = max}; }
+
+constexpr double kMaxInt32 = 2147483647;
+constexpr double kMiB = 1 << 20;
+constexpr double kGiB = 1 << 30;
+constexpr Range kBytes = Between(1, kMiB* kGiB);  // to 1 PiB: sums of budgets do not overflow
+constexpr Range kShareOfMemory = Between(0, kMiB* kGiB);  // 0: another rule decides
+constexpr Range kMilliseconds = Between(1, kMaxInt32);
+constexpr Range kThreads = Between(0, 1024);
+
+constexpr int kIntegers[] = {v1::INT32, v1::INT64};
+
+constexpr FieldRule kRules[] = {
+    {"ModelConfig.seed", kFinite},
+
+    {"TableConfig.vocabulary_size", Between(1, 1024 * kGiB)},
+    {"TableConfig.embedding_dim", Between(1, 8192)},
+    {"TableConfig.combiner", kFinite, v1::MEAN},
+    {"TableConfig.max_ids_per_partition", AtLeast(0)},
+    {"TableConfig.max_unique_ids_per_partition", AtLeast(0)},
+    {"TableConfig.storage_dtype", kFinite, v1::FLOAT32, kIntegers},
+    {"TableConfig.update_rounding", kFinite, v1::NEAREST},
+    {"TableConfig.on_nonfinite_gradient", kFinite, v1::REJECT},
+    {"TableConfig.result_mode", kFinite, v1::AUTO},
+    {"TableConfig.residency", kFinite},
+
+    // Samples are numbered by int32 everywhere.
+    {"FeatureConfig.batch_size", Between(1, kMaxInt32), 1},
+    {"FeatureConfig.output_shape", Between(1, kMaxInt32)},
+
+    {"QuantizationConfig.lower", kFinite},
+    {"QuantizationConfig.upper", kFinite},
+    {"QuantizationConfig.num_buckets", AtLeast(2)},
+
+    {"ConstantInitializer.value", kFinite},
+    {"UniformInitializer.lower", kFinite},
+    {"UniformInitializer.upper", kFinite},
+    {"NormalInitializer.mean", kFinite},
+    {"NormalInitializer.stddev", AtLeast(0)},
+
+    {"OptimizerConfig.learning_rate", AtLeast(0), 0.01},
+    {"OptimizerConfig.clip_gradient_min", kFinite},
+    {"OptimizerConfig.clip_gradient_max", kFinite},
+    {"OptimizerConfig.weight_decay_factor", AtLeast(0), 0},
+    {"OptimizerConfig.multiply_weight_decay_factor_by_learning_rate", kFinite, false},
+    {"OptimizerConfig.clip_weight_min", kFinite},
+    {"OptimizerConfig.clip_weight_max", kFinite},
+
+    {"AdagradConfig.initial_accumulator", Above(0), 0.1},
+    {"RowwiseAdagradConfig.initial_accumulator", AtLeast(0), 0},
+    {"RowwiseAdagradConfig.epsilon", AtLeast(0), 1e-8},
+    {"MomentumConfig.momentum", kFraction, 0.9},
+    {"AdagradMomentumConfig.momentum", kFraction, 0.9},
+    {"AdagradMomentumConfig.beta2", {.min = 0, .max = 1, .min_excluded = true}, 1},
+    {"AdagradMomentumConfig.epsilon", Above(0), 1e-10},
+    {"AdagradMomentumConfig.exponent", Above(0), 2},
+    {"AdagradMomentumConfig.initial_accumulator", AtLeast(0), 0.1},
+    {"AdagradMomentumConfig.initial_momentum", kFinite, 0},
+    {"AdamConfig.beta1", kFraction, 0.9},
+    {"AdamConfig.beta2", kFraction, 0.999},
+    {"AdamConfig.epsilon", Above(0)},
+    {"AdamConfig.sum_inside_sqrt", kFinite},
+    {"AdamWConfig.beta1", kFraction, 0.9},
+    {"AdamWConfig.beta2", kFraction, 0.999},
+    {"AdamWConfig.epsilon", Above(0), 1e-8},
+    {"AdamWConfig.weight_decay", AtLeast(0), 0.01},
+    {"FtrlConfig.learning_rate_power", AtMost(0), -0.5},
+    {"FtrlConfig.l1", AtLeast(0), 0},
+    {"FtrlConfig.l2", AtLeast(0), 0},
+    {"FtrlConfig.beta", AtLeast(0), 0},
+    {"FtrlConfig.initial_accumulator", Above(0), 0.1},
+    {"FtrlConfig.initial_linear", kFinite, 0},
+    {"LaPropConfig.beta1", kFraction, 0.9},
+    {"LaPropConfig.beta2", kFraction, 0.95},
+    {"LaPropConfig.epsilon", AtLeast(0), 1e-30},
+    {"F2aConfig.rho", AtLeast(0), 0.5},
+    {"F2aConfig.initial_accumulator", Above(0), 0.1},
+    {"F2aConfig.l1", AtLeast(0), 0},
+    {"F2aConfig.l2", AtLeast(0), 0},
+    {"F2aConfig.max_lr_multiplier", Above(0), 1e6},
+    {"RmsPropConfig.decay", kFraction, 0.9},
+    {"RmsPropConfig.momentum", kFraction, 0},
+    {"RmsPropConfig.epsilon", Above(0), 1e-7},
+
+    {"PlanConfig.rules", kFinite, v1::JAX},
+    {"PlanConfig.sample_layout", kFinite, v1::SPLIT_THEN_STACK},
+    {"PlanConfig.bucket_hash", kFinite, v1::HIGHWAY_HASH},
+    {"PlanConfig.auto_stack", kFinite, true},
+    {"PlanConfig.rotation", Between(0, 1023)},
+    {"PlanConfig.activation_bytes_limit", AtLeast(0), 2 * kMiB},
+    {"PlanConfig.shard_bytes_limit", AtLeast(0), 2 * kGiB},
+    {"PlanConfig.short_stack_names", kFinite, true},
+
+    {"ClusterConfig.sparsecores_per_shard", Between(1, 64), 2},
+    {"ClusterConfig.shard_threads", kThreads},
+    {"ClusterConfig.coordinator_threads", kThreads},
+    {"ClusterConfig.transport", kFinite, v1::ClusterConfig::AUTO},
+    {"BudgetConfig.bytes_per_sparsecore", kShareOfMemory},
+    {"BudgetConfig.batch_bytes", kShareOfMemory},
+    {"BudgetConfig.max_batches", AtLeast(1), 1024},
+    {"BudgetConfig.max_message_bytes", Between(1, kMaxInt32), kGiB},
+    {"BudgetConfig.in_flight_bytes", kShareOfMemory},
+    {"BudgetConfig.max_train_streams", Between(1, 16384), 512},
+    {"BudgetConfig.client_requests", AtLeast(1), 256},
+    {"BudgetConfig.client_in_flight_bytes", kBytes, 4 * kGiB},
+    {"BudgetConfig.connection_calls", AtLeast(1), 1024},
+    {"BudgetConfig.max_waiting_requests", AtLeast(1), 1024},
+    {"BudgetConfig.shared_memory_bytes", kShareOfMemory},
+    {"TimeoutConfig.batch_ttl_ms", kMilliseconds, 120000},
+    {"TimeoutConfig.shard_call_ms", kMilliseconds, 30000},
+    {"TimeoutConfig.drain_ms", kMilliseconds, 10000},
+    {"TimeoutConfig.silent_stream_ms", kMilliseconds, 1800000},
+    {"LoggingConfig.format", kFinite, v1::LoggingConfig::TEXT},
+    {"LoggingConfig.level", kFinite, v1::LoggingConfig::INFO},
+    {"LoggingConfig.slow_step_ms", kMilliseconds, 1000},
+    {"StorageConfig.durability", kFinite, v1::StorageConfig::MEMORY},
+    {"StorageConfig.every_seconds", Between(1, kMaxInt32), 600},
+    {"StorageConfig.every_steps", AtLeast(0)},
+    {"StorageConfig.keep", AtLeast(1), 3},
+    {"StorageConfig.max_chain", Between(-1, 1000), 8},
+    {"StorageConfig.copy_bytes", kShareOfMemory},
+    {"StorageConfig.fsync", kFinite, v1::StorageConfig::INTERVAL},
+    {"StorageConfig.fsync_interval_ms", Between(1, 60000), 1000},
+    {"StorageConfig.log_bytes", Between(kMiB, kMiB* kGiB), 4 * kGiB},
+    {"EvictionConfig.host_bytes_per_sparsecore", kShareOfMemory},
+    {"EvictionConfig.spill_bytes", kShareOfMemory},
+
+    {"Token.role", kFinite},
+};
+
+std::string KeyOf(const google::protobuf::FieldDescriptor& field) {
+  return absl::StrCat(field.containing_type()->name(), ".", field.name());
+}
+
+// Whole numbers are written out: 1099511627776, not 1.09951e+12.
+std::string BoundText(double bound) {
+  return bound == std::floor(bound) && std::abs(bound) < 0x1p53
+             ? absl::StrCat(static_cast<int64_t>(bound))
+             : absl::StrCat(bound);
+}
+
+}  // namespace
+
+bool Range::Contains(double value) const {
+  if (!std::isfinite(value)) return false;
+  return (min_excluded ? value > min : value >= min) && (max_excluded ? value < max : value <= max);
+}
+
+std::string Range::ToString() const {
+  const bool has_min = std::isfinite(min);
+  const bool has_max = std::isfinite(max);
+  if (has_min && has_max) {
+    return absl::StrCat("in ", min_excluded ? "(" : "[", BoundText(min), ", ", BoundText(max),
+                        max_excluded ? ")" : "]");
+  }
+  if (has_min) return absl::StrCat(min_excluded ? "> " : ">= ", BoundText(min));
+  if (has_max) return absl::StrCat(max_excluded ? "< " : "<= ", BoundText(max));
+  return "finite";
+}
+
+absl::Span<const FieldRule> FieldRules() { return kRules; }
+
+const FieldRule* FindFieldRule(const google::protobuf::FieldDescriptor& field) {
+  static const auto* const rules = [] {
+    auto* map = new absl::flat_hash_map<std::string, const FieldRule*>;
+    for (const FieldRule& rule : kRules) map->emplace(std::string(rule.field), &rule);
+    return map;
+  }();
+  const auto found = rules->find(KeyOf(field));
+  return found == rules->end() ? nullptr : found->second;
+}
+
+bool IsNameField(const google::protobuf::FieldDescriptor& field) {
+  static constexpr absl::string_view kNameFields[] = {"ModelConfig.name", "TableConfig.name",
+                                                      "TableResource.name", "FeatureConfig.name",
+                                                      "Token.name"};
+  return absl::c_linear_search(kNameFields, KeyOf(field));
+}
+
+bool HasNameCharacters(absl::string_view name) {
+  return !name.empty() && absl::c_all_of(name, [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
+  });
+}
+
+bool HasPathCharacters(absl::string_view name) {
+  return absl::c_all_of(absl::StrSplit(name, '/'), HasNameCharacters);
 }
 
 }  // namespace emberd::config

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/suggest.h"
-#include "config/field_rules.h"
 #include "config/fields.h"
 
 namespace emberd::config {

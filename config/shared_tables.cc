@@ -9,7 +9,6 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "config/config.h"
-#include "config/field_rules.h"
 #include "config/fields.h"
 
 namespace emberd::config {

@@ -15,10 +15,9 @@
 #include "base/command_line.h"
 #include "config/config.h"
 #include "server/launcher/cluster_options.h"
-#include "server/launcher/health.h"
-#include "server/launcher/make_token.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/up.h"
+#include "server/launcher/verbs.h"
 #include "server/ops/logging.h"
 #include "server/ops/metric_catalogue.h"
 

@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
-#include "base/float16.h"
 #include "base/sha256.h"
 #include "config/optimizers.h"
 #include "hwy/targets.h"

@@ -14,7 +14,7 @@
 #include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"
 #include "shard/store/model.h"
-#include "shard/store/new_pages.h"
+#include "shard/store/stack_store.h"
 #include "shard/update/update_work.h"
 
 namespace emberd::shard {

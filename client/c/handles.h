@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "base/status.h"
-#include "base/steady_wait.h"
+#include "base/steady_time.h"
 #include "client/c/emberd.h"
 #include "client/cpp/client.h"
 

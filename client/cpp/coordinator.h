@@ -9,8 +9,13 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/sync_stream.h>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/lane_pool.h"
 #include "client/cpp/shared_memory.h"
+#include "client/cpp/transport.h"
+#include "emberd/v1/checkpoint_service.pb.h"
 
 namespace emberd::client {
 
@@ -34,5 +39,13 @@ struct Coordinator {
   std::shared_ptr<SharedMemory> memory;
   std::shared_ptr<LanePool> lanes;  // null: all calls go by gRPC
 };
+
+// Runs a call of the CheckpointService that answers with progress, `method`, to its end, as
+// Transport::Call does. `progress` gets every message but the last, which is the result. Once a
+// message has come the work has begun, and is not tried again. INTERNAL: the server ended the call
+// too soon.
+absl::StatusOr<v1::CheckpointProgress> RunWithProgress(
+    Transport* transport, const char* method, const google::protobuf::MessageLite& request,
+    absl::Duration deadline, absl::FunctionRef<void(const v1::CheckpointProgress&)> progress);
 
 }  // namespace emberd::client

@@ -1,5 +1,3 @@
-#include "client/cpp/tensor_codec.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -8,6 +6,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "client/cpp/batch_codec.h"
 
 namespace emberd::client {
 namespace tensor_codec_test {

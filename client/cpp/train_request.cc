@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
 #include "client/cpp/batch_codec.h"
-#include "client/cpp/tensor_codec.h"
 #include "emberd/v1/train.pb.h"
 
 namespace emberd::client {

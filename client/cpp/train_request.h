@@ -18,7 +18,6 @@
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
-#include "client/cpp/shared_gradients.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/train_stream.h"
 #include "emberd/v1/train.pb.h"

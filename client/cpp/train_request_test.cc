@@ -6,7 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "base/testing/await.h"
-#include "client/cpp/tensor_codec.h"
+#include "client/cpp/batch_codec.h"
 #include "client/cpp/testing/train_stream_fixture.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

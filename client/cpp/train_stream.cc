@@ -2,27 +2,162 @@
 
 #include <deque>
 #include <iterator>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/client_callback.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "base/steady_wait.h"
+#include "base/steady_time.h"
+#include "client/cpp/batch_codec.h"
 #include "client/cpp/lookup_assembler.h"
-#include "client/cpp/raw_stream.h"
-#include "client/cpp/shared_gradients.h"
 #include "client/cpp/shared_memory.h"
-#include "client/cpp/tensor_codec.h"
 #include "client/cpp/train_request.h"
 #include "client/cpp/transport.h"
 
 namespace emberd::client {
 namespace {
+
+// What a RawStream tells, on gRPC's threads, one call at a time.
+class RawStreamListener {
+ public:
+  virtual ~RawStreamListener() = default;
+  // A message has come. An error cancels the call and becomes its status.
+  virtual absl::Status OnMessage(grpc::ByteBuffer* message) = 0;
+  // The call is over: the last that is told.
+  virtual void OnEnd(const absl::Status& status) = 0;
+};
+
+// A call with a stream of encoded messages in each direction. Thread-safe.
+class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  // Opens a call of `method` ("/package.Service/Method"), which Transport::CancelCalls ends too.
+  // `transport` and `listener` must outlive the stream.
+  RawStream(Transport* transport, int coordinator, const std::string& method,
+            RawStreamListener* listener);
+  // Cancels the call if it is not over, and waits for its end.
+  ~RawStream() override;
+
+  // Queues messages. Does not wait.
+  void Send(std::deque<grpc::ByteBuffer> messages);
+  // No message follows those sent.
+  void HalfClose();
+
+ private:
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopWriting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Transport* const transport_;
+  RawStreamListener* const listener_;
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer incoming_;
+  absl::Status local_error_;  // what the listener found; touched by reactions alone
+
+  absl::Mutex mutex_;
+  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool held_ ABSL_GUARDED_BY(mutex_) = true;  // false: nothing can be written any more
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+RawStream::RawStream(Transport* transport, int coordinator, const std::string& method,
+                     RawStreamListener* listener)
+    : transport_(transport), listener_(listener), stub_(transport->channel(coordinator)) {
+  transport_->Authorize(&context_);
+  stub_.PrepareBidiStreamingCall(&context_, method, grpc::StubOptions(), this);
+  // Messages are written outside of reactions: the hold keeps OnDone away while that may happen.
+  AddHold();
+  StartRead(&incoming_);
+  StartCall();
+  transport_->AddCall(&context_);
+}
+
+RawStream::~RawStream() {
+  transport_->RemoveCall(&context_);
+  absl::MutexLock lock(&mutex_);
+  if (!done_) context_.TryCancel();
+  StopWriting();
+  mutex_.Await(absl::Condition(&done_));
+}
+
+void RawStream::StopWriting() {
+  if (!held_) return;
+  held_ = false;
+  RemoveHold();
+}
+
+void RawStream::Send(std::deque<grpc::ByteBuffer> messages) {
+  absl::MutexLock lock(&mutex_);
+  if (!held_) return;
+  outgoing_.insert(outgoing_.end(), std::make_move_iterator(messages.begin()),
+                   std::make_move_iterator(messages.end()));
+  if (!writing_) WriteNext();
+}
+
+void RawStream::HalfClose() {
+  absl::MutexLock lock(&mutex_);
+  half_closed_ = true;
+  if (held_ && !writing_) WriteNext();
+}
+
+void RawStream::WriteNext() {
+  writing_ = !outgoing_.empty();
+  if (writing_) {
+    StartWrite(&outgoing_.front());
+  } else if (half_closed_) {
+    StartWritesDone();
+    StopWriting();
+  }
+}
+
+void RawStream::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  outgoing_.pop_front();
+  if (ok && held_) {
+    WriteNext();
+  } else {
+    writing_ = false;
+    outgoing_.clear();
+    StopWriting();
+  }
+}
+
+void RawStream::OnReadDone(bool ok) {
+  if (ok) {
+    local_error_ = listener_->OnMessage(&incoming_);
+    incoming_.Clear();
+    if (local_error_.ok()) {
+      StartRead(&incoming_);
+      return;
+    }
+    context_.TryCancel();
+  }
+  absl::MutexLock lock(&mutex_);
+  StopWriting();
+}
+
+void RawStream::OnDone(const grpc::Status& status) {
+  listener_->OnEnd(local_error_.ok() ? ToAbslStatus(status) : local_error_);
+  absl::MutexLock lock(&mutex_);
+  done_ = true;
+}
 
 // Kept between steps. Those of a run are alike: a few blocks serve all of them.
 constexpr size_t kIdleBytes = size_t{256} << 20;

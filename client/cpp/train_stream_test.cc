@@ -1,4 +1,4 @@
-// Covers: raw_stream.cc lookup_assembler.cc
+// Covers: lookup_assembler.cc
 #include "client/cpp/train_stream.h"
 
 #include <thread>

@@ -10,7 +10,6 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/steady_time.h"
-#include "base/steady_wait.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/credentials.h"
 #include "emberd/v1/admin_service.pb.h"

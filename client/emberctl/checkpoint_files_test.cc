@@ -1,4 +1,4 @@
-// Covers: client/emberctl/verbs/checkpoint_export.cc, client/emberctl/verbs/checkpoint_import.cc
+// Covers: client/emberctl/verbs/checkpoint_files.cc
 // emberctl checkpoint export and import: what stands in the files, and which files are refused.
 #include <filesystem>
 #include <fstream>

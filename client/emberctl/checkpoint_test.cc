@@ -1,5 +1,5 @@
-// Covers: client/emberctl/verbs/checkpoint.cc, client/emberctl/verbs/checkpoint_view.cc
-// Covers: client/emberctl/verbs/serve.cc
+// Covers: client/emberctl/verbs/checkpoint.cc
+// Covers: client/emberctl/verbs/model.cc
 // emberctl checkpoint against a service that says what the test wants.
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"

@@ -95,7 +95,7 @@ TEST_F(ExplainTest, ReportsStacksCountsCutsAndCosts) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("stack \"words\": ")));
 }
 
-// Covers: explain/programs_view.cc
+// Covers: explain/explanation.cc
 TEST_F(ExplainTest, ShowsTheBuffersOfAProgramAndWhatAChainDoes) {
   const Outcome outcome =
       ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--shards", "2"});

@@ -1,7 +1,6 @@
-#include "client/emberctl/progress.h"
-
 #include <sstream>
 
+#include "client/emberctl/terminal.h"
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {

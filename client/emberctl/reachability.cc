@@ -1,17 +1,196 @@
 #include "client/emberctl/reachability.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <system_error>
 #include <vector>
 
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/file_descriptor.h"
 #include "base/status.h"
-#include "client/emberctl/socket.h"
+#include "client/cpp/options.h"
 #include "config/address.h"
 
 namespace emberd::emberctl {
 namespace {
+
+// A TCP connection with a time limit, and TLS on top of it, for finding out what listens somewhere.
+
+// Host of an address as resolvers and certificates have it: without the brackets of IPv6.
+std::string BareHost(absl::string_view host) {
+  absl::ConsumePrefix(&host, "[");
+  absl::ConsumeSuffix(&host, "]");
+  return std::string(host);
+}
+
+bool WaitFor(int socket, short event, absl::Duration timeout) {
+  pollfd wanted = {socket, event, 0};
+  return poll(&wanted, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout))) == 1;
+}
+
+absl::StatusOr<FileDescriptor> ConnectOne(const addrinfo& to, absl::Duration timeout) {
+  FileDescriptor connection(
+      socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, to.ai_protocol));
+  if (connection.get() < 0) return absl::UnavailableError("cannot create a socket");
+  int error = 0;
+  if (connect(connection.get(), to.ai_addr, to.ai_addrlen) != 0) {
+    error = errno;
+    if (error == EINPROGRESS) {
+      socklen_t size = sizeof(error);
+      error = ETIMEDOUT;
+      if (WaitFor(connection.get(), POLLOUT, timeout)) {
+        getsockopt(connection.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+      }
+    }
+  }
+  if (error == 0) return connection;
+  if (error == ECONNREFUSED) {
+    return absl::UnavailableError("nothing listens there (connection refused)");
+  }
+  if (error == ETIMEDOUT) return absl::UnavailableError("the machine does not answer");
+  return absl::UnavailableError(std::generic_category().message(error));
+}
+
+using Context = std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)>;
+using Connection = std::unique_ptr<SSL, decltype(&SSL_free)>;
+
+void Expect(SSL* connection, const std::string& host) {
+  in6_addr binary{};
+  const bool is_ip = inet_pton(AF_INET, host.c_str(), &binary) == 1 ||
+                     inet_pton(AF_INET6, host.c_str(), &binary) == 1;
+  X509_VERIFY_PARAM* const wanted = SSL_get0_param(connection);
+  if (is_ip) {
+    X509_VERIFY_PARAM_set1_ip_asc(wanted, host.c_str());
+  } else {
+    X509_VERIFY_PARAM_set1_host(wanted, host.c_str(), host.size());
+    SSL_set_tlsext_host_name(connection, host.c_str());
+  }
+}
+
+// What the handshake, or the first read after it, has failed with.
+std::string FaultOf(SSL* connection, bool has_certificate) {
+  if (const long verified = SSL_get_verify_result(connection); verified != X509_V_OK) {
+    const std::string why = X509_verify_cert_error_string(verified);
+    return absl::StrCat(
+        "its certificate is not trusted: ", why,
+        verified == X509_V_ERR_CERT_HAS_EXPIRED
+            ? "; whoever runs the coordinator must renew it"
+            : "; give the authority that signed it with --ca, and connect to a host "
+              "that it names");
+  }
+  const char* const text = ERR_reason_error_string(ERR_peek_last_error());
+  const std::string reason = text == nullptr ? "" : text;
+  if (absl::StrContains(reason, "wrong version number")) {
+    return "it does not speak TLS; omit --ca, --cert and --key (and unset EMBERD_CA)";
+  }
+  if (absl::StrContains(reason, "certificate required") ||
+      absl::StrContains(reason, "handshake failure")) {
+    return "it requires a client certificate; give one with --cert and --key";
+  }
+  if (absl::StrContains(reason, "expired")) {
+    return "it says that the certificate of --cert has expired; make a new one";
+  }
+  if (absl::StrContains(reason, "unknown ca") || absl::StrContains(reason, "bad certificate")) {
+    return "it does not trust the certificate of --cert; use one that its authority has signed";
+  }
+  if (absl::StrContains(reason, "unexpected eof")) {
+    return has_certificate
+               ? "it closed the connection, probably because it does not trust the certificate of "
+                 "--cert; use one that its authority has signed"
+               : "it closed the connection, probably because it requires a client certificate; "
+                 "give one with --cert and --key";
+  }
+  return reason.empty() ? "" : absl::StrCat("the TLS handshake failed: ", reason);
+}
+
+// UNAVAILABLE says why not, in words.
+absl::StatusOr<FileDescriptor> ConnectTo(const config::Address& address, absl::Duration timeout) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(BareHost(address.host).c_str(),
+                                std::to_string(address.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("the host \"", address.host, "\" is not known (", gai_strerror(error), ")"));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
+  absl::StatusOr<FileDescriptor> connection = absl::UnavailableError("it has no address");
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    connection = ConnectOne(*one, timeout);
+    if (connection.ok()) break;
+  }
+  return connection;
+}
+
+// Sends `request` and gives the first bytes of the answer; nothing if there is none in time.
+std::string Exchange(int socket, absl::string_view request, absl::Duration timeout) {
+  if (send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) return "";
+  if (!WaitFor(socket, POLLIN, timeout)) return "";
+  char answer[256];
+  const ssize_t size = recv(socket, answer, sizeof(answer), 0);
+  return size > 0 ? std::string(answer, static_cast<size_t>(size)) : "";
+}
+
+// A TLS handshake with the options' certificates. Why it fails, in words; empty if it does not.
+std::string TlsFault(int socket, const client::TlsOptions& tls, const std::string& host,
+                     absl::Duration timeout) {
+  ERR_clear_error();
+  const bool has_certificate = !tls.certificate_file.empty();
+  const Context context(SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
+  if (tls.ca_file.empty()) {
+    SSL_CTX_set_default_verify_paths(context.get());
+  } else {
+    SSL_CTX_load_verify_locations(context.get(), tls.ca_file.c_str(), nullptr);
+  }
+  if (has_certificate) {
+    SSL_CTX_use_certificate_chain_file(context.get(), tls.certificate_file.c_str());
+    SSL_CTX_use_PrivateKey_file(context.get(), tls.key_file.c_str(), SSL_FILETYPE_PEM);
+  }
+  SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
+  // In the form of the protocol: each name after its length.
+  constexpr unsigned char kHttp2[] = {2, 'h', '2'};
+  SSL_CTX_set_alpn_protos(context.get(), kHttp2, sizeof(kHttp2));
+  fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
+  const timeval limit = absl::ToTimeval(timeout);
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  const Connection connection(SSL_new(context.get()), SSL_free);
+  SSL_set_fd(connection.get(), socket);
+  Expect(connection.get(), tls.server_name.empty() ? BareHost(host) : tls.server_name);
+  std::string fault;
+  if (SSL_connect(connection.get()) != 1) {
+    fault = FaultOf(connection.get(), has_certificate);
+  } else {
+    // With TLS 1.3, the server's word on the client's certificate comes after the handshake.
+    char byte = 0;
+    if (SSL_read(connection.get(), &byte, 1) <= 0)
+      fault = FaultOf(connection.get(), has_certificate);
+  }
+  ERR_clear_error();
+  return fault;
+}
 
 constexpr char kHttpRequest[] = "GET / HTTP/1.1\r\nHost: emberd\r\nConnection: close\r\n\r\n";
 

@@ -12,7 +12,6 @@
 #include "base/status.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/options.h"
-#include "client/cpp/progress_call.h"
 #include "client/emberctl/reachability.h"
 
 namespace emberd::emberctl {

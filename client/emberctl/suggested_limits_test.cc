@@ -1,7 +1,6 @@
-#include "client/emberctl/suggested_limits.h"
-
 #include <vector>
 
+#include "client/emberctl/plan_view.h"
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {

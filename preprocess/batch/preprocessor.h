@@ -1,7 +1,7 @@
 // Features of a batch in, CSR mini-batches per (stack, shard) out. No I/O, no gRPC, no globals.
 //
 //   validate   feature_input.h    the arrays of each feature fit together, ids are in range
-//   lay out    sample_layout.h    samples go to source slots
+//   lay out    keys.h             samples go to source slots
 //   sort       keys.h, sort_and_merge.h    each id becomes a key; equal (row, sample) pairs merge
 //   find cuts  buckets.h, cuts.h  if a partition exceeds a limit: where the vocabulary is cut
 //   finish     cuts.h, batch_statistics.h  the batch is cut into mini-batches and counted
@@ -18,10 +18,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/buffer.h"
 #include "base/cpu_pool.h"
 #include "base/mapped_memory.h"
 #include "base/mutex.h"
-#include "base/recycler.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/buckets.h"
 #include "preprocess/batch/buffer_limits.h"

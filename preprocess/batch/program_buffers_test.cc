@@ -1,8 +1,8 @@
-#include "preprocess/batch/program_buffers.h"
-
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "preprocess/batch/buffer_limits.h"
 
 namespace emberd::preprocess {
 namespace program_buffers_test {

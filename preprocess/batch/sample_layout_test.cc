@@ -1,6 +1,6 @@
-#include "preprocess/batch/sample_layout.h"
-
 #include <gtest/gtest.h>
+
+#include "preprocess/batch/keys.h"
 
 namespace emberd::preprocess {
 namespace sample_layout_test {

@@ -1,19 +1,100 @@
 #include "preprocess/plan/plan.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/sha256.h"
 #include "base/status.h"
+#include "config/optimizers.h"
 #include "config/shared_tables.h"
 #include "preprocess/batch/csr.h"
 #include "preprocess/plan/placement.h"
-#include "preprocess/plan/stacking.h"
 
 namespace emberd::preprocess {
+namespace {
+
+constexpr size_t kLongestName = 50;
+constexpr size_t kHashDigits = 12;
+
+struct OpenStack {
+  std::vector<int> tables;
+  int64_t activation_bytes = 0;
+  int64_t shard_bytes = 0;
+  int64_t rows = 0;
+};
+
+int64_t ActivationBytes(const StackCandidate& table) {
+  return 4 * table.width * table.samples_per_sparsecore;
+}
+
+int64_t ShardBytes(const StackCandidate& table, const StackingLimits& limits) {
+  return 4 * table.width * table.padded_rows / limits.shards;
+}
+
+void Add(const StackCandidate& table, int index, const StackingLimits& limits, OpenStack* stack) {
+  stack->tables.push_back(index);
+  stack->activation_bytes += ActivationBytes(table);
+  stack->shard_bytes += ShardBytes(table, limits);
+  stack->rows += table.padded_rows;
+}
+
+// Puts each table into the first stack that `fits` accepts, else into a new one.
+template <typename Fits>
+std::vector<std::vector<int>> FirstFit(absl::Span<const StackCandidate> tables,
+                                       const StackingLimits& limits, Fits fits) {
+  std::vector<OpenStack> stacks;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    OpenStack* home = nullptr;
+    for (OpenStack& stack : stacks) {
+      const StackCandidate& first = tables[stack.tables.front()];
+      if (first.group != tables[t].group || first.width != tables[t].width) continue;
+      if (fits(stack, tables[t])) {
+        home = &stack;
+        break;
+      }
+    }
+    if (home == nullptr) home = &stacks.emplace_back();
+    Add(tables[t], static_cast<int>(t), limits, home);
+  }
+  std::vector<std::vector<int>> result;
+  for (OpenStack& stack : stacks) result.push_back(std::move(stack.tables));
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::vector<int>> StackLikeJax(absl::Span<const StackCandidate> tables,
+                                           const StackingLimits& limits) {
+  return FirstFit(tables, limits, [&](const OpenStack& stack, const StackCandidate& table) {
+    const int64_t bytes = stack.activation_bytes + ActivationBytes(table);
+    return (limits.activation_bytes == 0 || bytes <= limits.activation_bytes) &&
+           (limits.rows == 0 || stack.rows + table.padded_rows < limits.rows);
+  });
+}
+
+std::vector<std::vector<int>> StackLikeTensorFlow(absl::Span<const StackCandidate> tables,
+                                                  const StackingLimits& limits) {
+  const auto below = [](int64_t value, int64_t limit) { return limit == 0 || value < limit; };
+  return FirstFit(tables, limits, [&](const OpenStack& stack, const StackCandidate& table) {
+    return below(static_cast<int64_t>(stack.tables.size()), limits.tables) &&
+           below(stack.activation_bytes + ActivationBytes(table), limits.activation_bytes) &&
+           below(stack.shard_bytes + ShardBytes(table, limits), limits.shard_bytes) &&
+           below(stack.rows + table.padded_rows, limits.rows);
+  });
+}
+
+std::string StackName(absl::Span<const std::string> table_names, bool shorten) {
+  const std::string name = absl::StrJoin(table_names, "_");
+  if (!shorten || name.size() <= kLongestName) return name;
+  return absl::StrCat(name.substr(0, kLongestName), "...", Sha256Hex(name).substr(0, kHashDigits));
+}
+
 namespace {
 
 constexpr int64_t kMaxPartitions = int64_t{1} << 20;
@@ -303,6 +384,91 @@ absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topo
                      " SparseCores in all"));
   }
   return Planner(model, topology).Make();
+}
+
+namespace {
+
+// Bytes of weights and slots of one row.
+int64_t RowBytes(const StackPlan& stack, const v1::TableConfig& table) {
+  int64_t bytes = config::WeightBytes(table.storage_dtype()) * stack.embedding_dim;
+  for (const config::SlotInfo& slot : config::OptimizerSlots(table.optimizer())) {
+    bytes += 4 * (slot.one_per_row ? 1 : stack.embedding_dim);
+  }
+  return bytes;
+}
+
+void WriteTable(const TablePlan& table, v1::TablePlan* out) {
+  out->set_name(table.name);
+  out->set_vocabulary_size(table.vocabulary_size);
+  out->set_padded_vocabulary_size(table.padded_vocabulary_size);
+  out->set_embedding_dim(table.embedding_dim);
+  out->set_row_offset(table.row_offset);
+  out->set_shard_rotation(table.shard_rotation);
+}
+
+void WriteFeature(const FeaturePlan& feature, const StackPlan& stack, v1::FeaturePlan* out) {
+  out->set_name(feature.name);
+  out->set_table(stack.tables[feature.table_in_stack].name);
+  out->set_batch_size(feature.batch_size);
+  out->set_row_offset(feature.row_offset);
+  out->set_col_offset(feature.col_offset);
+  out->set_col_shift(feature.col_shift);
+}
+
+}  // namespace
+
+v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan) {
+  const int64_t partitions = plan.topology.partitions();
+  v1::ModelPlan out;
+  out.set_shards(plan.topology.shards);
+  out.set_sparsecores_per_shard(plan.topology.sparsecores_per_shard);
+  out.set_partitions(static_cast<int32_t>(partitions));
+  int64_t table_bytes = 0;
+  for (const StackPlan& stack : plan.stacks) {
+    v1::StackPlan* stack_out = out.add_stacks();
+    stack_out->set_name(stack.name);
+    stack_out->set_embedding_dim(stack.embedding_dim);
+    stack_out->set_vocabulary_size(stack.rows_per_partition * partitions);
+    stack_out->set_rows_per_partition(stack.rows_per_partition);
+    for (const TablePlan& table : stack.tables) WriteTable(table, stack_out->add_tables());
+    for (const FeaturePlan& feature : stack.features) {
+      WriteFeature(feature, stack, stack_out->add_features());
+    }
+    stack_out->set_max_ids_per_partition(stack.max_ids_per_partition);
+    stack_out->set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
+    const v1::TableConfig& first = model.tables(stack.tables.front().table);
+    stack_out->set_optimizer(config::OptimizerName(first.optimizer()));
+    for (const config::SlotInfo& slot : config::OptimizerSlots(first.optimizer())) {
+      stack_out->add_slots(slot.name);
+    }
+    const int64_t bytes = stack.rows_per_partition * RowBytes(stack, first);
+    stack_out->set_bytes_per_partition(bytes);
+    table_bytes += bytes * partitions;
+  }
+  out.set_fingerprint(plan.fingerprint);
+  out.set_table_bytes(table_bytes);
+  return out;
+}
+
+uint64_t PlanFingerprint(const Plan& plan) {
+  // Names go last in their line and are made of a closed alphabet, so no two plans share a text.
+  std::string text = absl::StrCat("plan 1\n", plan.topology.shards, " ",
+                                  plan.topology.sparsecores_per_shard, "\n");
+  for (const StackPlan& stack : plan.stacks) {
+    absl::StrAppend(&text, "stack ", stack.embedding_dim, " ", stack.rows_per_partition, " ",
+                    stack.max_ids_per_partition, " ", stack.max_unique_ids_per_partition, " ",
+                    stack.name, "\n");
+    for (const TablePlan& table : stack.tables) {
+      absl::StrAppend(&text, "table ", table.table, " ", table.vocabulary_size, " ");
+      absl::StrAppend(&text, table.padded_vocabulary_size, " ", table.embedding_dim, " ");
+      absl::StrAppend(&text, table.row_offset, " ", table.shard_rotation, " ", table.name, "\n");
+    }
+    for (const FeaturePlan& feature : stack.features) {
+      absl::StrAppend(&text, "feature ", feature.feature, " ", feature.table_in_stack, " ");
+      absl::StrAppend(&text, feature.batch_size, " ", feature.row_offset, " ", feature.name, "\n");
+    }
+  }
+  return std::max<uint64_t>(Sha256Prefix(text), 1);
 }
 
 }  // namespace emberd::preprocess

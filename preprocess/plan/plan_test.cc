@@ -1,4 +1,3 @@
-// Covers: plan_proto.cc
 #include "preprocess/plan/plan.h"
 
 #include <algorithm>

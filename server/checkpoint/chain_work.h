@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/checkpoint_service.pb.h"
-#include "server/checkpoint/partition_chain.h"
+#include "server/checkpoint/partition_file.h"
 #include "server/checkpoint/store.h"
 
 namespace emberd::server {

@@ -1,4 +1,5 @@
-// One file of rows: those of one array of one stack in one partition that somebody touched.
+// Files of rows: one holds those of one array of one stack in one partition that somebody touched.
+// A chain of them holds all that a checkpoint builds on.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/file_descriptor.h"
 #include "base/mapped_memory.h"
+#include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "server/checkpoint/partition_array.h"
 
@@ -108,6 +111,31 @@ class PartitionFileReader {
   std::vector<char> window_;         // rows of the file from window_begin_ on
   int64_t window_begin_ = 0;
   int64_t window_rows_ = 0;
+};
+
+// The rows of one array in one partition, as a checkpoint and those that it builds on have them.
+
+// A checkpoint with all that it builds on: it first, the whole one last.
+using CheckpointChain = std::vector<internal::v1::CheckpointSource>;
+
+// Not thread-safe.
+class PartitionChain {
+ public:
+  // A partition that no file of the chain has is one without rows.
+  static absl::StatusOr<PartitionChain> Open(const CheckpointChain& chain, absl::string_view stack,
+                                             absl::string_view array, int partition);
+  const PartitionArray& array() const { return array_; }
+
+  // As PartitionFileReader::Verify, of all files.
+  absl::Status Verify(absl::FunctionRef<absl::Status(int64_t bytes)> read);
+  // The local rows that some file holds; ascending, not touching one another.
+  std::vector<LocalRows> HeldRows() const;
+  // One row as the newest file that holds it has it; false if none does. Fast where rows ascend.
+  absl::StatusOr<bool> ReadRow(int64_t row, absl::Span<char> out);
+
+ private:
+  PartitionArray array_;
+  std::vector<std::unique_ptr<PartitionFileReader>> readers_;  // newest first
 };
 
 }  // namespace emberd::server

@@ -17,8 +17,6 @@
 #include "base/testing/seed.h"
 #include "server/checkpoint/files.h"
 
-// Covers: partition_reader.cc, partition_writer.cc
-
 namespace emberd::server {
 namespace partition_file_test {
 

@@ -22,7 +22,6 @@
 #include "base/suggest.h"
 #include "config/shared_tables.h"
 #include "server/checkpoint/files.h"
-#include "server/checkpoint/folders.h"
 
 namespace emberd::server {
 namespace {

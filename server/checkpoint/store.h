@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "server/checkpoint/manifest.h"
-#include "server/checkpoint/partition_chain.h"
+#include "server/checkpoint/partition_file.h"
 
 namespace emberd::server {
 

@@ -14,8 +14,6 @@
 #include "base/temp_dir.h"
 #include "server/checkpoint/files.h"
 
-// Covers: folders.cc
-
 namespace emberd::server {
 namespace store_test {
 

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "preprocess/plan/placement.h"
-#include "server/checkpoint/partition_chain.h"
+#include "server/checkpoint/partition_file.h"
 #include "shard/store/initializer.h"
 
 namespace emberd::server {

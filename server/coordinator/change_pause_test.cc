@@ -20,8 +20,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/coordinator/testing_shard.h"
-#include "server/shard/change_gate.h"
 #include "server/shard/mutation_votes.h"
+#include "server/shard/shard_checkpoints.h"
 
 namespace emberd::server {
 namespace change_pause_test {

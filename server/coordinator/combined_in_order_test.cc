@@ -1,12 +1,12 @@
 // Catches: something that is told of before it is there, twice, or not at all, and what is told of
 // in the order in which it was made.
-#include "server/coordinator/combined_in_order.h"
-
 #include <algorithm>
 #include <numeric>
 #include <thread>
 
 #include <gtest/gtest.h>
+
+#include "server/coordinator/step.h"
 
 namespace emberd::server {
 namespace combined_in_order_test {

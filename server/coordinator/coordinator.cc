@@ -12,7 +12,7 @@
 #include "base/steady_time.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
-#include "server/coordinator/train/group_opening.h"
+#include "server/coordinator/train/group_member.h"
 #include "server/ops/logging.h"
 #include "server/rpc/local_peers.h"
 

@@ -18,7 +18,6 @@
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/local_peers.h"
 #include "server/rpc/memory_budget.h"
-#include "server/rpc/shard_place.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {

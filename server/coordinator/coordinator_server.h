@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/thread_pools.h"
+#include "base/blocking_pool.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
 #include "server/security/security.h"

@@ -9,8 +9,8 @@
 #include "base/steady_time.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/mutations.h"
-#include "server/coordinator/places.h"
 #include "server/coordinator/row_gradients.h"
+#include "server/coordinator/shared_tensors.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {

@@ -11,7 +11,6 @@
 #include "base/region_server.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/gradients.h"
-#include "server/coordinator/kept_batch.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {

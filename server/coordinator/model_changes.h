@@ -12,16 +12,26 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/blocking_pool.h"
-#include "server/checkpoint/partition_chain.h"
+#include "server/checkpoint/partition_file.h"
 #include "server/coordinator/served_model.h"
 #include "server/coordinator/shard_models.h"
 #include "server/coordinator/shard_set.h"
-#include "server/coordinator/shard_transfers.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
+
+// Whether shards that came back from their logs have made the same changes of a model as the
+// others. After a loss of power they may not: each disk may lack the newest records of a log, and
+// how many is different from disk to disk (storage.fsync).
+
+// Empty: they have. Else what one shard has made and another one has lost: it neither made it nor
+// holds it, so that nobody can finish it. Trainers may be at work meanwhile. An error: that cannot
+// be known now.
+absl::StatusOr<std::string> FindLostChange(const ShardSet& shards, uint64_t model_id,
+                                           uint64_t history, rpc::CallContext* context);
 
 // A checkpoint that a model gets its rows from.
 struct RowSource {

@@ -16,7 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "base/thread_pools.h"
+#include "base/blocking_pool.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/model_changes.h"
 #include "server/coordinator/served_model.h"

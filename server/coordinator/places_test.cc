@@ -1,7 +1,5 @@
 // Sums that some shards have written in place must give the activations that returned sums give,
 // bit for bit, whichever shards could not write there.
-#include "server/coordinator/places.h"
-
 #include <cstring>
 #include <memory>
 #include <random>
@@ -14,6 +12,7 @@
 #include "config/config.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/request_reader.h"
+#include "server/coordinator/shared_tensors.h"
 #include "shard/batch/batch.h"
 
 namespace emberd::server {

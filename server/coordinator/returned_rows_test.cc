@@ -1,13 +1,12 @@
 // What shards say of the changes that they have made, and what that means. Catches: a loss that
 // nobody notices, and a loss where a change is only on its way to a shard.
-#include "server/coordinator/returned_rows.h"
-
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "server/coordinator/model_changes.h"
 #include "server/coordinator/testing_shard.h"
 
 namespace emberd::server {

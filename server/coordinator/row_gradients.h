@@ -12,7 +12,6 @@
 
 #include "base/shared_arena.h"
 #include "server/coordinator/gradients.h"
-#include "server/coordinator/kept_batch.h"
 #include "shard/batch/batch.h"
 #include "shard/types.h"
 

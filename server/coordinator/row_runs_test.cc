@@ -1,14 +1,13 @@
 // Rows that lie in pieces of any size. Catches: a row that is lost or doubled at the end of a
 // piece, one that is put together from the wrong bytes, and a copy that moves while others are
 // added.
-#include "server/coordinator/row_runs.h"
-
 #include <random>
 #include <string>
 
 #include <gtest/gtest.h>
 
 #include "base/testing/seed.h"
+#include "server/coordinator/gradients.h"
 
 namespace emberd::server {
 namespace row_runs_test {

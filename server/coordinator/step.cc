@@ -12,7 +12,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/coordinator/activations.h"
-#include "server/coordinator/combined_in_order.h"
 #include "server/coordinator/request_reader.h"
 #include "server/rpc/message.h"
 

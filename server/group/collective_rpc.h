@@ -9,7 +9,7 @@
 
 #include "server/group/collective.h"
 #include "server/ops/metrics.h"
-#include "server/rpc/shard_place.h"
+#include "server/rpc/local_peers.h"
 
 namespace emberd::server {
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <sys/types.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "emberd/v1/cluster.pb.h"
 
 namespace emberd::launcher {
 
@@ -24,5 +26,13 @@ struct ReadyInfo {
 absl::Status WriteReadyFile(const std::string& path, const ReadyInfo& info);
 // NOT_FOUND: not there (yet). INVALID_ARGUMENT: something else.
 absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path);
+
+// Whether a process can use the folders that its `storage` names, before it says that it is there:
+// makes storage.directory, and writes to it and to storage.checkpoints; with durability LOG also to
+// the folders of these shards, whose logs must be readable. INVALID_ARGUMENT with the field, the
+// path and what to do. A full disk is none of that: shards wait for room. No `storage`: OK.
+absl::Status CheckStorage(const v1::ClusterConfig& cluster, const std::vector<int>& shards);
+// The same for all shards.
+absl::Status CheckStorage(const v1::ClusterConfig& cluster);
 
 }  // namespace emberd::launcher

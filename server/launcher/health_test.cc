@@ -1,7 +1,5 @@
 // A health check that is always green, or that hangs with the process it asks, is worse than none:
 // container engines would leave a dead process in service.
-#include "server/launcher/health.h"
-
 #include <string>
 
 #include <gmock/gmock.h>
@@ -13,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/launcher/verbs.h"
 #include "server/ops/lifecycle.h"
 
 namespace emberd::launcher {

@@ -1,5 +1,3 @@
-#include "server/launcher/make_token.h"
-
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -11,6 +9,7 @@
 #include "base/temp_dir.h"
 #include "config/config.h"
 #include "config/credentials.h"
+#include "server/launcher/verbs.h"
 #include "server/security/callers.h"
 
 namespace emberd::launcher {

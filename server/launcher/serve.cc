@@ -17,15 +17,13 @@
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/coordinator_server.h"
-#include "server/launcher/storage_check.h"
+#include "server/launcher/files.h"
 #include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"
-#include "server/security/transport_security.h"
 #include "server/shard/shard_server.h"
-#include "server/status_page/peers.h"
 #include "server/status_page/status_page.h"
 
 namespace emberd::launcher {

@@ -14,7 +14,6 @@
 #include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/metrics.h"
-#include "server/security/credentials_watch.h"
 #include "server/security/security.h"
 
 namespace emberd::launcher {

@@ -1,13 +1,16 @@
-// What is in logs, for people.
+// What is in logs, for people: of folders, and of each record.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "server/log/log_reader.h"
 
 namespace emberd::server {
 
@@ -56,5 +59,25 @@ absl::StatusOr<LogSummary> VerifyLog(const std::string& folder);
 // the same way twice, and a few times at most. The summary is that of the last reading.
 absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
                                          absl::FunctionRef<absl::StatusOr<LogSummary>()> read);
+
+// Puts the records of one log into words. It is shown them in order, and so learns the names of
+// models.
+class EntryWriter {
+ public:
+  LogEntry Write(const internal::v1::LogRecord& record, const LogPosition& position);
+
+ private:
+  void Learn(const internal::v1::LogRecord& record);
+  std::string ModelName(uint64_t id) const;
+  void Describe(const internal::v1::LogRecord& record, LogEntry* entry) const;
+  void DescribeState(const internal::v1::LogState& state, LogEntry* entry) const;
+  void DescribeModel(const internal::v1::LogRecord& record, LogEntry* entry) const;
+  void DescribeChange(const internal::v1::LogRecord& record, LogEntry* entry) const;
+  void DescribeGroup(const internal::v1::LogRecord& record, LogEntry* entry) const;
+  void DescribeStep(const internal::v1::LogRecord& record, LogEntry* entry) const;
+
+  std::map<uint64_t, std::string> names_;    // of models
+  std::map<std::string, uint64_t> changes_;  // models of changes that are held
+};
 
 }  // namespace emberd::server

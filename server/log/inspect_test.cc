@@ -1,4 +1,3 @@
-// Covers: log_entry.cc
 #include "server/log/inspect.h"
 
 #include <chrono>
@@ -11,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "server/checkpoint/files.h"
-#include "server/log/log_entry.h"
 #include "server/log/log_format.h"
 #include "server/log/testing/records.h"
 #include "server/log/testing/sample.h"

@@ -2,7 +2,7 @@
 // against a model of what it must hold. Catches: a record that was lost though it was acknowledged
 // or reported durable, one that comes back after it was left out, one before its blob, and a
 // segment that is dropped before the next one can replace it.
-// Covers: log_writer.cc, log_scan.cc, testing/lose_power.cc
+// Covers: log_writer.cc, testing/lose_power.cc
 
 #include <atomic>
 #include <filesystem>

@@ -1,4 +1,3 @@
-// Covers: log_scan.cc
 #include "server/log/log_reader.h"
 
 #include <filesystem>

@@ -9,7 +9,6 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "server/checkpoint/files.h"
-#include "server/checkpoint/folders.h"
 #include "server/log/log_reader.h"
 
 namespace emberd::server {

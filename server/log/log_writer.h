@@ -19,7 +19,6 @@
 #include "emberd/v1/cluster.pb.h"
 #include "server/log/log_files.h"
 #include "server/log/log_segment.h"
-#include "server/log/spare_blobs.h"
 
 namespace emberd::server {
 

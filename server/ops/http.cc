@@ -21,7 +21,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/steady_time.h"
-#include "base/steady_wait.h"
 #include "config/address.h"
 #include "server/ops/logging.h"
 

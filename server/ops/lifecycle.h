@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "base/steady_wait.h"
+#include "base/steady_time.h"
 
 namespace grpc {
 class Server;

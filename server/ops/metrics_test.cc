@@ -18,7 +18,6 @@
 
 #include "base/testing/paths.h"
 #include "server/ops/metric_catalogue.h"
-#include "server/ops/process_metrics.h"
 
 namespace emberd::ops {
 namespace metrics_test {

@@ -17,11 +17,9 @@ class Server;
 class Service;
 }  // namespace grpc
 
-namespace emberd::rpc {
-class Acceptor;
-}  // namespace emberd::rpc
-
 namespace emberd::server {
+
+class Acceptor;
 
 // Serves from Start until Drain or destruction. Thread-safe.
 class GrpcServer {
@@ -57,7 +55,7 @@ class GrpcServer {
  private:
   GrpcServer();
 
-  std::unique_ptr<rpc::Acceptor> acceptor_;
+  std::unique_ptr<Acceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> service_names_;
   std::string address_;

@@ -1,7 +1,5 @@
 // A coordinator whose description puts shards in another order would read and overwrite rows of
 // other ids, and nobody would notice. A failure here means that a shard lets it.
-#include "server/rpc/shard_place.h"
-
 #include <string>
 #include <vector>
 
@@ -9,6 +7,7 @@
 #include "config/config.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/rpc/local_peers.h"
 
 namespace emberd::rpc {
 namespace shard_place_test {

@@ -1,5 +1,3 @@
-#include "server/security/token_check.h"
-
 #include <memory>
 #include <set>
 #include <string>
@@ -18,6 +16,7 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/program_service.pb.h"
 #include "server/ops/http.h"
+#include "server/security/security.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/log_file.h"
 #include "server/security/testing/tokens.h"

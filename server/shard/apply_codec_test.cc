@@ -1,7 +1,5 @@
 // Catches: gradients in another stack's place, a part of a group that loses its place in the step,
 // and whatever a peer may claim of a payload that is not there.
-#include "server/shard/apply_codec.h"
-
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -9,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "server/shard/step_codec.h"
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {

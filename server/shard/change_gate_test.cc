@@ -1,8 +1,6 @@
 // Whoever asks at a closed gate learns of every change that is inside, and nothing comes in until
 // the pause is over. A failure here means that a checkpoint cuts through an update that was on its
 // way, or that updates wait for a coordinator that is gone.
-#include "server/shard/change_gate.h"
-
 #include <atomic>
 #include <string>
 #include <thread>
@@ -11,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/shard/shard_checkpoints.h"
 
 namespace emberd::server {
 namespace change_gate_test {

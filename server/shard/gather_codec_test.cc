@@ -1,6 +1,3 @@
-// Covers: request_payload.cc
-#include "server/shard/gather_codec.h"
-
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -9,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/seed.h"
+#include "server/shard/step_codec.h"
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {

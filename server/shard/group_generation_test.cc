@@ -1,7 +1,5 @@
 // No two beginnings of a group have the same number, whatever the network does: parts of one would
 // be taken for the other's. And numbers grow, so what is late is known by its number.
-#include "server/shard/group_generation.h"
-
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -14,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/seed.h"
+#include "server/shard/group_steps.h"
 
 namespace emberd::server {
 namespace group_generation_test {

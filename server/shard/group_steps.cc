@@ -11,10 +11,34 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/group/group_rules.h"
-#include "server/shard/apply_codec.h"
 #include "server/shard/log/log_records.h"
+#include "server/shard/step_codec.h"
 
 namespace emberd::server {
+
+uint64_t GroupGeneration::Newest() const {
+  if (number_ > 0 && Mistake("generation.reused")) return number_ - 1;
+  return number_;
+}
+
+bool GroupGeneration::Is(uint64_t number, uint64_t opener) const {
+  return number == number_ && (opener == opener_ || Mistake("generation.reused"));
+}
+
+absl::Status GroupGeneration::Open(uint64_t number, uint64_t opener) {
+  if (number < number_) {
+    return absl::AbortedError(
+        absl::StrCat("generation ", number, " is over; the group is in generation ", number_));
+  }
+  if (number == number_ && !Is(number, opener)) {
+    return absl::AbortedError(
+        absl::StrCat("generation ", number, " was opened by another member; join again"));
+  }
+  number_ = number;
+  opener_ = opener;
+  return absl::OkStatus();
+}
+
 namespace {
 
 // An error whose message begins with the group's name.

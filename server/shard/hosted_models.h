@@ -20,7 +20,6 @@
 #include "preprocess/plan/plan.h"
 #include "server/ops/metrics.h"
 #include "server/shard/log/shard_log.h"
-#include "server/shard/sequencer.h"
 #include "shard/engine.h"
 #include "shard/types.h"
 

@@ -11,8 +11,8 @@
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/local_peers.h"
-#include "server/shard/gather_codec.h"
 #include "server/shard/slow_call_log.h"
+#include "server/shard/step_codec.h"
 
 namespace emberd::server {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/lane_server.h"
 #include "server/rpc/message.h"
 #include "server/security/security.h"
-#include "server/shard/remote_calls.h"
+#include "server/shard/remote_shard.h"
 #include "server/shard/shard_backend.h"
 #include "server/shard/shard_host.h"
 

@@ -28,7 +28,6 @@
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/shard/log/shard_log.h"
 #include "server/shard/mutation_record.h"
-#include "server/shard/sequencer.h"
 
 namespace emberd::server {
 

@@ -1,11 +1,9 @@
-#include "server/shard/request_payload.h"
-
 #include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "server/shard/apply_codec.h"
+#include "server/shard/step_codec.h"
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "base/blocking_pool.h"
 #include "emberd/v1/checkpoint_service.pb.h"
-#include "server/checkpoint/partition_chain.h"
+#include "server/checkpoint/partition_file.h"
 #include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
 

@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/blocking_pool.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
-#include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -28,7 +28,7 @@
 #include "server/shard/mutation_record.h"
 #include "server/shard/mutation_votes.h"
 #include "server/shard/verbs.h"
-#include "shard/gather/later_sums.h"
+#include "shard/gather/pooling.h"
 #include "shard/types.h"
 
 namespace emberd::server {

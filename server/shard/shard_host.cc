@@ -11,9 +11,9 @@
 #include "base/steady_time.h"
 #include "config/config.h"
 #include "server/ops/logging.h"
-#include "server/ops/process_metrics.h"
-#include "server/shard/apply_codec.h"
+#include "server/ops/metrics.h"
 #include "server/shard/rows_codec.h"
+#include "server/shard/step_codec.h"
 
 namespace emberd::server {
 namespace {

@@ -26,11 +26,10 @@
 #include "server/rpc/message.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/wire.h"
-#include "server/shard/apply_codec.h"
-#include "server/shard/gather_codec.h"
 #include "server/shard/lane_gather.h"
 #include "server/shard/rows_codec.h"
 #include "server/shard/slow_call_log.h"
+#include "server/shard/step_codec.h"
 #include "server/shard/verbs.h"
 
 namespace emberd::server {

@@ -7,14 +7,14 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/blocking_pool.h"
 #include "base/lane_server.h"
 #include "base/region_server.h"
-#include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/group/rendezvous.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/grpc_server.h"
-#include "server/rpc/shard_place.h"
+#include "server/rpc/local_peers.h"
 #include "server/security/security.h"
 #include "server/shard/shard_host.h"
 

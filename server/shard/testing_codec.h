@@ -13,7 +13,7 @@
 
 #include "base/region_server.h"
 #include "base/shared_arena.h"
-#include "server/shard/gather_codec.h"
+#include "server/shard/step_codec.h"
 
 namespace emberd::server {
 

@@ -1,11 +1,11 @@
 // What this would catch: a coordinator that is left out of the sum, or that does not answer and is
 // counted all the same.
-#include "server/status_page/figures.h"
-
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "server/status_page/status_page.h"
 
 namespace emberd::status_page {
 namespace figures_test {

@@ -13,17 +13,59 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/ops/http.h"
-#include "server/status_page/figures.h"
+#include "server/security/security.h"
 
 namespace emberd::status_page {
+
+// What one coordinator of a cluster says of itself. The one that serves the page comes first, and
+// it alone tells about shards.
+struct CoordinatorFigures {
+  std::string name;                 // "coordinator-0"
+  std::string address = {};         // of gRPC
+  std::string http_address = {};    // of its own page; empty: none
+  absl::Status status = {};         // why it does not answer
+  v1::GetStatsResponse stats = {};  // if it does
+};
+using ClusterFigures = std::vector<CoordinatorFigures>;
+
+// The sum over all coordinators that answer; times, shards and whether it is draining are those of
+// the first.
+v1::GetStatsResponse Merge(const ClusterFigures& figures);
+
+// The other coordinators of a cluster, asked for what they do. Asks by AdminService.GetStats, with
+// the certificate and the token that coordinators show to shards. Thread-safe.
+class Peers {
+ public:
+  // A coordinator that takes longer does not answer.
+  static constexpr absl::Duration kPatience = absl::Seconds(1);
+
+  // Of all coordinators of a complete description but number `self`. Those whose address says only
+  // where to listen (0.0.0.0, port 0) cannot be asked and are left out.
+  Peers(const v1::ClusterConfig& cluster, int self, const security::Security& security);
+
+  ClusterFigures Ask() const;
+
+ private:
+  struct Peer {
+    std::string name;
+    std::string address;
+    std::string http_address;
+    std::unique_ptr<v1::AdminService::Stub> stub;
+  };
+  std::vector<Peer> peers_;
+};
 
 // Where the figures come from. The functions are called from several threads at once.
 struct Source {

@@ -3,14 +3,13 @@
 // quantization before or after the wrong step, stored bits read as another type, a row that was not
 // initialised before it was copied, a sum that is rounded before it is whole.
 // Covers: gather_kernels.cc, pooling.cc
-#include "shard/gather/later_sums.h"
-
 #include <cstring>
 #include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shard/gather/pooling.h"
 #include "shard/gather/tensor_kernels.h"
 #include "shard/testing/test_engine.h"
 

@@ -10,10 +10,65 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/steady_wait.h"
-#include "shard/memory/room.h"
+#include "base/steady_time.h"
 
 namespace emberd::shard {
+
+// What a MemoryManager knows of one model.
+//
+// All but `file` is guarded by the manager's mutex_; `file` by swapping_.
+class MemoryManager::Room : public std::enable_shared_from_this<Room> {
+ public:
+  struct Stack {
+    std::string name;
+    int64_t bytes = 0;
+    int64_t address = -1;
+  };
+
+  std::shared_ptr<MemoryManager> manager;
+  std::string model;
+  std::vector<Stack> stacks;
+  int64_t bytes = 0;  // of all stacks
+  RowsPlace place = RowsPlace::kSparseCore;
+  bool moving = true;   // Take, Hold or an eviction is at it
+  bool pinned = false;  // by an operator
+  bool gone = false;
+  int uses = 0;
+  int64_t last_use = 0;
+  std::weak_ptr<Evictable> rows;  // expired: they may not move yet, or not any more
+  std::optional<SpillFile> file;  // of spilled rows
+  int64_t file_bytes = 0;
+  absl::Status damage;  // why the file cannot be read any more
+};
+
+std::optional<int64_t> AddressMap::Place(int64_t bytes) {
+  int64_t address = 0;
+  for (const auto& [begin, size] : taken_) {
+    if (begin - address >= bytes) break;
+    address = begin + size;
+  }
+  if (bytes_ - address < bytes) return std::nullopt;
+  taken_[address] = bytes;
+  used_ += bytes;
+  return address;
+}
+
+void AddressMap::Free(int64_t address) {
+  const auto found = taken_.find(address);
+  if (found == taken_.end()) return;
+  used_ -= found->second;
+  taken_.erase(found);
+}
+
+int64_t AddressMap::largest_gap() const {
+  int64_t largest = 0, address = 0;
+  for (const auto& [begin, size] : taken_) {
+    largest = std::max(largest, begin - address);
+    address = begin + size;
+  }
+  return std::max(largest, bytes_ - address);
+}
+
 namespace {
 
 // Asked of others where nobody knows how much is missing.

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,10 +25,31 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/mutex.h"
-#include "shard/memory/address_map.h"
 #include "shard/memory/spill_file.h"
 
 namespace emberd::shard {
+
+// Where tables stand in the memory of an emulated SparseCore. The addresses are those of the chip
+// that is emulated; in this machine's memory rows never move.
+//
+// Not thread-safe.
+class AddressMap {
+ public:
+  explicit AddressMap(int64_t bytes) : bytes_(bytes) {}
+
+  // The lowest address at which `bytes` > 0 fit; nothing: there is none.
+  std::optional<int64_t> Place(int64_t bytes);
+  void Free(int64_t address);
+
+  int64_t bytes() const { return bytes_; }
+  int64_t free_bytes() const { return bytes_ - used_; }
+  int64_t largest_gap() const;
+
+ private:
+  const int64_t bytes_;
+  int64_t used_ = 0;
+  std::map<int64_t, int64_t> taken_;  // address -> bytes
+};
 
 struct MemoryOptions {
   int64_t bytes = 0;        // of each SparseCore

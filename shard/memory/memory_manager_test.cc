@@ -1,6 +1,6 @@
 // What leaves an emulated SparseCore, when, to where, and what happens when it cannot.
 //
-// Covers: address_map.cc spill_file.cc
+// Covers: spill_file.cc
 #include "shard/memory/memory_manager.h"
 
 #include <atomic>
@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "base/temp_dir.h"
-#include "shard/memory/room.h"
 #include "shard/testing/spilled_files.h"
 
 namespace emberd::shard {

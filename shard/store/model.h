@@ -11,7 +11,6 @@
 #include "absl/types/span.h"
 #include "shard/batch/hot_rows.h"
 #include "shard/memory/memory_manager.h"
-#include "shard/store/budget.h"
 #include "shard/store/shared_stacks.h"
 #include "shard/store/stack_store.h"
 #include "shard/types.h"

@@ -1,9 +1,8 @@
 // A lookup is refused when the memory for its new rows is not there: counted too low, the shard is
 // killed; counted too high, training stops although there is room.
-#include "shard/store/new_pages.h"
-
 #include <gtest/gtest.h>
 
+#include "shard/store/stack_store.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/test_engine.h"
 

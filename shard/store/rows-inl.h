@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "base/float16.h"
+#include "base/bfloat16.h"
 #include "config/optimizers.h"
 #include "hwy/highway.h"
 

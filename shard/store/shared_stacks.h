@@ -13,14 +13,30 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "shard/memory/memory_manager.h"
-#include "shard/store/budget.h"
 #include "shard/store/stack_store.h"
 #include "shard/types.h"
 
 namespace emberd::shard {
+
+// Bytes that one partition may hold over all models.
+//
+// Thread-safe.
+class Budget {
+ public:
+  explicit Budget(int64_t bytes_per_partition) : limit_(bytes_per_partition) {}
+  // RESOURCE_EXHAUSTED, with the figures, if `bytes` more do not fit.
+  absl::Status Take(int64_t bytes);
+  void Return(int64_t bytes);
+
+ private:
+  const int64_t limit_;
+  Mutex mutex_;
+  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+};
 
 // Thread-safe.
 class SharedStacks : public std::enable_shared_from_this<SharedStacks> {

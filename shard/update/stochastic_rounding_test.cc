@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "base/bfloat16.h"
-#include "base/float16.h"
 #include "shard/store/portable_numbers.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"

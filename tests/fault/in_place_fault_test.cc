@@ -3,7 +3,7 @@
 // only that its update has failed, may put the next gradients there at once. Were the shards to see
 // those, one would apply the old gradients and the other the new ones.
 //
-// Covers: client/cpp/shared_gradients.cc
+// Covers: client/cpp/shared_memory.cc
 #include <algorithm>
 #include <memory>
 #include <string>

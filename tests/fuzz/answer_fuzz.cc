@@ -13,8 +13,8 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include "base/bfloat16.h"
+#include "client/cpp/batch_codec.h"
 #include "client/cpp/lookup_assembler.h"
-#include "client/cpp/tensor_codec.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 

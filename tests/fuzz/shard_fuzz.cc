@@ -19,11 +19,10 @@
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/rpc/message.h"
-#include "server/shard/apply_codec.h"
-#include "server/shard/gather_codec.h"
 #include "server/shard/hosted_models.h"
+#include "server/shard/step_codec.h"
 #include "shard/engine.h"
-#include "shard/gather/later_sums.h"
+#include "shard/gather/pooling.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 

@@ -8,7 +8,6 @@
 #include <google/protobuf/stubs/logging.h>
 #include <grpcpp/support/byte_buffer.h>
 
-#include "server/coordinator/train/train_assembler.h"
 #include "server/coordinator/train/train_message.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"

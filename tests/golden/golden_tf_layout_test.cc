@@ -17,10 +17,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/paths.h"
 #include "preprocess/batch/cuts.h"
-#include "preprocess/batch/sample_layout.h"
+#include "preprocess/batch/keys.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
-#include "preprocess/plan/stacking.h"
 
 namespace emberd::preprocess {
 namespace golden_tf_layout_test {

@@ -1,7 +1,7 @@
 // However ids, activations and gradients travel, the tables get the same bits. And memory that is
 // shared is given back, whoever dies: a coordinator, or a trainer in the middle of a step.
 //
-// Covers: client/cpp/shared_gradients.cc, client/cpp/shared_memory.cc
+// Covers: client/cpp/shared_memory.cc
 #include <csignal>
 #include <cstdlib>
 #include <memory>

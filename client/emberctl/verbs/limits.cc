@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
-#include "client/emberctl/suggested_limits.h"
 #include "client/emberctl/verbs/verb.h"
 
 namespace emberd::emberctl {

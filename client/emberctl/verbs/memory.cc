@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/shard_state.h"
+#include "client/emberctl/stats_view.h"
 #include "client/emberctl/verbs/verb.h"
 
 namespace emberd::emberctl {

@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
-#include "server/coordinator/programs/handles.h"
 #include "server/coordinator/programs/program_cache.h"
 #include "server/coordinator/programs/program_runner.h"
 #include "server/coordinator/programs/values.h"

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/programs/program.h"
+#include "server/coordinator/programs/program_cache.h"
 #include "server/coordinator/programs/values.h"
 #include "server/rpc/call_context.h"
 

@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/config.h"
-#include "preprocess/batch/program_buffers.h"
+#include "preprocess/batch/buffer_limits.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {

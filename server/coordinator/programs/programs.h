@@ -12,9 +12,9 @@
 #include "emberd/v1/program_service.pb.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/programs/chains.h"
-#include "server/coordinator/programs/handles.h"
 #include "server/coordinator/programs/program_cache.h"
 #include "server/coordinator/programs/program_runner.h"
+#include "server/coordinator/programs/values.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {

@@ -1,7 +1,7 @@
-#include "server/coordinator/train/train_assembler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "server/coordinator/train/train_message.h"
 
 namespace emberd::server {
 namespace train_assembler_test {

@@ -1,9 +1,16 @@
-// One message of a training stream, read so that gradients stay where gRPC has received them.
+// One message of a training stream, read so that gradients stay where gRPC has received them; and
+// requests that came in several messages.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/rpc/wire.h"
 
@@ -22,5 +29,52 @@ struct TrainMessage {
 
 // INVALID_ARGUMENT if the bytes are no TrainRequest.
 absl::StatusOr<TrainMessage> DecodeTrainMessage(const grpc::ByteBuffer& bytes);
+
+// Puts the messages of a training stream's requests together: lookups wholly, updates only as far
+// as it must be known whether one belongs to the other, for their parts are used as they come.
+
+// A part of an update.
+struct TrainUpdatePart {
+  std::shared_ptr<const v1::ApplyGradientsRequest> gradients;  // with the number of the step
+  std::vector<rpc::SharedPieces> data;                         // see TrainMessage
+  // See TrainUpdate.
+  std::string checkpoint;
+  bool skip = false;
+  bool last = false;
+};
+
+// A lookup, or a part of an update: one of the two is set.
+struct TrainStepRequest {
+  int64_t step = 0;
+  int64_t bytes = 0;  // of its messages on the wire
+  std::optional<v1::LookupRequest> lookup;
+  std::optional<TrainUpdatePart> update;
+
+  bool complete() const { return lookup.has_value() || update->last; }
+};
+
+// Not thread-safe.
+class TrainAssembler {
+ public:
+  // Takes the next message after the start; it is moved from. What this message completed, if it
+  // did. INVALID_ARGUMENT if it does not belong where it stands.
+  absl::StatusOr<std::optional<TrainStepRequest>> Add(TrainMessage* message, int64_t bytes);
+  // Whether a request has begun and is not complete.
+  bool in_request() const { return lookup_.has_value() || update_.has_value(); }
+
+ private:
+  absl::StatusOr<std::optional<TrainStepRequest>> AddLookup(v1::TrainLookup* message,
+                                                            int64_t bytes);
+  absl::StatusOr<std::optional<TrainStepRequest>> AddUpdate(TrainMessage* message, int64_t bytes);
+
+  // That have begun and are not complete.
+  std::optional<TrainStepRequest> lookup_;
+  struct OpenUpdate {
+    int64_t step = 0;
+    bool skip = false;
+    std::string feature = {};  // the first that has a gradient
+  };
+  std::optional<OpenUpdate> update_;
+};
 
 }  // namespace emberd::server

@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "base/steady_wait.h"
 #include "server/checkpoint/manifest.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"

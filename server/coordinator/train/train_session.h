@@ -23,7 +23,7 @@
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/step.h"
 #include "server/coordinator/train/group_member.h"
-#include "server/coordinator/train/train_assembler.h"
+#include "server/coordinator/train/train_message.h"
 
 namespace emberd::server {
 

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "base/steady_wait.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/train/train_message.h"
 #include "server/rpc/call_context.h"

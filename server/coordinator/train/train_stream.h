@@ -24,7 +24,7 @@
 #include "base/blocking_pool.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/pooled_call.h"
-#include "server/coordinator/train/train_assembler.h"
+#include "server/coordinator/train/train_message.h"
 #include "server/coordinator/train/train_session.h"
 #include "server/rpc/call_context.h"
 

@@ -19,7 +19,6 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "server/checkpoint/files.h"
-#include "server/checkpoint/folders.h"
 #include "server/log/testing/power_journal.h"
 
 namespace emberd::server {

@@ -12,7 +12,6 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "server/checkpoint/files.h"
-#include "server/checkpoint/folders.h"
 #include "server/log/log_format.h"
 
 namespace emberd::server {

@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/ops/logging.h"
-#include "server/shard/log/part_codec.h"
+#include "server/shard/log/log_records.h"
 
 namespace emberd::server {
 namespace {

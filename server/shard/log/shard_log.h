@@ -24,10 +24,17 @@
 #include "base/mutex.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "server/log/log_writer.h"
-#include "server/shard/sequencer.h"
 #include "shard/update/staged_update.h"
 
 namespace emberd::server {
+
+// The order in which changes reach the rows of a shard: one lock for updates of trainers, steps of
+// groups and assignments alike. Under it a change gets its number, is marked as made, and is handed
+// to the engine: who looks under the lock sees all three or none of them.
+struct Sequencer {
+  Mutex mutex;
+  uint64_t changes ABSL_GUARDED_BY(mutex) = 0;  // handed to the engine so far
+};
 
 // Notes in the state that the blob is needed.
 void KeepOldestBlob(const internal::v1::LogBlob& blob, internal::v1::LogState* state);

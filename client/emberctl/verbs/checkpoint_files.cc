@@ -1,0 +1,567 @@
+// emberctl checkpoint export: every table and slot of a checkpoint as files that others read.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <set>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/command_line.h"
+#include "base/status.h"
+#include "base/suggest.h"
+#include "client/cpp/client.h"
+#include "client/cpp/coordinator.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/tensor_file.h"
+#include "client/emberctl/terminal.h"
+#include "client/emberctl/verbs/checkpoint.h"
+
+namespace emberd::emberctl {
+namespace {
+
+namespace fs = std::filesystem;
+using client::Coordinator;
+
+constexpr char kEnd[] = ".safetensors";
+constexpr char kPartial[] = ".partial";
+
+struct ExportJob {
+  CheckpointTarget target;
+  std::string folder;
+  int64_t file_bytes = int64_t{4} << 30;
+};
+
+// A table, or a slot of one.
+struct Array {
+  std::string table;
+  std::string slot;  // empty: the weights
+  int64_t rows = 0;
+  int64_t columns = 0;  // of a slot, maybe 1 instead
+
+  std::string name() const { return slot.empty() ? table : absl::StrCat(table, ".", slot); }
+};
+
+std::vector<Array> ArraysOf(const v1::CheckpointManifest& manifest) {
+  std::vector<Array> arrays;
+  for (const v1::StackPlan& stack : manifest.plan().stacks()) {
+    for (const v1::TablePlan& table : stack.tables()) {
+      arrays.push_back({table.name(), "", table.vocabulary_size(), table.embedding_dim()});
+      for (const std::string& slot : stack.slots()) {
+        arrays.push_back({table.name(), slot, table.vocabulary_size(), table.embedding_dim()});
+      }
+    }
+  }
+  return arrays;
+}
+
+absl::Status CannotWrite(const std::string& path) {
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, ": cannot be written; check permissions and free space"));
+}
+
+// Writes one array, to one file or several with an index. Files get their names when all are
+// complete; what is not finished is removed.
+class ArrayWriter {
+ public:
+  ArrayWriter(const ExportJob& job, const Array& array, std::map<std::string, std::string> metadata)
+      : job_(job), array_(array), metadata_(std::move(metadata)) {}
+  ~ArrayWriter() {
+    file_.close();
+    std::error_code ignored;
+    for (const std::string& name : names_) fs::remove(Path(name) + kPartial, ignored);
+  }
+  ArrayWriter(const ArrayWriter&) = delete;
+  ArrayWriter& operator=(const ArrayWriter&) = delete;
+
+  absl::Status Append(const v1::ExportCheckpointResponse& part) {
+    const int64_t row_bytes = part.columns() * static_cast<int64_t>(sizeof(float));
+    if (next_ == 0 &&
+        (part.columns() == array_.columns || (part.columns() == 1 && !array_.slot.empty()))) {
+      array_.columns = part.columns();
+      rows_per_file_ = std::max<int64_t>(1, job_.file_bytes / row_bytes);
+    }
+    absl::string_view values = part.values();
+    const auto bytes = static_cast<int64_t>(values.size());
+    if (part.columns() != array_.columns || part.first_row() != next_ || bytes % row_bytes != 0 ||
+        bytes / row_bytes > array_.rows - next_) {
+      return absl::InternalError(absl::StrCat(
+          "the server sent ", bytes, " bytes from row ", part.first_row(), " on; rows in [", next_,
+          ", ", array_.rows, ") of ", array_.columns, " columns were expected"));
+    }
+    while (!values.empty()) {
+      if (next_ % rows_per_file_ == 0) RETURN_IF_ERROR(BeginFile());
+      const int64_t rows = std::min(static_cast<int64_t>(values.size()) / row_bytes,
+                                    rows_per_file_ - next_ % rows_per_file_);
+      file_.write(values.data(), rows * row_bytes);
+      if (!file_) return CannotWrite(Path(names_.back()));
+      values.remove_prefix(static_cast<size_t>(rows * row_bytes));
+      next_ += rows;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Finish() {
+    if (next_ != array_.rows) {
+      return absl::InternalError(
+          absl::StrCat("the server ended the export at row ", next_, " of ", array_.rows));
+    }
+    RETURN_IF_ERROR(EndFile());
+    for (const std::string& name : names_) {
+      std::error_code error;
+      fs::rename(Path(name) + kPartial, Path(name), error);
+      if (error) return CannotWrite(Path(name));
+    }
+    return names_.size() > 1 ? WriteIndex() : absl::OkStatus();
+  }
+
+  int64_t bytes() const { return next_ * array_.columns * static_cast<int64_t>(sizeof(float)); }
+  int64_t total_bytes() const {
+    return array_.rows * array_.columns * static_cast<int64_t>(sizeof(float));
+  }
+  std::vector<std::string> paths() const {
+    std::vector<std::string> paths;
+    for (const std::string& name : names_) paths.push_back(Path(name));
+    return paths;
+  }
+
+ private:
+  // `name` is that of the tensor in the file.
+  std::string Path(const std::string& name) const {
+    return absl::StrCat(job_.folder, "/", name, kEnd);
+  }
+
+  absl::Status BeginFile() {
+    RETURN_IF_ERROR(EndFile());
+    const int64_t files = (array_.rows + rows_per_file_ - 1) / rows_per_file_;
+    std::map<std::string, std::string> metadata = metadata_;
+    if (files == 1) {
+      names_ = {array_.name()};
+    } else {
+      names_.push_back(absl::StrFormat("%s-%05d-of-%05d", array_.name(),
+                                       static_cast<int>(names_.size()) + 1, files));
+      metadata["first_row"] = absl::StrCat(next_);
+    }
+    file_.open(Path(names_.back()) + kPartial, std::ios::binary);
+    file_ << SafetensorsStart(names_.back(), metadata,
+                              std::min(rows_per_file_, array_.rows - next_), array_.columns);
+    return file_ ? absl::OkStatus() : CannotWrite(Path(names_.back()));
+  }
+
+  absl::Status EndFile() {
+    if (!file_.is_open()) return absl::OkStatus();
+    file_.close();
+    return file_ ? absl::OkStatus() : CannotWrite(Path(names_.back()));
+  }
+
+  // Which tensor is in which file, as the tools around safetensors have it.
+  absl::Status WriteIndex() const {
+    nlohmann::ordered_json index;
+    index["metadata"] = {{"total_size", total_bytes()}};
+    for (const std::string& name : names_) index["weight_map"][name] = name + kEnd;
+    const std::string path = Path(array_.name()) + ".index.json";
+    std::ofstream file(path);
+    file << index.dump(2) << "\n";
+    file.close();
+    return file ? absl::OkStatus() : CannotWrite(path);
+  }
+
+  const ExportJob& job_;
+  Array array_;
+  const std::map<std::string, std::string> metadata_;
+  int64_t rows_per_file_ = 1;
+  int64_t next_ = 0;  // row
+  std::vector<std::string> names_;
+  std::ofstream file_;
+};
+
+class Exporter {
+ public:
+  Exporter(Session& session, const ExportJob& job, v1::CheckpointManifest manifest)
+      : session_(session), job_(job), manifest_(std::move(manifest)), progress_(session) {}
+
+  absl::StatusOr<std::vector<std::string>> Run() {
+    const std::vector<Array> arrays = ArraysOf(manifest_);
+    std::set<std::string> names;
+    for (const Array& array : arrays) {
+      if (!names.insert(array.name()).second) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("two tables or slots would be written to ", array.name(), kEnd,
+                         ": a table has the name of another one's slot"));
+      }
+      total_ += array.rows * array.columns * static_cast<int64_t>(sizeof(float));
+    }
+    for (const Array& array : arrays) RETURN_IF_ERROR(Export(array));
+    return std::move(paths_);
+  }
+
+ private:
+  // One try of the call; a failure of our own ends the tries.
+  grpc::Status Try(const Coordinator& coordinator, grpc::ClientContext* context, const Array& array,
+                   absl::Status* failure) {
+    v1::ExportCheckpointRequest request;
+    request.set_model(manifest_.model());
+    request.set_name(manifest_.name());
+    request.set_table(array.table);
+    request.set_slot(array.slot);
+    ArrayWriter writer(job_, array,
+                       {{"format", "emberd"},
+                        {"model", manifest_.model()},
+                        {"checkpoint", manifest_.name()},
+                        {"table", array.table},
+                        {"slot", array.slot}});
+    const auto reader = coordinator.Read<v1::ExportCheckpointResponse>(
+        "/emberd.v1.CheckpointService/ExportCheckpoint", request, context);
+    v1::ExportCheckpointResponse part;
+    while (failure->ok() && reader->Read(&part)) {
+      *failure = writer.Append(part);
+      progress_.Show(array.name(), done_ + writer.bytes(), total_, absl::Now() - begin_);
+    }
+    if (!failure->ok()) context->TryCancel();
+    const grpc::Status status = reader->Finish();
+    if (failure->ok() && !status.ok()) return status;
+    if (failure->ok()) *failure = writer.Finish();
+    const std::vector<std::string> paths = writer.paths();
+    paths_.insert(paths_.end(), paths.begin(), paths.end());
+    done_ += writer.bytes();
+    // A slot may have fewer columns than was thought.
+    total_ +=
+        writer.total_bytes() - array.rows * array.columns * static_cast<int64_t>(sizeof(float));
+    return grpc::Status::OK;
+  }
+
+  absl::Status Export(const Array& array) {
+    absl::Status failure;
+    const absl::Status status = session_.Call(
+        [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+          return Try(coordinator, context, array, &failure);
+        },
+        kLong);
+    return failure.ok() ? status : failure;
+  }
+
+  Session& session_;
+  const ExportJob& job_;
+  const v1::CheckpointManifest manifest_;
+  Progress progress_;
+  const absl::Time begin_ = absl::Now();
+  int64_t done_ = 0;
+  int64_t total_ = 0;
+  std::vector<std::string> paths_;
+};
+
+absl::Status MakeFolder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) return absl::PermissionDeniedError(absl::StrCat(folder, ": ", error.message()));
+  if (fs::is_empty(folder, error)) return absl::OkStatus();
+  return absl::AlreadyExistsError(
+      absl::StrCat(folder, ": is not empty; name a new or empty folder"));
+}
+
+absl::Status Export(Session& session, const ExportJob& job) {
+  v1::GetCheckpointRequest request;
+  request.set_model(job.target.model);
+  if (job.target.name != "newest") request.set_name(job.target.name);
+  ASSIGN_OR_RETURN(auto manifest, session.Call<v1::CheckpointManifest>(
+                                      "/emberd.v1.CheckpointService/GetCheckpoint", request));
+  RETURN_IF_ERROR(MakeFolder(job.folder));
+  const std::string name = manifest.name();
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                   Exporter(session, job, std::move(manifest)).Run());
+  if (session.json) {
+    session.out << Json{{"checkpoint", name}, {"files", paths}}.dump(1) << "\n";
+  } else {
+    for (const std::string& path : paths) session.out << path << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddCheckpointExport(CLI::App& checkpoint, Session& session, Command& command) {
+  const auto job = std::make_shared<ExportJob>();
+  CLI::App* verb = checkpoint.add_subcommand(
+      "export",
+      "Write all tables and slots of a checkpoint to a folder, as TABLE.safetensors and "
+      "TABLE.SLOT.safetensors: float32, in the order of ids");
+  verb->add_option("MODEL", job->target.model, "Name of the model")->required();
+  verb->add_option("NAME", job->target.name, "Name of the checkpoint, or: newest")->required();
+  verb->add_option("DIR", job->folder, "A new or empty folder")->required();
+  verb->add_option("--file-bytes", job->file_bytes,
+                   "Split larger tables into files with at most this many bytes of rows, and write "
+                   "TABLE.safetensors.index.json")
+      ->check(Within(int64_t{1}, int64_t{1} << 50))
+      ->capture_default_str();
+  SetExample(verb, "emberctl checkpoint export my_model newest tables/");
+  verb->callback(
+      [job, &session, &command] { command = [job, &session] { return Export(session, *job); }; });
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kIndexEnd[] = ".safetensors.index.json";
+constexpr int64_t kBatchBytes = int64_t{4} << 20;
+
+struct ImportJob {
+  std::string model;
+  std::string path;
+  std::string table;  // empty: as the tensors say
+  std::string slot;
+};
+
+// Rows of a table, or of a slot of it, in a file.
+struct Piece {
+  TensorInFile tensor;
+  std::string table;
+  std::string slot;
+  int64_t first_row = 0;
+
+  int64_t end_row() const { return first_row + tensor.rows; }
+  int64_t bytes() const {
+    return tensor.rows * tensor.columns * static_cast<int64_t>(sizeof(float));
+  }
+};
+
+// The files that an index names.
+absl::StatusOr<std::vector<std::string>> FilesOfIndex(const std::string& path) {
+  std::ifstream file(path);
+  const nlohmann::json index = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (!index.is_object() || map == index.end() || !map->is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": is not an index: it has no weight_map"));
+  }
+  std::set<std::string> files;
+  for (const auto& [tensor, name] : map->items()) {
+    if (!name.is_string()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": weight_map: \"", tensor, "\" has no file"));
+    }
+    files.insert((fs::path(path).parent_path() / name.get<std::string>()).string());
+  }
+  return std::vector<std::string>(files.begin(), files.end());
+}
+
+// `path` itself, or what it names: a folder, or an index.
+absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    if (absl::EndsWith(path, kIndexEnd)) return FilesOfIndex(path);
+    return std::vector<std::string>{path};
+  }
+  std::vector<std::string> files;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string ending = entry->path().extension();
+    if (ending == ".npy" || ending == ".safetensors") files.push_back(entry->path().string());
+  }
+  if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
+  if (files.empty()) {
+    return absl::NotFoundError(absl::StrCat(path, ": contains no .safetensors and no .npy file"));
+  }
+  absl::c_sort(files);
+  return files;
+}
+
+std::string ArrayName(const std::string& table, const std::string& slot) {
+  return slot.empty() ? absl::StrCat("table \"", table, "\"")
+                      : absl::StrCat("slot \"", slot, "\" of table \"", table, "\"");
+}
+
+bool HasSlot(const client::TableInfo& table, const std::string& slot) {
+  return slot.empty() || absl::c_linear_search(table.slots, slot);
+}
+
+// The table, or the slot of one, that a tensor of this name must be meant for; none: nothing is
+// set. A slot need not be there.
+void FindArray(const client::Model& model, const std::string& name, Piece* piece) {
+  for (const client::TableInfo& table : model.tables) {
+    const bool longer = table.name.size() > piece->table.size();
+    if (name == table.name || (longer && absl::StartsWith(name, absl::StrCat(table.name, ".")))) {
+      piece->table = table.name;
+      piece->slot = name == table.name ? "" : name.substr(table.name.size() + 1);
+    }
+  }
+}
+
+// What the file says of itself, or "TABLE" or "TABLE.SLOT" as the name of the tensor.
+absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job,
+                                TensorInFile tensor) {
+  Piece piece;
+  const auto of_metadata = [&tensor](const char* key) {
+    const auto found = tensor.metadata.find(key);
+    return found == tensor.metadata.end() ? std::string() : found->second;
+  };
+  piece.table = job.table.empty() ? of_metadata("table") : job.table;
+  piece.slot = job.table.empty() ? of_metadata("slot") : job.slot;
+  if (const std::string first = of_metadata("first_row");
+      !first.empty() && !absl::SimpleAtoi(first, &piece.first_row)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(tensor.path, ": first_row: \"", first, "\" is not a number"));
+  }
+  if (piece.table.empty()) FindArray(model, tensor.name, &piece);
+  const client::TableInfo* const table = model.FindTable(piece.table);
+  if (table == nullptr) {
+    const std::string& name = piece.table.empty() ? tensor.name : piece.table;
+    std::vector<std::string> names;
+    for (const client::TableInfo& known : model.tables) names.push_back(known.name);
+    return absl::NotFoundError(absl::StrCat(tensor.path, ": the model has no table \"", name,
+                                            "\"; ", KnownNames("tables", name, names),
+                                            "; or name one by --table"));
+  }
+  if (!HasSlot(*table, piece.slot)) {
+    return absl::NotFoundError(absl::StrCat(tensor.path, ": ", ArrayName(piece.table, piece.slot),
+                                            " does not exist; ",
+                                            KnownNames("slots", piece.slot, table->slots)));
+  }
+  const bool narrow = !piece.slot.empty() && tensor.columns == 1;
+  if (tensor.columns != table->embedding_dim && !narrow) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        tensor.path, ": \"", tensor.name, "\" has ", Counted(tensor.columns, "column"), ", but ",
+        ArrayName(piece.table, piece.slot), " has rows of ", table->embedding_dim));
+  }
+  piece.tensor = std::move(tensor);
+  return piece;
+}
+
+// Each table that any piece is of must be there from its first row to its last, once.
+absl::Status CheckComplete(const client::Model& model, const std::vector<Piece>& pieces) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const bool first = i == 0 || std::tie(pieces[i - 1].table, pieces[i - 1].slot) !=
+                                     std::tie(piece.table, piece.slot);
+    const bool last = i + 1 == pieces.size() || std::tie(pieces[i + 1].table, pieces[i + 1].slot) !=
+                                                    std::tie(piece.table, piece.slot);
+    const int64_t expected = first ? 0 : pieces[i - 1].end_row();
+    if (piece.first_row < expected) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(ArrayName(piece.table, piece.slot), ": row ", piece.first_row, " is in ",
+                       first ? "no table" : pieces[i - 1].tensor.path, " and in ",
+                       piece.tensor.path, "; import only one of them"));
+    }
+    const int64_t rows = model.FindTable(piece.table)->vocabulary_size;
+    if (piece.first_row > expected || (last && piece.end_row() != rows)) {
+      const int64_t missing = piece.first_row > expected ? expected : piece.end_row();
+      return absl::InvalidArgumentError(
+          absl::StrCat(piece.tensor.path, ": ", ArrayName(piece.table, piece.slot), " has ",
+                       Counted(rows, "row"), ", but the files ",
+                       missing > rows ? "have more" : absl::StrCat("do not have row ", missing)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Piece>> PiecesOf(const client::Model& model, const ImportJob& job) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(job.path));
+  std::vector<Piece> pieces;
+  for (const std::string& file : files) {
+    ASSIGN_OR_RETURN(const std::vector<TensorInFile> tensors, ReadTensorHeaders(file));
+    for (const TensorInFile& tensor : tensors) {
+      ASSIGN_OR_RETURN(pieces.emplace_back(), MakePiece(model, job, tensor));
+    }
+  }
+  absl::c_sort(pieces, [](const Piece& a, const Piece& b) {
+    return std::tie(a.table, a.slot, a.first_row) < std::tie(b.table, b.slot, b.first_row);
+  });
+  RETURN_IF_ERROR(CheckComplete(model, pieces));
+  return pieces;
+}
+
+absl::Status Assign(client::Client& client, const client::Model& model, const Piece& piece,
+                    const std::function<void(int64_t rows)>& show) {
+  const int64_t row_bytes =
+      std::max<int64_t>(1, piece.tensor.columns) * static_cast<int64_t>(sizeof(float));
+  const int64_t batch = std::max<int64_t>(1, kBatchBytes / row_bytes);
+  for (int64_t row = 0; row < piece.tensor.rows; row += batch) {
+    const int64_t rows = std::min(batch, piece.tensor.rows - row);
+    ASSIGN_OR_RETURN(const std::vector<float> values, ReadRowsOf(piece.tensor, row, rows));
+    std::vector<int64_t> ids(static_cast<size_t>(rows));
+    std::iota(ids.begin(), ids.end(), piece.first_row + row);
+    client::AssignOptions options;
+    options.slot = piece.slot;
+    const absl::Status status =
+        client.AssignRows(model, piece.table, ids, values, options).status();
+    if (!status.ok()) {
+      return Annotate(status, absl::StrCat(ArrayName(piece.table, piece.slot),
+                                           ", imported up to row ", ids.front()));
+    }
+    show(row + rows);
+  }
+  return absl::OkStatus();
+}
+
+void PrintImported(Session& session, const ImportJob& job, const std::vector<Piece>& pieces) {
+  std::map<std::pair<std::string, std::string>, int64_t> rows;
+  for (const Piece& piece : pieces) rows[{piece.table, piece.slot}] += piece.tensor.rows;
+  Json imported = Json::array();
+  for (const auto& [array, count] : rows) {
+    imported.push_back({{"table", array.first}, {"slot", array.second}, {"rows", count}});
+    if (session.json) continue;
+    session.out << ArrayName(array.first, array.second) << ": " << Counted(count, "row") << "\n";
+  }
+  if (session.json) {
+    session.out << Json{{"model", job.model}, {"imported", imported}}.dump(1) << "\n";
+  }
+}
+
+absl::Status Import(Session& session, const ImportJob& job) {
+  RETURN_IF_ERROR(session.CheckReachable());
+  ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
+  ASSIGN_OR_RETURN(const client::Model model, client->DescribeModel(job.model));
+  ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(model, job));
+  int64_t total = 0;
+  for (const Piece& piece : pieces) total += piece.bytes();
+  const absl::Time begin = absl::Now();
+  {
+    Progress progress(session);
+    int64_t done = 0;
+    for (const Piece& piece : pieces) {
+      const std::string name =
+          piece.slot.empty() ? piece.table : absl::StrCat(piece.table, ".", piece.slot);
+      const int64_t row_bytes = piece.tensor.columns * static_cast<int64_t>(sizeof(float));
+      RETURN_IF_ERROR(Assign(*client, model, piece, [&](int64_t rows) {
+        progress.Show(name, done + rows * row_bytes, total, absl::Now() - begin);
+      }));
+      done += piece.bytes();
+    }
+  }
+  PrintImported(session, job, pieces);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddCheckpointImport(CLI::App& checkpoint, Session& session, Command& command) {
+  const auto job = std::make_shared<ImportJob>();
+  CLI::App* verb = checkpoint.add_subcommand(
+      "import",
+      "Overwrite complete tables, or slots, of a declared model with the rows of files. Nothing is "
+      "written until all files have been checked; if it is interrupted, run it again");
+  verb->add_option("MODEL", job->model, "Name of the model")->required();
+  verb->add_option("PATH", job->path,
+                   "A folder as `checkpoint export` writes it, TABLE.safetensors, "
+                   "TABLE.SLOT.safetensors, TABLE.safetensors.index.json or TABLE.npy; row i is "
+                   "that of id i")
+      ->required();
+  CLI::Option* table = verb->add_option("--table", job->table,
+                                        "The table to overwrite, if the file has another name");
+  verb->add_option("--slot", job->slot, "The optimizer slot to overwrite, instead of the weights")
+      ->needs(table);
+  SetExample(verb, "emberctl checkpoint import my_model users.npy");
+  verb->callback(
+      [job, &session, &command] { command = [job, &session] { return Import(session, *job); }; });
+}
+
+}  // namespace emberd::emberctl

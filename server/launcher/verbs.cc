@@ -1,0 +1,125 @@
+#include "server/launcher/verbs.h"
+
+#include <fstream>
+#include <sstream>
+
+#include <google/protobuf/empty.pb.h>
+#include <google/protobuf/wrappers.pb.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <openssl/rand.h>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "base/sha256.h"
+#include "base/status.h"
+#include "base/steady_time.h"
+#include "config/address.h"
+#include "config/config.h"
+#include "server/launcher/files.h"
+#include "server/rpc/wire.h"
+
+namespace emberd::launcher {
+namespace {
+
+// On the wire, a HealthCheckRequest about the server as a whole is empty, and a HealthCheckResponse
+// is one number in field 1.
+using HealthStub =
+    grpc::TemplatedGenericStub<google::protobuf::Empty, google::protobuf::Int32Value>;
+constexpr int kServing = 1;
+
+std::shared_ptr<grpc::Channel> Connect(const HealthOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  if (options.security != nullptr) return options.security->Connect(options.address, arguments);
+  return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+absl::Status CheckHealth(const HealthOptions& options) {
+  const auto address = config::ParseAddress(options.address);
+  if (!address.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--address: \"", options.address, "\": ", address.status().message()));
+  }
+  HealthStub stub(Connect(options));
+  grpc::ClientContext context;
+  context.set_deadline(ToSystemTime(SteadyNow() + options.timeout));
+  const google::protobuf::Empty request;
+  google::protobuf::Int32Value response;
+  grpc::Status status;
+  absl::Notification done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
+                 [&](grpc::Status answered) {
+                   status = std::move(answered);
+                   done.Notify();
+                 });
+  done.WaitForNotification();
+  if (status.error_code() == grpc::UNAVAILABLE) {
+    return absl::UnavailableError(absl::StrCat(
+        options.address, ": ", status.error_message(),
+        ". Is the process running, is this its gRPC address, and does its description ask for TLS "
+        "(--config)?"));
+  }
+  if (!status.ok()) return Annotate(rpc::FromGrpcStatus(status), options.address);
+  if (response.value() != kServing) {
+    return absl::UnavailableError(absl::StrCat(options.address, ": it does not serve (status ",
+                                               response.value(), "); is it draining?"));
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+constexpr int kRandomBytes = 32;
+
+absl::StatusOr<std::string> RandomToken() {
+  unsigned char bytes[kRandomBytes];
+  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
+    return absl::InternalError("the system's random numbers cannot be read");
+  }
+  return absl::WebSafeBase64Escape(
+      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
+}
+
+// What stands in the file; empty if there is none.
+absl::StatusOr<std::string> OldText(const std::string& path) {
+  const absl::Status status = config::LoadTokenFile(path).status();
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (file.is_open() && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
+  if (absl::IsNotFound(status) || (file.is_open() && text.str().empty())) return "";
+  if (!status.ok()) return status;
+  if (absl::StrContains(text.str(), "\"tokens\"")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": tokens can be added to text protos, not to JSON"));
+  }
+  return text.str();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> MakeToken(const NewToken& token) {
+  absl::StatusOr<std::string> text = OldText(token.file);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<std::string> secret = RandomToken();
+  if (!secret.ok()) return secret;
+  if (!text->empty() && text->back() != '\n') text->push_back('\n');
+  absl::StrAppend(&*text, "tokens { name: \"", absl::CEscape(token.name),
+                  "\" role: ", v1::Token::Role_Name(token.role), " sha256: \"", Sha256Hex(*secret),
+                  "\" }\n");
+  // The whole file as processes will read it.
+  absl::Status status = config::ParseTokenFile(*text).status();
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(token.file, ": ", status.message()));
+  }
+  status = WriteFileAtomically(token.file, *text);
+  if (!status.ok()) return status;
+  return secret;
+}
+
+}  // namespace emberd::launcher
