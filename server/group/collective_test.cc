@@ -230,6 +230,24 @@ TEST_P(CollectiveTest, AHostThatStopsAnswersAll) {
   router_.Leave(LeaveOf(kGroup, generation_, 0, "gone", false));  // returns all the same
 }
 
+// A call that is under way holds the channel, and a thread of gRPC's that is the last to hold it
+// would crash.
+TEST(RemoteCollectiveTest, ItsEndEndsCallsAndGivesTheChannelBack) {
+  Host host;
+  std::unique_ptr<Collective> remote = MakeRemoteCollective(host.channel(), "shard 3");
+  absl::Status end;
+  absl::Notification told;
+  remote->Join(JoinOf(kGroup, 0, MakeOptions(2, v1::SYNC, kLong), "0"), /*context=*/nullptr,
+               [&](const absl::StatusOr<pb::JoinResponse>& response) {
+                 end = response.status();
+                 told.Notify();
+               });
+  remote = nullptr;
+  EXPECT_EQ(host.channel().use_count(), 1);
+  told.WaitForNotification();
+  EXPECT_EQ(end.code(), absl::StatusCode::kCancelled) << end;
+}
+
 // Sends bytes to a method of the service; the status.
 grpc::Status SendBytes(Host& host, const std::string& method, const std::string& bytes) {
   grpc::GenericStub stub(host.channel());
