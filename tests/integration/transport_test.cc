@@ -129,6 +129,7 @@ TEST_F(TransportTest, WithALogGradientsAreCopiedToTheShards) {
   auto model = client->DeclareModel(GroupModel("model", /*limit=*/4));
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(Digest(*client, *model).value_or("none"), expected);
+  cluster_ = nullptr;  // it may be about to save to the folder
 }
 
 TEST_F(TransportTest, SmallArraysTravelInMessagesUnlessTheyAreToBeShared) {
