@@ -64,7 +64,9 @@ int StatusOfChild(const std::function<void()>& work) {
 class DamageTest : public testing::Test {
  protected:
   DamageTest() : random_(TestSeed()), tables_(RandomTables(random_), 2) {
-    tables_.Change(random_);
+    do {
+      tables_.Change(random_);
+    } while (tables_.rows_changed() == 0);  // it may be of no row
     EXPECT_TRUE(tables_.Save(store_, "a").ok());
     before_ = tables_.arrays();
     tables_.Change(random_);
@@ -200,7 +202,6 @@ TEST_F(DamageTest, FilesThatChangedPlacesAreNamed) {
 
 // Such a file would be read as it is, without a word, by whoever trusts names.
 TEST_F(DamageTest, AReaderRefusesADamagedFileBeforeItGivesARow) {
-  const TestTables::Array& array = before_.front();
   CheckpointChain chain = *store_.Chain("m", "a");
   for (const v1::CheckpointFile& file : chain[0].manifest().files()) {
     if (file.array() != kWeightsArray || file.rows() == 0) continue;
@@ -211,10 +212,22 @@ TEST_F(DamageTest, AReaderRefusesADamagedFileBeforeItGivesARow) {
     stream.seekp(file.bytes() / 2 + 2048);
     stream.put(static_cast<char>(byte ^ 1));
   }
-  auto reader = *TableReader::Open(&chain, array.table, "");
-  std::vector<float> values(array.values.size());
-  EXPECT_EQ(reader->Read({.count = array.rows}, values.data()).code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(values, testing::Each(0.0f));
+  int refused = 0;
+  for (const TestTables::Array& array : before_) {
+    if (!array.slot.empty()) continue;
+    SCOPED_TRACE(array.table);
+    auto reader = *TableReader::Open(&chain, array.table, "");
+    std::vector<float> values(array.values.size());
+    const absl::Status status = reader->Read({.count = array.rows}, values.data());
+    if (status.ok()) {  // it has no file, for nobody has touched its rows
+      EXPECT_EQ(values, array.values);
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(values, testing::Each(0.0f));
+  }
+  EXPECT_GT(refused, 0);
 }
 
 TEST_F(DamageTest, DyingWhileSavingLeavesACheckpointOrNone) {
