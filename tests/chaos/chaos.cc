@@ -22,7 +22,8 @@ testing::ClusterOptions Chaos::Cluster() const {
   options.shards = kShards;
   options.coordinators = kCoordinators;
   options.links = true;
-  options.config = "timeouts { shard_call_ms: 3000 batch_ttl_ms: 5000 }";
+  // A clean stop saves first, however long that takes here.
+  options.config = "timeouts { shard_call_ms: 3000 batch_ttl_ms: 5000 drain_ms: 60000 }";
   // What goes past the links cannot be cut.
   if (!options_.one_machine) options.shard_config = "transport: TCP";
   // Checkpoints are saved all the time, and old segments go.

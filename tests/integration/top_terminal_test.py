@@ -118,7 +118,7 @@ class TopTerminalTest(unittest.TestCase):
         cls.folder.cleanup()
 
     def start(self, **options):
-        terminal = Terminal(["-a", self.address], **options)
+        terminal = Terminal(["-a", self.address, "--timeout", "60"], **options)
         self.addCleanup(terminal.close)
         terminal.read_until(lambda output: output.count(HOME) >= 2)
         return terminal
