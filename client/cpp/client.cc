@@ -34,13 +34,6 @@
 namespace emberd::client {
 namespace {
 
-// Client::ExportTable. A stream that breaks with UNAVAILABLE is taken up at the first row that
-// `sink` has not seen.
-absl::Status RunExport(
-    Transport* transport, const Model& model, const std::string& table,
-    const std::function<absl::Status(int64_t, absl::Span<const float>, int64_t)>& sink,
-    const ExportOptions& options);
-
 // Columns of rows that a server sent: the table's, or 1 for a slot with one value per row. INTERNAL
 // for others.
 absl::StatusOr<int64_t> RowWidth(const Model& model, const std::string& table,
@@ -108,6 +101,8 @@ absl::StatusOr<int64_t> RowWidth(const Model& model, const std::string& table,
                                           "], which are not rows of table \"", table, "\""));
 }
 
+// Client::ExportTable. A stream that breaks with UNAVAILABLE is taken up at the first row that
+// `sink` has not seen.
 absl::Status RunExport(
     Transport* transport, const Model& model, const std::string& table,
     const std::function<absl::Status(int64_t, absl::Span<const float>, int64_t)>& sink,

@@ -24,13 +24,6 @@ namespace {
 // What `emberctl explain` says about programs: the buffers that a lookup of a batch would set
 // aside, and what a chain of update and next lookup would do.
 
-// For people.
-void PrintPrograms(const Explanation& explanation, std::ostream& out);
-// {"stacks": [{stack, samples, id_capacity, cells_needed, fits, row_pointers,
-// activation_rows_per_sparsecore, bytes_per_sparsecore}], "bytes_per_sparsecore",
-// "chain": [{op, is, inputs, makes, bytes, released_after}]}
-Json ProgramsJson(const Explanation& explanation);
-
 using preprocess::ProgramBuffers;
 
 ProgramBuffers BuffersOf(const Explanation& e, size_t stack) {
@@ -102,6 +95,9 @@ void PrintPrograms(const Explanation& e, std::ostream& out) {
   PrintColumns(lines, out);
 }
 
+// {"stacks": [{stack, samples, id_capacity, cells_needed, fits, row_pointers,
+// activation_rows_per_sparsecore, bytes_per_sparsecore}], "bytes_per_sparsecore",
+// "chain": [{op, is, inputs, makes, bytes, released_after}]}
 Json ProgramsJson(const Explanation& e) {
   Json stacks = Json::array();
   int64_t bytes = 0;
