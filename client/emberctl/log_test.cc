@@ -22,7 +22,7 @@ using ::testing::Not;
 class LogVerbsTest : public ::testing::Test {
  protected:
   LogVerbsTest() {
-    for (const int shard : {0, 1}) server::WriteSampleLog(Log(shard), shard, 2);
+    for (const int shard : {0, 1}) log::WriteSampleLog(Log(shard), shard, 2);
   }
   std::string Folder(int shard) { return dir_.Path(absl::StrCat("shard-000", shard)); }
   std::string Log(int shard) { return Folder(shard) + "/log"; }

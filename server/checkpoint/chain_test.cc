@@ -18,7 +18,7 @@
 #include "server/checkpoint/table_reader.h"
 #include "server/checkpoint/testing/tables.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace chain_test {
 
 using testing::HasSubstr;
@@ -214,4 +214,4 @@ TEST(ChainTest, ProgressEndsTheWork) {
 }
 
 }  // namespace chain_test
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

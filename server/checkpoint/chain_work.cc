@@ -18,11 +18,11 @@
 #include "base/steady_time.h"
 #include "config/config.h"
 #include "config/optimizers.h"
-#include "server/checkpoint/files.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/table_reader.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 // Reading every byte.
 namespace {
@@ -61,7 +61,7 @@ absl::Status VerifyChain(const CheckpointChain& chain, TransferProgress progress
   };
   for (const internal::v1::CheckpointSource& source : chain) {
     for (const v1::CheckpointFile& file : source.manifest().states()) {
-      note(ReadListedFile(source.folder(), file).status());
+      note(files::ReadListedFile(source.folder(), file).status());
       RETURN_IF_ERROR(read(file.bytes()));
     }
     for (const v1::CheckpointFile& file : source.manifest().files()) {
@@ -253,4 +253,4 @@ absl::StatusOr<v1::DiffCheckpointsResponse> DiffCheckpoints(const CheckpointChai
   return response;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

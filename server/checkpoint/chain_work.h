@@ -12,7 +12,7 @@
 #include "server/checkpoint/partition_file.h"
 #include "server/checkpoint/store.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 // Hears how many of all bytes are done; a status that is not OK ends the work with it.
 using TransferProgress = absl::FunctionRef<absl::Status(int64_t bytes, int64_t total_bytes)>;
@@ -40,4 +40,4 @@ absl::StatusOr<v1::DiffCheckpointsResponse> DiffCheckpoints(const CheckpointChai
                                                             const CheckpointChain& after,
                                                             TransferProgress progress);
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -25,10 +25,10 @@
 #include "base/temp_dir.h"
 #include "base/testing/seed.h"
 #include "server/checkpoint/chain_work.h"
-#include "server/checkpoint/files.h"
 #include "server/checkpoint/store.h"
 #include "server/checkpoint/table_reader.h"
 #include "server/checkpoint/testing/tables.h"
+#include "server/files/files.h"
 
 namespace emberd {
 
@@ -39,7 +39,7 @@ void ReachFailpoint(const char* name) {
   if (armed_failpoint == name) raise(SIGKILL);
 }
 
-namespace server {
+namespace checkpoint {
 namespace damage_test {
 
 using testing::ElementsAre;
@@ -183,7 +183,7 @@ TEST_F(DamageTest, FilesThatChangedPlacesAreNamed) {
   for (int i = 0; i < 100; ++i) {
     const std::string& one = files[random_() % files.size()];
     const std::string& other = files[random_() % files.size()];
-    if (*ReadFileWhole(one) == *ReadFileWhole(other)) continue;
+    if (*files::ReadFileWhole(one) == *files::ReadFileWhole(other)) continue;
     const auto swap = [&] {
       std::filesystem::rename(one, dir_.Path("swap"));
       std::filesystem::rename(other, one);
@@ -205,7 +205,7 @@ TEST_F(DamageTest, AReaderRefusesADamagedFileBeforeItGivesARow) {
   CheckpointChain chain = *store_.Chain("m", "a");
   for (const v1::CheckpointFile& file : chain[0].manifest().files()) {
     if (file.array() != kWeightsArray || file.rows() == 0) continue;
-    std::fstream stream(PathIn(chain[0].folder(), file.path()),
+    std::fstream stream(files::PathIn(chain[0].folder(), file.path()),
                         std::ios::binary | std::ios::in | std::ios::out);
     stream.seekg(file.bytes() / 2 + 2048);
     const auto byte = static_cast<char>(stream.get());
@@ -291,7 +291,7 @@ TEST_F(DamageTest, ADamagedRowIsNotMergedIn) {
   ASSERT_TRUE(tables_.Save(store_, "b", "a").ok());
   const CheckpointChain chain = *store_.Chain("m", "b");
   const v1::CheckpointFile& file = chain[1].manifest().files(0);
-  std::fstream stream(PathIn(chain[1].folder(), file.path()),
+  std::fstream stream(files::PathIn(chain[1].folder(), file.path()),
                       std::ios::binary | std::ios::in | std::ios::out);
   stream.seekp(file.bytes() - 1);
   stream.put('\x7f');
@@ -443,5 +443,5 @@ TEST_F(DamageTest, ManyProcessesWorkOnOneFolder) {
 }
 
 }  // namespace damage_test
-}  // namespace server
+}  // namespace checkpoint
 }  // namespace emberd

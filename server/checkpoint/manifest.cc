@@ -16,10 +16,10 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "google/protobuf/util/json_util.h"
-#include "server/checkpoint/files.h"
 #include "server/checkpoint/partition_array.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace {
 
 constexpr size_t kLongestCheckpointName = 128;
@@ -34,7 +34,7 @@ absl::Status CheckFiles(const v1::CheckpointManifest& manifest) {
   std::set<std::string> paths;
   std::set<std::tuple<std::string, std::string, int>> arrays;
   const auto check = [&](const v1::CheckpointFile& file) -> absl::Status {
-    RETURN_IF_ERROR(CheckFileName(file.path()));
+    RETURN_IF_ERROR(files::CheckFileName(file.path()));
     if (file.path() == kManifestFile || file.bytes() < 0 || file.rows() < 0 ||
         !paths.insert(file.path()).second) {
       return absl::InvalidArgumentError(
@@ -174,19 +174,20 @@ absl::StatusOr<v1::CheckpointManifest> ParseManifest(absl::string_view text) {
 }
 
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
-  const std::string path = PathIn(folder, kManifestFile);
-  absl::StatusOr<std::string> text = ReadFileWhole(path);
+  const std::string path = files::PathIn(folder, kManifestFile);
+  absl::StatusOr<std::string> text = files::ReadFileWhole(path);
   if (absl::IsNotFound(text.status())) {
-    return DamagedFile(path, "is missing: a folder without a manifest is not a checkpoint");
+    return files::DamagedFile(path, "is missing: a folder without a manifest is not a checkpoint");
   }
   RETURN_IF_ERROR(text.status());
   absl::StatusOr<v1::CheckpointManifest> manifest = ParseManifest(*text);
   if (!manifest.ok()) return Annotate(manifest.status(), path);
   const std::filesystem::path names = folder;
   if (names.filename().string() != manifest->name() ||
-      names.parent_path().filename().string() != EscapeFileName(manifest->model())) {
-    return DamagedFile(path, absl::StrCat("it is the manifest of checkpoint \"", manifest->name(),
-                                          "\" of model \"", manifest->model(), "\""));
+      names.parent_path().filename().string() != files::EscapeFileName(manifest->model())) {
+    return files::DamagedFile(path,
+                              absl::StrCat("it is the manifest of checkpoint \"", manifest->name(),
+                                           "\" of model \"", manifest->model(), "\""));
   }
   return manifest;
 }
@@ -268,4 +269,4 @@ v1::CheckpointInfo InfoOf(const v1::CheckpointManifest& manifest) {
   return info;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

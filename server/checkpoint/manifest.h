@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 inline constexpr char kManifestFile[] = "manifest.json";
 inline constexpr int kManifestVersion = 1;
@@ -40,4 +40,4 @@ absl::Status CheckSameTables(const v1::CheckpointManifest& manifest, const v1::M
 
 v1::CheckpointInfo InfoOf(const v1::CheckpointManifest& manifest);
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -14,7 +14,7 @@
 #include "base/testing/seed.h"
 #include "server/checkpoint/testing/tables.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace manifest_test {
 
 using absl::StatusCode;
@@ -144,4 +144,4 @@ TEST(ManifestTest, RefusesWhatOthersMightWrite) {
 }
 
 }  // namespace manifest_test
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

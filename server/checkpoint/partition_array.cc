@@ -12,9 +12,9 @@
 #include "config/config.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/placement.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace {
 
 constexpr char kFormat[] = "emberd.checkpoint.1";
@@ -93,8 +93,8 @@ absl::StatusOr<PartitionArray> FindPartitionArray(const v1::CheckpointManifest& 
 }
 
 std::string PartitionFileName(const PartitionArray& array) {
-  return absl::StrFormat("%s.%s.p%04d.safetensors", EscapeFileName(array.stack),
-                         EscapeFileName(array.array), array.partition);
+  return absl::StrFormat("%s.%s.p%04d.safetensors", files::EscapeFileName(array.stack),
+                         files::EscapeFileName(array.array), array.partition);
 }
 
 int64_t PartitionHeaderSize(const PartitionArray& array) {
@@ -137,4 +137,4 @@ absl::StatusOr<PartitionHeader> ParsePartitionHeader(absl::string_view text,
   return PartitionHeader{header.tensors[0].shape[0], header.tensors[1].shape[0]};
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

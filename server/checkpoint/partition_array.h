@@ -11,7 +11,7 @@
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "emberd/v1/types.pb.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 inline constexpr char kWeightsArray[] = "weights";
 
@@ -50,4 +50,4 @@ absl::StatusOr<PartitionHeader> ParsePartitionHeader(absl::string_view text,
                                                      const PartitionArray& array,
                                                      int64_t data_bytes);
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -12,9 +12,9 @@
 #include "base/crc32c.h"
 #include "base/safetensors.h"
 #include "base/status.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace {
 
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
@@ -24,18 +24,18 @@ int64_t RowsPerBlock(const PartitionArray& array) {
 }
 
 absl::Status WrongChecksum(const std::string& path) {
-  return DamagedFile(path, "its checksum is not that of the manifest: it was changed");
+  return files::DamagedFile(path, "its checksum is not that of the manifest: it was changed");
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PartitionFileReader>> PartitionFileReader::Open(
     const std::string& folder, const v1::CheckpointFile& file, const PartitionArray& array) {
-  const std::string path = PathIn(folder, file.path());
-  if (absl::Status status = CheckFileName(file.path()); !status.ok()) {
-    return DamagedFile(path, status.message());
+  const std::string path = files::PathIn(folder, file.path());
+  if (absl::Status status = files::CheckFileName(file.path()); !status.ok()) {
+    return files::DamagedFile(path, status.message());
   }
-  ASSIGN_OR_RETURN(FileDescriptor descriptor, OpenNamedFile(path, file.bytes()));
+  ASSIGN_OR_RETURN(FileDescriptor descriptor, files::OpenNamedFile(path, file.bytes()));
   std::unique_ptr<PartitionFileReader> reader(
       new PartitionFileReader(array, path, file, std::move(descriptor)));
   RETURN_IF_ERROR(reader->ReadHeader());
@@ -44,22 +44,23 @@ absl::StatusOr<std::unique_ptr<PartitionFileReader>> PartitionFileReader::Open(
 
 absl::Status PartitionFileReader::ReadHeader() {
   header_size_ = PartitionHeaderSize(array_);
-  if (info_.bytes() < header_size_) return DamagedFile(path_, "it is too short for its header");
+  if (info_.bytes() < header_size_)
+    return files::DamagedFile(path_, "it is too short for its header");
   std::string header(header_size_, '\0');
-  RETURN_IF_ERROR(ReadAt(file_, path_, 0, header.data(), header_size_));
+  RETURN_IF_ERROR(files::ReadAt(file_, path_, 0, header.data(), header_size_));
   if (ExtendCrc32c(0, absl::MakeConstSpan(header.data(), header.size())) != info_.header_crc32c()) {
     return WrongChecksum(path_);
   }
   const auto prefix = absl::string_view(header).substr(0, kSafetensorsPrefix);
   const auto size = SafetensorsHeaderSize(prefix, info_.bytes());
-  if (!size.ok()) return DamagedFile(path_, size.status().message());
-  if (*size != header_size_) return DamagedFile(path_, "its header has another length");
+  if (!size.ok()) return files::DamagedFile(path_, size.status().message());
+  if (*size != header_size_) return files::DamagedFile(path_, "its header has another length");
   const auto parsed = ParsePartitionHeader(absl::string_view(header).substr(kSafetensorsPrefix),
                                            array_, info_.bytes() - header_size_);
-  if (!parsed.ok()) return DamagedFile(path_, parsed.status().message());
+  if (!parsed.ok()) return files::DamagedFile(path_, parsed.status().message());
   if (parsed->rows != info_.rows()) {
-    return DamagedFile(path_, absl::StrCat("it has ", parsed->rows, " rows, but the manifest says ",
-                                           info_.rows()));
+    return files::DamagedFile(path_, absl::StrCat("it has ", parsed->rows,
+                                                  " rows, but the manifest says ", info_.rows()));
   }
   return ReadRanges(parsed->ranges);
 }
@@ -67,10 +68,10 @@ absl::Status PartitionFileReader::ReadHeader() {
 absl::Status PartitionFileReader::ReadRanges(int64_t count) {
   ranges_.resize(count);
   const int64_t bytes = count * static_cast<int64_t>(sizeof(LocalRows));
-  RETURN_IF_ERROR(
-      ReadAt(file_, path_, info_.bytes() - bytes, reinterpret_cast<char*>(ranges_.data()), bytes));
+  RETURN_IF_ERROR(files::ReadAt(file_, path_, info_.bytes() - bytes,
+                                reinterpret_cast<char*>(ranges_.data()), bytes));
   if (absl::Status status = CheckLocalRows(ranges_, array_.rows_per_partition); !status.ok()) {
-    return DamagedFile(path_, absl::StrCat("row_ranges: ", status.message()));
+    return files::DamagedFile(path_, absl::StrCat("row_ranges: ", status.message()));
   }
   int64_t position = 0;
   for (const LocalRows& range : ranges_) {
@@ -78,8 +79,8 @@ absl::Status PartitionFileReader::ReadRanges(int64_t count) {
     position += range.end - range.begin;
   }
   if (position != info_.rows()) {
-    return DamagedFile(path_,
-                       absl::StrCat("row_ranges name ", position, " rows, not ", info_.rows()));
+    return files::DamagedFile(
+        path_, absl::StrCat("row_ranges name ", position, " rows, not ", info_.rows()));
   }
   std::sort(sorted_.begin(), sorted_.end(),
             [](const PlacedRange& a, const PlacedRange& b) { return a.rows.begin < b.rows.begin; });
@@ -96,8 +97,8 @@ absl::Status PartitionFileReader::Stream(
   for (int64_t position = 0; position < info_.rows();) {
     const int64_t rows = std::min(info_.rows() - position, RowsPerBlock(array_));
     const auto bytes = absl::MakeSpan(block.data(), rows * row_bytes);
-    RETURN_IF_ERROR(ReadAt(file_, path_, header_size_ + position * row_bytes, bytes.data(),
-                           static_cast<int64_t>(bytes.size())));
+    RETURN_IF_ERROR(files::ReadAt(file_, path_, header_size_ + position * row_bytes, bytes.data(),
+                                  static_cast<int64_t>(bytes.size())));
     crc = ExtendCrc32c(crc, bytes);
     for (int64_t row = 0; row < rows;) {
       const int64_t first_row = ranges_[range].begin + used;
@@ -150,8 +151,8 @@ absl::Status PartitionFileReader::LoadWindow(const PlacedRange& range, int64_t p
   const int64_t rows = std::min(end, most) - position;
   window_rows_ = 0;
   window_.resize(rows * array_.row_bytes());
-  RETURN_IF_ERROR(ReadAt(file_, path_, header_size_ + position * array_.row_bytes(), window_.data(),
-                         static_cast<int64_t>(window_.size())));
+  RETURN_IF_ERROR(files::ReadAt(file_, path_, header_size_ + position * array_.row_bytes(),
+                                window_.data(), static_cast<int64_t>(window_.size())));
   window_begin_ = position;
   window_rows_ = rows;
   return absl::OkStatus();
@@ -215,9 +216,9 @@ void PartitionFileWriter::SetDirect(bool direct) {
 absl::StatusOr<std::unique_ptr<PartitionFileWriter>> PartitionFileWriter::Create(
     const std::string& folder, const PartitionArray& array) {
   const std::string name = PartitionFileName(array);
-  const std::string path = PathIn(folder, name);
+  const std::string path = files::PathIn(folder, name);
   FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (file.get() < 0) return FileError(errno, path, "cannot be created");
+  if (file.get() < 0) return files::FileError(errno, path, "cannot be created");
   ASSIGN_OR_RETURN(MappedMemory buffer, MappedMemory::Map(kBufferBytes, /*huge_pages=*/false));
   return std::unique_ptr<PartitionFileWriter>(
       new PartitionFileWriter(array, name, path, std::move(file), std::move(buffer)));
@@ -257,10 +258,10 @@ absl::Status PartitionFileWriter::Flush() {
   // The last bytes of a file are seldom whole pages.
   if (direct_ && bytes.size() != kBufferBytes) SetDirect(false);
   const int64_t offset = header_size_ + data_bytes_;
-  absl::Status status = WriteAt(file_, path_, offset, bytes);
+  absl::Status status = files::WriteAt(file_, path_, offset, bytes);
   if (direct_ && absl::IsInvalidArgument(status)) {
     SetDirect(false);
-    status = WriteAt(file_, path_, offset, bytes);
+    status = files::WriteAt(file_, path_, offset, bytes);
   }
   RETURN_IF_ERROR(status);
   const int64_t before = data_bytes_ / kWritebackBytes;
@@ -283,8 +284,8 @@ absl::StatusOr<v1::CheckpointFile> PartitionFileWriter::Finish() {
   const std::string header =
       EncodePartitionHeader(array_, {rows_, static_cast<int64_t>(ranges_.size())});
   SetDirect(false);
-  RETURN_IF_ERROR(WriteAt(file_, path_, 0, header));
-  RETURN_IF_ERROR(SyncFile(file_, path_));
+  RETURN_IF_ERROR(files::WriteAt(file_, path_, 0, header));
+  RETURN_IF_ERROR(files::SyncFile(file_, path_));
   file_.Close();
   v1::CheckpointFile file;
   file.set_path(name_);
@@ -346,4 +347,4 @@ absl::StatusOr<bool> PartitionChain::ReadRow(int64_t row, absl::Span<char> out) 
   return false;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

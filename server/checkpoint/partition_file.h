@@ -18,7 +18,7 @@
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "server/checkpoint/partition_array.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 // Local rows [begin, end) of a partition, as the file has them.
 struct LocalRows {
@@ -138,4 +138,4 @@ class PartitionChain {
   std::vector<std::unique_ptr<PartitionFileReader>> readers_;  // newest first
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

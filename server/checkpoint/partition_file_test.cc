@@ -15,9 +15,9 @@
 #include "base/safetensors.h"
 #include "base/temp_dir.h"
 #include "base/testing/seed.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace partition_file_test {
 
 using testing::HasSubstr;
@@ -100,7 +100,7 @@ TEST(PartitionFileTest, ReadsWhatWasWritten) {
     EXPECT_EQ(file.path(), "users%2Fitems.weights.p0003.safetensors");
     EXPECT_EQ(file.rows(), static_cast<int64_t>(expected.size()));
     EXPECT_EQ(file.bytes(),
-              static_cast<int64_t>(std::filesystem::file_size(PathIn(folder, file.path()))));
+              static_cast<int64_t>(std::filesystem::file_size(files::PathIn(folder, file.path()))));
 
     auto reader = PartitionFileReader::Open(folder, file, array);
     ASSERT_TRUE(reader.ok()) << reader.status();
@@ -261,4 +261,4 @@ TEST_F(DamagedFileTest, DoesNotFollowPathsOutOfTheFolder) {
 }
 
 }  // namespace partition_file_test
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -21,9 +21,9 @@
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/shared_tables.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace {
 
 // What a folder of a model has.
@@ -39,7 +39,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadCheckpoint(const std::string& folder)
   absl::StatusOr<v1::CheckpointManifest> manifest = ReadManifest(folder);
   if (!manifest.ok()) manifest = ReadManifest(folder);
   if (manifest.ok()) return manifest;
-  ASSIGN_OR_RETURN(const bool there, IsThere(folder));
+  ASSIGN_OR_RETURN(const bool there, files::IsThere(folder));
   if (!there) return absl::NotFoundError(absl::StrCat(folder, ": does not exist"));
   return manifest;
 }
@@ -52,15 +52,15 @@ std::string Utf8(absl::string_view message) {
 
 absl::StatusOr<Listing> ReadModelFolder(const std::string& folder) {
   Listing listing;
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, FoldersIn(folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, files::FoldersIn(folder));
   for (const std::string& name : names) {
     if (absl::StartsWith(name, ".")) continue;
-    auto manifest = ReadCheckpoint(PathIn(folder, name));
+    auto manifest = ReadCheckpoint(files::PathIn(folder, name));
     if (manifest.ok()) {
       listing.manifests.push_back(*std::move(manifest));
     } else if (!absl::IsNotFound(manifest.status())) {  // else deleted just now
       listing.damaged.push_back(Utf8(manifest.status().message()));
-      if (!IsGone(manifest.status())) listing.unreadable.Update(manifest.status());
+      if (!files::IsGone(manifest.status())) listing.unreadable.Update(manifest.status());
     }
   }
   return listing;
@@ -97,11 +97,11 @@ bool Newer(const v1::CheckpointInfo& a, const v1::CheckpointInfo& b) {
 }  // namespace
 
 std::string CheckpointStore::ModelFolder(const std::string& model) const {
-  return PathIn(directory_, EscapeFileName(model));
+  return files::PathIn(directory_, files::EscapeFileName(model));
 }
 
 std::string CheckpointStore::FolderOf(const std::string& model, const std::string& name) const {
-  return PathIn(ModelFolder(model), name);
+  return files::PathIn(ModelFolder(model), name);
 }
 
 absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::string& model) const {
@@ -121,8 +121,8 @@ absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::str
                                                                   absl::Status* unreadable) const {
   std::vector<std::string> folders;
   if (model.empty()) {
-    ASSIGN_OR_RETURN(folders, FoldersIn(directory_));
-    for (std::string& folder : folders) folder = PathIn(directory_, folder);
+    ASSIGN_OR_RETURN(folders, files::FoldersIn(directory_));
+    for (std::string& folder : folders) folder = files::PathIn(directory_, folder);
   } else {
     folders.push_back(ModelFolder(model));
   }
@@ -158,7 +158,7 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Newest(const std::string
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     auto chain = Chain(model, info.name());
     if (chain.ok()) return std::move(*chain->front().mutable_manifest());
-    if (!IsGone(chain.status())) return chain.status();
+    if (!files::IsGone(chain.status())) return chain.status();
   }
   const int unusable = list.checkpoints_size() + list.damaged_size();
   return absl::NotFoundError(
@@ -176,7 +176,7 @@ absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,
     const v1::CheckpointManifest& child = chain.back().manifest();
     auto parent = Read(model, child.parent());
     if (!parent.ok()) {
-      if (!IsGone(parent.status())) return parent.status();
+      if (!files::IsGone(parent.status())) return parent.status();
       return absl::DataLossError(absl::StrCat("checkpoint \"", child.name(), "\" builds on \"",
                                               child.parent(), "\": ", parent.status().message()));
     }
@@ -212,7 +212,7 @@ constexpr int64_t kAbandonedAfterSeconds = 60;
 absl::Status Rename(const std::string& from, const std::string& to) {
   if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   if (Mistake("files.rename_unchecked")) return absl::OkStatus();
-  return FileError(errno, from, absl::StrCat("cannot be renamed to ", to));
+  return files::FileError(errno, from, absl::StrCat("cannot be renamed to ", to));
 }
 
 // Of a folder, within the one that it stands in; to survive a loss of power. After an error it has
@@ -220,7 +220,7 @@ absl::Status Rename(const std::string& from, const std::string& to) {
 absl::Status RenameOrNot(const std::string& from, const std::string& to, const char* failpoint) {
   RETURN_IF_ERROR(Rename(from, to));
   ReachFailpoint(failpoint);
-  const absl::Status synced = SyncFolder(to.substr(0, to.rfind('/')));
+  const absl::Status synced = files::SyncFolder(to.substr(0, to.rfind('/')));
   if (!synced.ok()) RETURN_IF_ERROR(Rename(to, from));
   return synced;
 }
@@ -236,7 +236,7 @@ std::string BeginsName(uint64_t history) {
 }
 
 absl::Status CheckIsThere(const std::string& folder, const v1::CheckpointFile& file) {
-  return OpenNamedFile(PathIn(folder, file.path()), file.bytes()).status();
+  return files::OpenNamedFile(files::PathIn(folder, file.path()), file.bytes()).status();
 }
 
 // Files that a merge moved in before it died, or did not come to remove.
@@ -244,28 +244,28 @@ void RemoveUnlisted(const std::string& folder, const v1::CheckpointManifest& man
   std::set<std::string> listed = {kManifestFile};
   for (const v1::CheckpointFile& file : manifest.files()) listed.insert(file.path());
   for (const v1::CheckpointFile& file : manifest.states()) listed.insert(file.path());
-  const auto names = FilesIn(folder);
+  const auto names = files::FilesIn(folder);
   if (!names.ok()) return;
   for (const std::string& name : *names) {
     const bool ours = absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".tmp");
-    if (ours && listed.count(name) == 0) unlink(PathIn(folder, name).c_str());
+    if (ours && listed.count(name) == 0) unlink(files::PathIn(folder, name).c_str());
   }
-  unlink(PathIn(folder, kMerging).c_str());
+  unlink(files::PathIn(folder, kMerging).c_str());
 }
 
 }  // namespace
 
 // Best effort: litter that cannot be removed now is there the next time.
 void CheckpointStore::RemoveLitter(const std::string& model_folder, int64_t now) const {
-  const auto names = FoldersIn(model_folder);
+  const auto names = files::FoldersIn(model_folder);
   if (!names.ok()) return;
   for (const std::string& name : *names) {
-    const std::string folder = PathIn(model_folder, name);
+    const std::string folder = files::PathIn(model_folder, name);
     if (absl::StartsWith(name, kSaving) || absl::StartsWith(name, kDeleted)) {
-      const auto touched = TouchedAt(folder);
+      const auto touched = files::TouchedAt(folder);
       if (touched.ok() && now - *touched > kAbandonedAfterSeconds) Abandon(folder);
-    } else if (IsThere(PathIn(folder, kMerging)).value_or(false)) {
-      const auto lock = FolderLock::Take(model_folder);
+    } else if (files::IsThere(files::PathIn(folder, kMerging)).value_or(false)) {
+      const auto lock = files::FolderLock::Take(model_folder);
       const auto manifest = ReadManifest(folder);
       if (lock.ok() && manifest.ok()) RemoveUnlisted(folder, *manifest);
     }
@@ -274,9 +274,9 @@ void CheckpointStore::RemoveLitter(const std::string& model_folder, int64_t now)
 
 absl::StatusOr<std::string> CheckpointStore::MakeWorkFolder(const std::string& model) const {
   const std::string parent = ModelFolder(model);
-  RETURN_IF_ERROR(MakeFolders(parent));
-  ASSIGN_OR_RETURN(const std::string folder, MakeFolder(parent, kSaving));
-  ASSIGN_OR_RETURN(const int64_t now, TouchedAt(folder));
+  RETURN_IF_ERROR(files::MakeFolders(parent));
+  ASSIGN_OR_RETURN(const std::string folder, files::MakeFolder(parent, kSaving));
+  ASSIGN_OR_RETURN(const int64_t now, files::TouchedAt(folder));
   RemoveLitter(parent, now);
   return folder;
 }
@@ -285,13 +285,13 @@ absl::StatusOr<std::string> CheckpointStore::BeginSave(const std::string& model,
                                                        const std::string& name) const {
   if (name.empty()) return MakeWorkFolder(model);
   RETURN_IF_ERROR(CheckNewCheckpointName(name));
-  ASSIGN_OR_RETURN(const bool taken, IsThere(FolderOf(model, name)));
+  ASSIGN_OR_RETURN(const bool taken, files::IsThere(FolderOf(model, name)));
   if (taken) return AlreadyThere(model, name);
   return MakeWorkFolder(model);
 }
 
 absl::Status CheckpointStore::Heartbeat(const std::string& folder) const {
-  const absl::Status status = TouchFolder(folder);
+  const absl::Status status = files::TouchFolder(folder);
   if (!absl::IsNotFound(status)) return status;
   return absl::AbortedError(absl::StrCat(
       folder, ": was removed by another process, which found no sign of life of this one"));
@@ -306,26 +306,26 @@ absl::Status CheckpointStore::Commit(const std::string& folder,
   for (const auto& file : manifest.files()) RETURN_IF_ERROR(CheckIsThere(folder, file));
   for (const auto& file : manifest.states()) RETURN_IF_ERROR(CheckIsThere(folder, file));
   ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
-  RETURN_IF_ERROR(WriteFileWhole(folder, kManifestFile, text));
+  RETURN_IF_ERROR(files::WriteFileWhole(folder, kManifestFile, text));
   ReachFailpoint("save.manifest_is_written");
 
-  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(parent_folder));
   if (!manifest.parent().empty()) {
     const auto parent = Read(manifest.model(), manifest.parent());
-    if (!parent.ok() && !IsGone(parent.status())) return parent.status();
+    if (!parent.ok() && !files::IsGone(parent.status())) return parent.status();
     if (!parent.ok() || parent->checkpoint_id() != manifest.parent_id()) {
       return absl::FailedPreconditionError(
           absl::StrCat("checkpoint \"", manifest.parent(), "\", which \"", manifest.name(),
                        "\" builds on, does not exist any more; save again"));
     }
   }
-  ASSIGN_OR_RETURN(const bool taken, IsThere(target));
+  ASSIGN_OR_RETURN(const bool taken, files::IsThere(target));
   if (taken) return AlreadyThere(manifest.model(), manifest.name());
   return RenameOrNot(folder, target, "save.is_renamed");
 }
 
 void CheckpointStore::Abandon(const std::string& folder) const {
-  (void)RemoveFolder(folder);  // what is left goes with the litter
+  (void)files::RemoveFolder(folder);  // what is left goes with the litter
 }
 
 absl::StatusOr<std::string> CheckpointStore::BeginMerge(const std::string& model) const {
@@ -340,27 +340,27 @@ absl::Status CheckpointStore::CommitMerge(const std::string& folder,
   RETURN_IF_ERROR(Heartbeat(folder));
   for (const auto& file : manifest.files()) RETURN_IF_ERROR(CheckIsThere(folder, file));
 
-  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(parent_folder));
   const auto current = Read(manifest.model(), manifest.name());
-  if (!current.ok() && !IsGone(current.status())) return current.status();
+  if (!current.ok() && !files::IsGone(current.status())) return current.status();
   if (!current.ok() || current->checkpoint_id() != manifest.checkpoint_id() ||
       current->parent().empty()) {
     return absl::AbortedError(absl::StrCat("checkpoint \"", manifest.name(), "\" of model \"",
                                            manifest.model(),
                                            "\" was deleted, merged or damaged in the meantime"));
   }
-  RETURN_IF_ERROR(WriteFileWhole(target, kMerging, ""));
+  RETURN_IF_ERROR(files::WriteFileWhole(target, kMerging, ""));
   for (v1::CheckpointFile& file : *manifest.mutable_files()) {
     // An incremental checkpoint has no files of such names, so no file of it is lost.
     const std::string name =
         absl::StrCat(absl::StripSuffix(file.path(), ".safetensors"), ".merged.safetensors");
-    RETURN_IF_ERROR(Rename(PathIn(folder, file.path()), PathIn(target, name)));
+    RETURN_IF_ERROR(Rename(files::PathIn(folder, file.path()), files::PathIn(target, name)));
     file.set_path(name);
   }
-  RETURN_IF_ERROR(SyncFolder(target));
+  RETURN_IF_ERROR(files::SyncFolder(target));
   ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
   ReachFailpoint("merge.is_written");
-  RETURN_IF_ERROR(WriteFileWhole(target, kManifestFile, text));
+  RETURN_IF_ERROR(files::WriteFileWhole(target, kManifestFile, text));
   ReachFailpoint("merge.is_renamed");
   RemoveUnlisted(target, manifest);
   Abandon(folder);
@@ -369,28 +369,31 @@ absl::Status CheckpointStore::CommitMerge(const std::string& folder,
 
 absl::Status CheckpointStore::SetBeginning(const v1::CheckpointManifest& checkpoint,
                                            uint64_t history) const {
-  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(ModelFolder(checkpoint.model())));
+  ASSIGN_OR_RETURN(const files::FolderLock lock,
+                   files::FolderLock::Take(ModelFolder(checkpoint.model())));
   ASSIGN_OR_RETURN(const v1::CheckpointManifest here, Read(checkpoint.model(), checkpoint.name()));
   if (here.checkpoint_id() != checkpoint.checkpoint_id()) {
     return absl::NotFoundError(absl::StrCat("checkpoint \"", checkpoint.name(), "\" of model \"",
                                             checkpoint.model(),
                                             "\" was removed, and is another one now"));
   }
-  return WriteFileWhole(FolderOf(checkpoint.model(), checkpoint.name()), BeginsName(history), "");
+  return files::WriteFileWhole(FolderOf(checkpoint.model(), checkpoint.name()), BeginsName(history),
+                               "");
 }
 
 // A newer one is there for those shards alone that have heard of it, until all have.
 absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse& list,
                                                const std::string& name, uint64_t history) const {
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
-    ASSIGN_OR_RETURN(const bool begins,
-                     IsThere(PathIn(FolderOf(info.model(), info.name()), BeginsName(history))));
+    ASSIGN_OR_RETURN(
+        const bool begins,
+        files::IsThere(files::PathIn(FolderOf(info.model(), info.name()), BeginsName(history))));
     if (info.name() != name) {
       if (begins) return absl::OkStatus();
       continue;
     }
     const auto manifest = Read(info.model(), name);
-    if (!manifest.ok() && !IsGone(manifest.status())) return manifest.status();
+    if (!manifest.ok() && !files::IsGone(manifest.status())) return manifest.status();
     // Logs of rows that models share begin with what they were restored from, and nothing later.
     const bool may_begin = manifest.ok() && manifest->history() == history &&
                            !config::HasSharedTables(manifest->config());
@@ -410,15 +413,15 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const 
   RETURN_IF_ERROR(CheckCheckpointName(name));
   const std::string parent_folder = ModelFolder(model);
   const std::string folder = FolderOf(model, name);
-  ASSIGN_OR_RETURN(const bool there, IsThere(folder));
+  ASSIGN_OR_RETURN(const bool there, files::IsThere(folder));
   if (!there) {
     RETURN_IF_ERROR(CheckNewCheckpointName(name));  // what is newest just now may be another soon
     RETURN_IF_ERROR(Read(model, name).status());
   }
-  const std::string deleted = RandomName(parent_folder, kDeleted);
+  const std::string deleted = files::RandomName(parent_folder, kDeleted);
   int64_t bytes = 0;
   {
-    ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+    ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(parent_folder));
     ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
     for (const v1::CheckpointInfo& other : list.checkpoints()) {
       if (other.parent() != name) continue;
@@ -427,8 +430,8 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const 
                                                         "\"; merge that one first, or delete it"));
     }
     if (history != 0) RETURN_IF_ERROR(CheckNoLogBegins(list, name, history));
-    bytes = BytesIn(folder);
-    RETURN_IF_ERROR(TouchFolder(folder));
+    bytes = files::BytesIn(folder);
+    RETURN_IF_ERROR(files::TouchFolder(folder));
     RETURN_IF_ERROR(RenameOrNot(folder, deleted, "delete.is_renamed"));
   }
   Abandon(deleted);
@@ -455,17 +458,18 @@ absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& mode
 absl::Status CheckpointStore::GiveUp(const std::string& model) const {
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
   if (list.checkpoints().empty()) return absl::OkStatus();
-  return WriteFileWhole(ModelFolder(model), kGivenUpFile,
-                        absl::StrCat(list.checkpoints(0).saved_at_ms()));
+  return files::WriteFileWhole(ModelFolder(model), kGivenUpFile,
+                               absl::StrCat(list.checkpoints(0).saved_at_ms()));
 }
 
 absl::StatusOr<int64_t> CheckpointStore::GivenUpUntil(const std::string& model) const {
-  const auto text = ReadFileWhole(PathIn(ModelFolder(model), kGivenUpFile));
+  const auto text = files::ReadFileWhole(files::PathIn(ModelFolder(model), kGivenUpFile));
   if (absl::IsNotFound(text.status())) return 0;
   RETURN_IF_ERROR(text.status());
   int64_t until = 0;
   if (absl::SimpleAtoi(*text, &until)) return until;
-  return DamagedFile(PathIn(ModelFolder(model), kGivenUpFile), "does not hold a time");
+  return files::DamagedFile(files::PathIn(ModelFolder(model), kGivenUpFile),
+                            "does not hold a time");
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

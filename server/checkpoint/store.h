@@ -15,7 +15,7 @@
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/partition_file.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 // Thread-safe; many processes may use one directory at once. NOT_FOUND: there is no such
 // checkpoint. DATA_LOSS, with the file's name: it is damaged. What is read may be named "newest".
@@ -90,4 +90,4 @@ class CheckpointStore {
   const std::string directory_;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -12,9 +12,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace store_test {
 
 using absl::StatusCode;
@@ -48,7 +48,7 @@ class StoreTest : public testing::Test {
       manifest.set_parent_id(std::hash<std::string>()(parent));
       manifest.set_chain(store_.Read("m/1", parent)->chain() + 1);
     }
-    *manifest.add_states() = *WriteListedFile(folder, "state.s0000.pb", name);
+    *manifest.add_states() = *files::WriteListedFile(folder, "state.s0000.pb", name);
     return store_.Commit(folder, manifest);
   }
 
@@ -86,7 +86,7 @@ TEST_F(StoreTest, ListsWhatWasSavedNewestFirst) {
   EXPECT_THAT(Names("other"), ElementsAre());
   EXPECT_EQ(store_.Newest("m/1")->name(), "a");
   EXPECT_EQ(store_.Read("m/1", "b")->saved_at_ms(), 1);
-  EXPECT_EQ(*ReadListedFile(dir_.Path("m%2F1/b"), store_.Read("m/1", "b")->states(0)), "b");
+  EXPECT_EQ(*files::ReadListedFile(dir_.Path("m%2F1/b"), store_.Read("m/1", "b")->states(0)), "b");
   EXPECT_THAT(Folders(), ElementsAre("a", "b"));
 }
 
@@ -157,7 +157,7 @@ TEST_F(StoreTest, AChildNeedsTheParentThatItWasMadeOf) {
   manifest.set_parent("a");
   manifest.set_parent_id(5);
   manifest.set_chain(1);
-  *manifest.mutable_states(0) = *WriteListedFile(*folder, "state.s0000.pb", "b");
+  *manifest.mutable_states(0) = *files::WriteListedFile(*folder, "state.s0000.pb", "b");
   EXPECT_EQ(store_.Commit(*folder, manifest).code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(Names(), ElementsAre("a"));
 }
@@ -169,8 +169,8 @@ TEST_F(StoreTest, NeedsAllFilesThatTheManifestLists) {
   manifest.set_model("m/1");
   manifest.set_name("a");
   manifest.mutable_plan()->set_partitions(1);
-  *manifest.add_states() = *WriteListedFile(*folder, "state.s0000.pb", "b");
-  std::filesystem::remove(PathIn(*folder, "state.s0000.pb"));
+  *manifest.add_states() = *files::WriteListedFile(*folder, "state.s0000.pb", "b");
+  std::filesystem::remove(files::PathIn(*folder, "state.s0000.pb"));
   EXPECT_EQ(store_.Commit(*folder, manifest).code(), StatusCode::kDataLoss);
   EXPECT_THAT(Names(), ElementsAre());
 }
@@ -289,7 +289,7 @@ TEST_F(StoreTest, WhatCannotBeReadNowIsReplacedByNothingOlder) {
 TEST_F(StoreTest, FindsAnyFlippedByteOfAManifest) {
   ASSERT_TRUE(Save("a").ok());
   const std::string path = dir_.Path("m%2F1/a/manifest.json");
-  const std::string text = *ReadFileWhole(path);
+  const std::string text = *files::ReadFileWhole(path);
   for (size_t i = 0; i < text.size(); ++i) {
     for (const int bit : {0, 5, 7}) {
       std::string changed = text;
@@ -305,7 +305,7 @@ TEST_F(StoreTest, LitterGoesWithTheNextSave) {
   const auto dead = *store_.BeginSave("m/1", "a");
   const auto alive = *store_.BeginSave("m/1", "a");
   std::filesystem::create_directory(dir_.Path("m%2F1/.deleted-1"));
-  std::ofstream(PathIn(dead, "x.safetensors")) << "rows";
+  std::ofstream(files::PathIn(dead, "x.safetensors")) << "rows";
   const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(62);
   for (const std::string& folder : {dead, alive, dir_.Path("m%2F1/.deleted-1")}) {
     std::filesystem::last_write_time(folder, long_ago);
@@ -397,4 +397,4 @@ TEST_F(StoreTest, NewestIsNoNameOfACheckpoint) {
 }
 
 }  // namespace store_test
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -12,7 +12,7 @@
 #include "config/optimizers.h"
 #include "shard/store/stack_store.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace {
 
 // A process may have 1,024 open files where nobody has raised the limit, and each takes a window
@@ -132,4 +132,4 @@ absl::Status TableReader::ReadHeld(const IdRun& ids, float* values, std::vector<
   return absl::OkStatus();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

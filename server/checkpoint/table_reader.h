@@ -15,7 +15,7 @@
 #include "server/checkpoint/partition_file.h"
 #include "shard/store/initializer.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 // Ids first, first + stride, ...: `count` of them.
 struct IdRun {
@@ -71,4 +71,4 @@ class TableReader {
   std::set<int> verified_;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

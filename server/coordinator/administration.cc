@@ -9,11 +9,11 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "server/host/shard_backend.h"
 #include "server/ops/logging.h"
 #include "server/ops/rpc_names.h"
-#include "server/shard/shard_backend.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 using ops::MetricId;
@@ -90,7 +90,7 @@ absl::StatusOr<v1::GetStatusResponse> Administration::GetStatus(const v1::GetSta
 
 absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStatsRequest& request,
                                                               rpc::CallContext* context) {
-  RETURN_IF_ERROR(CheckHotRows(request.hot_rows()));
+  RETURN_IF_ERROR(host::CheckHotRows(request.hot_rows()));
   Coordinator& coordinator = *parts_.coordinator;
   v1::GetStatsResponse response;
   // Shards first: what takes time must not make the rest old.
@@ -182,4 +182,4 @@ void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* sta
   }
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

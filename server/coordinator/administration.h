@@ -18,15 +18,15 @@
 #include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Thread-safe. Methods block for as long as shards take to answer: about a second at most.
 class Administration {
  public:
   struct Parts {
     Coordinator* coordinator = nullptr;
-    const TaskQueue* queue = nullptr;      // where its requests run
-    const Admission* admission = nullptr;  // of its requests
+    const TaskQueue* queue = nullptr;           // where its requests run
+    const rpc::Admission* admission = nullptr;  // of its requests
     TrainStreams* train_streams = nullptr;
     DrainSwitch* drain = nullptr;
     const ops::Samples* samples = nullptr;  // of the calls of ProgramService
@@ -67,4 +67,4 @@ class Administration {
 // Adds to `stats` every group that has had ranks here.
 void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats);
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -18,10 +18,10 @@
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/coordinator_server.h"
+#include "server/host/shard_backend.h"
 #include "server/ops/metric_registry.h"
-#include "server/shard/shard_backend.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace administration_test {
 
 using ::testing::HasSubstr;
@@ -48,9 +48,9 @@ class AdministrationTest : public testing::Test {
         sparsecores_per_shard: 1
         budgets { batch_bytes: 1000000 in_flight_bytes: 2000000 })");
     EXPECT_TRUE(config::CompleteCluster(&cluster_).ok());
-    std::vector<std::shared_ptr<ShardBackend>> shards;
+    std::vector<std::shared_ptr<host::ShardBackend>> shards;
     for (int i = 0; i < 2; ++i)
-      shards.push_back(*MakeLocalShard(cluster_, i, &metrics_, &threads_));
+      shards.push_back(*host::MakeLocalShard(cluster_, i, &metrics_, &threads_));
     server_ = *CoordinatorServer::Start({.cluster = cluster_,
                                          .coordinator_index = 0,
                                          .shards = std::move(shards),
@@ -307,4 +307,4 @@ TEST(StatisticsTest, GroupsHaveWhatTheirMetricsSay) {
 }
 
 }  // namespace administration_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -12,10 +12,10 @@
 #include "base/steady_time.h"
 #include "config/config.h"
 #include "server/checkpoint/chain_work.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/ops/logging.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 constexpr int kWatchesPerLook = 5;
@@ -70,7 +70,7 @@ absl::StatusOr<bool> AutoCheckpoints::MayRecover(const std::string& model) const
                      [&](const v1::CheckpointInfo& info) { return info.saved_at_ms() > given_up; });
 }
 
-std::shared_ptr<const ServedModel> AutoCheckpoints::ReadOnly(const std::string& model) const {
+std::shared_ptr<const step::ServedModel> AutoCheckpoints::ReadOnly(const std::string& model) const {
   const auto known = registry_->Recall(registry_->IdOf(model)).model;
   return known != nullptr && known->read_only() ? known : nullptr;
 }
@@ -135,20 +135,20 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
   if (!taken) over();
 }
 
-bool AutoCheckpoints::MayServeAgain(const ServedModel& model) const {
+bool AutoCheckpoints::MayServeAgain(const step::ServedModel& model) const {
   const auto manifest = checkpoints_->store().Read(model.serves.model(), model.serves.checkpoint());
-  if (!manifest.ok()) return !IsGone(manifest.status());
+  if (!manifest.ok()) return !files::IsGone(manifest.status());
   return manifest->checkpoint_id() == model.serves.checkpoint_id();
 }
 
-absl::Status AutoCheckpoints::ServeAgain(const ServedModel& model) {
-  ASSIGN_OR_RETURN(const CheckpointChain chain,
+absl::Status AutoCheckpoints::ServeAgain(const step::ServedModel& model) {
+  ASSIGN_OR_RETURN(const checkpoint::CheckpointChain chain,
                    checkpoints_->store().Chain(model.serves.model(), model.serves.checkpoint()));
-  const int64_t total = BytesOf(chain);
+  const int64_t total = checkpoint::BytesOf(chain);
   const auto tell = [&](int64_t bytes, int64_t) {
     MutexLock lock(&mutex_);
     Recovery& recovery = recoveries_[model.config.name()];
-    recovery.checkpoint = ServesText(model.serves);
+    recovery.checkpoint = step::ServesText(model.serves);
     recovery.bytes = std::min(bytes, total);
     recovery.total_bytes = total;
     return absl::OkStatus();
@@ -166,7 +166,7 @@ absl::Status AutoCheckpoints::Recover(const std::string& model) {
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     if (info.saved_at_ms() <= given_up) break;
     status = RecoverFrom(info);
-    if (!IsGone(status)) return status;
+    if (!files::IsGone(status)) return status;
     ops::Log(
         ops::LogLevel::kError, "a checkpoint is damaged; trying an older one",
         {{"model", model}, {"checkpoint", info.name()}, {"reason", std::string(status.message())}});
@@ -177,7 +177,7 @@ absl::Status AutoCheckpoints::Recover(const std::string& model) {
 absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) {
   const std::string& model = checkpoint.model();
   ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(model, checkpoint.name()));
-  const int64_t total = BytesOf(source.chain);
+  const int64_t total = checkpoint::BytesOf(source.chain);
   const auto tell = [&](int64_t bytes) {
     MutexLock lock(&mutex_);
     Recovery& recovery = recoveries_[model];
@@ -229,7 +229,7 @@ absl::Status AutoCheckpoints::RowsGivenUp(const std::string& model) {
                                "a checkpoint until the same is asked for again"));
 }
 
-bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model, Reason reason) const {
+bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Reason reason) const {
   // Rows that are new altogether, as after a declaration or a reset: lost, they could not be
   // brought back.
   if (saved.history != model.history) return true;
@@ -242,7 +242,7 @@ bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model, Reason r
          (storage.every_steps() > 0 && since >= storage.every_steps());
 }
 
-void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const ServedModel>& model) {
+void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const step::ServedModel>& model) {
   const std::string& name = model->config.name();
   {
     MutexLock lock(&mutex_);
@@ -269,8 +269,8 @@ void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const ServedModel>& model)
   if (!taken) over(absl::OkStatus());
 }
 
-absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& model, Reason reason,
-                                   rpc::CallContext* context) {
+absl::Status AutoCheckpoints::Save(const std::shared_ptr<const step::ServedModel>& model,
+                                   Reason reason, rpc::CallContext* context) {
   const std::string& name = model->config.name();
   const auto remember = [&](uint64_t history, int64_t changes, int64_t saved_at_ms) {
     MutexLock lock(&mutex_);
@@ -342,4 +342,4 @@ void AutoCheckpoints::Watch() {
   if (recovers() && watches_++ % kWatchesPerLook == 0) RecoverAbsent();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

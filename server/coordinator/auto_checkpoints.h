@@ -23,7 +23,7 @@
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/model_registry.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Thread-safe. With durability MEMORY it does nothing else by itself. Several coordinators may do
 // the same at once: shards let one of them.
@@ -81,10 +81,10 @@ class AutoCheckpoints {
   bool has_log() const { return checkpoints_->has_log(); }
   bool saves() const { return recovers() || has_log(); }
   // The model if it serves a checkpoint, else null.
-  std::shared_ptr<const ServedModel> ReadOnly(const std::string& model) const;
+  std::shared_ptr<const step::ServedModel> ReadOnly(const std::string& model) const;
   // Whether what it serves is still there, or cannot be read just now.
-  bool MayServeAgain(const ServedModel& model) const;
-  absl::Status ServeAgain(const ServedModel& model);
+  bool MayServeAgain(const step::ServedModel& model) const;
+  absl::Status ServeAgain(const step::ServedModel& model);
   // Whether some checkpoint may bring the model back.
   absl::StatusOr<bool> MayRecover(const std::string& model) const;
   void StartRecovery(const std::string& model) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -93,10 +93,10 @@ class AutoCheckpoints {
   absl::Status RecoverFrom(const v1::CheckpointInfo& checkpoint);
   // Models of which there are checkpoints, but no rows.
   void RecoverAbsent();
-  bool Due(const Saved& saved, const ServedModel& model, Reason reason) const;
-  void SaveIfDue(const std::shared_ptr<const ServedModel>& model) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Due(const Saved& saved, const step::ServedModel& model, Reason reason) const;
+  void SaveIfDue(const std::shared_ptr<const step::ServedModel>& model) ABSL_LOCKS_EXCLUDED(mutex_);
   // Unless another coordinator has just done so.
-  absl::Status Save(const std::shared_ptr<const ServedModel>& model, Reason reason,
+  absl::Status Save(const std::shared_ptr<const step::ServedModel>& model, Reason reason,
                     rpc::CallContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Checkpoints* const checkpoints_;
@@ -110,4 +110,4 @@ class AutoCheckpoints {
   TaskQueue tasks_;  // last: its destructor waits for what uses the rest
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

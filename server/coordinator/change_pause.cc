@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 // How long changes may take to end, and when they are decided here in place of a coordinator that
@@ -25,8 +25,8 @@ uint64_t RandomId() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_
 
 }  // namespace
 
-ChangePause::ChangePause(const ShardSet& shards, Mutations* mutations,
-                         std::shared_ptr<const ServedModel> model)
+ChangePause::ChangePause(const step::ShardSet& shards, step::Mutations* mutations,
+                         std::shared_ptr<const step::ServedModel> model)
     : shards_(shards), mutations_(mutations), model_(std::move(model)), id_(RandomId()) {}
 
 absl::StatusOr<ChangePause::Answers> ChangePause::Ask(const std::string& group, int64_t after_step,
@@ -56,10 +56,10 @@ absl::Status ChangePause::HoldGroup(const std::string& group, int64_t after_step
 absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answers, bool decide,
                                                             rpc::CallContext* context) {
   std::map<std::pair<std::string, uint64_t>, std::vector<bool>> held;
-  std::map<std::pair<std::string, uint64_t>, Mutation> names;
+  std::map<std::pair<std::string, uint64_t>, host::Mutation> names;
   for (size_t shard = 0; shard < answers.size(); ++shard) {
     for (const internal::v1::HeldMutation& mutation : answers[shard].mutations()) {
-      ASSIGN_OR_RETURN(const Mutation name, MutationOf(mutation.name()));
+      ASSIGN_OR_RETURN(const host::Mutation name, host::MutationOf(mutation.name()));
       const std::pair key(name.client_id, name.sequence);
       names[key] = name;
       held[key].resize(answers.size());
@@ -68,13 +68,13 @@ absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answe
     }
   }
   for (const auto& [key, on_shard] : held) {
-    const Mutation& name = names[key];
+    const host::Mutation& name = names[key];
     bool moving = true;
     for (size_t shard = 0; shard < answers.size() && moving; ++shard) {
       if (on_shard[shard]) continue;
       // Made there, so the word is on its way here; or not even voted on.
       internal::v1::FindMutationRequest request;
-      *request.mutable_mutation() = NameToProto(name);
+      *request.mutable_mutation() = host::NameToProto(name);
       ASSIGN_OR_RETURN(const auto found, shards_[shard].FindMutation(request, context));
       moving = found.state() == internal::v1::FindMutationResponse::COMMITTED;
     }
@@ -185,7 +185,7 @@ void ChangePause::Resume() {
   request.set_model_id(model_->id);
   request.set_pause_id(id_);
   rpc::CallContext context(SteadyNow() + kResumeDeadline);
-  shards_.Ask(&ShardBackend::ResumeChanges, request, &context).IgnoreError();
+  shards_.Ask(&host::ShardBackend::ResumeChanges, request, &context).IgnoreError();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -19,12 +19,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
-#include "server/coordinator/mutations.h"
-#include "server/coordinator/served_model.h"
-#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
+#include "server/step/mutations.h"
+#include "server/step/served_model.h"
+#include "server/step/shard_set.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // One pause, by one thread at a time. Its destructor lets changes go on.
 class ChangePause {
@@ -32,8 +32,8 @@ class ChangePause {
   using Answers = std::vector<internal::v1::PauseChangesResponse>;  // by shard
 
   // What it is given must outlive it.
-  ChangePause(const ShardSet& shards, Mutations* mutations,
-              std::shared_ptr<const ServedModel> model);
+  ChangePause(const step::ShardSet& shards, step::Mutations* mutations,
+              std::shared_ptr<const step::ServedModel> model);
   ~ChangePause() { Resume(); }
   ChangePause(const ChangePause&) = delete;
   ChangePause& operator=(const ChangePause&) = delete;
@@ -64,11 +64,11 @@ class ChangePause {
   void CommitStep(int64_t step, const std::vector<std::pair<int, internal::v1::HeldStep>>& held,
                   rpc::CallContext* context);
 
-  const ShardSet& shards_;
-  Mutations* const mutations_;
-  const std::shared_ptr<const ServedModel> model_;
+  const step::ShardSet& shards_;
+  step::Mutations* const mutations_;
+  const std::shared_ptr<const step::ServedModel> model_;
   const uint64_t id_;
   bool paused_ = false;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

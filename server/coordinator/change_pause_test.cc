@@ -20,10 +20,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/coordinator/testing_shard.h"
-#include "server/shard/mutation_votes.h"
-#include "server/shard/shard_checkpoints.h"
+#include "server/host/mutation_votes.h"
+#include "server/host/shard_checkpoints.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace change_pause_test {
 
 using internal::v1::FindMutationResponse;
@@ -40,7 +40,7 @@ enum class Mistake {
   kMadeElsewhereMissed,  // nobody asks whether a vote that some shards hold was made on the others
 };
 
-Mutation NameOf(int change) {
+host::Mutation NameOf(int change) {
   return {absl::StrCat("client ", change % 2), static_cast<uint64_t>(change + 1), 7};
 }
 
@@ -81,10 +81,10 @@ class ScheduledShard : public TestingShard {
  public:
   ScheduledShard(int index, Network* network, Mutex* turn, Mistake mistake)
       : TestingShard(index), network_(network), turn_(turn), mistake_(mistake) {
-    Answer(ShardVerb::kPauseChanges, &ScheduledShard::OnPause);
-    Answer(ShardVerb::kResumeChanges, &ScheduledShard::OnResume);
-    Answer(ShardVerb::kFindMutation, &ScheduledShard::OnFind);
-    Answer(ShardVerb::kDecideMutation, &ScheduledShard::OnDecide);
+    Answer(host::ShardVerb::kPauseChanges, &ScheduledShard::OnPause);
+    Answer(host::ShardVerb::kResumeChanges, &ScheduledShard::OnResume);
+    Answer(host::ShardVerb::kFindMutation, &ScheduledShard::OnFind);
+    Answer(host::ShardVerb::kDecideMutation, &ScheduledShard::OnDecide);
   }
 
   const std::set<int>& made() const { return made_; }
@@ -93,16 +93,16 @@ class ScheduledShard : public TestingShard {
 
   using Voted = std::function<void(bool)>;
   void Stage(int change, uint64_t attempt, const Voted& voted) {
-    gate_.Enter(kModel, std::nullopt, [=, this](const ChangeGate::Pass& pass) {
+    gate_.Enter(kModel, std::nullopt, [=, this](const host::ChangeGate::Pass& pass) {
       network_->Happen([=, this] {
         (void)pass;  // it is inside until here
-        MutationVotes::Change work;
+        host::MutationVotes::Change work;
         work.model_id = kModel;
         work.bytes = 1;
-        work.make = [=, this](const MutationVotes::RowsCallback& done) {
+        work.make = [=, this](const host::MutationVotes::RowsCallback& done) {
           network_->Happen([=, this] {
             made_.insert(change);
-            done(RowCounts{1, 0});
+            done(host::RowCounts{1, 0});
           });
         };
         work.drop = [] {};
@@ -114,7 +114,7 @@ class ScheduledShard : public TestingShard {
   void Decide(int change, uint64_t attempt, bool commit) {
     votes_.Decide(NameOf(change), attempt, commit, [](const auto&) {});
   }
-  void Find(int change, uint64_t attempt, const MutationVotes::FoundCallback& found) {
+  void Find(int change, uint64_t attempt, const host::MutationVotes::FoundCallback& found) {
     votes_.Find(NameOf(change), attempt,
                 [=, this](const auto& answer) { network_->Send([=] { found(answer); }); });
   }
@@ -150,26 +150,26 @@ class ScheduledShard : public TestingShard {
     const MutexLock lock(turn_);
     internal::v1::FindMutationResponse response;
     if (mistake_ == Mistake::kMadeElsewhereMissed) return response;
-    std::optional<absl::StatusOr<MutationVotes::Found>> found;
-    votes_.Find(*MutationOf(request.mutation()), request.attempt(),
+    std::optional<absl::StatusOr<host::MutationVotes::Found>> found;
+    votes_.Find(*host::MutationOf(request.mutation()), request.attempt(),
                 [&](auto answer) { found = std::move(answer); });
     while (!found.has_value()) network_->Deliver();  // it is on its way to the rows
     if (!found->ok()) return found->status();
     response.set_state((*found)->state);
     response.set_attempt((*found)->attempt);
-    SetRowCounts((*found)->rows, &response);
+    host::SetRowCounts((*found)->rows, &response);
     return response;
   }
   absl::StatusOr<internal::v1::DecideMutationResponse> OnDecide(
       const internal::v1::DecideMutationRequest& request) {
     const MutexLock lock(turn_);
-    std::optional<absl::StatusOr<RowCounts>> rows;
-    votes_.Decide(*MutationOf(request.mutation()), request.attempt(), request.commit(),
+    std::optional<absl::StatusOr<host::RowCounts>> rows;
+    votes_.Decide(*host::MutationOf(request.mutation()), request.attempt(), request.commit(),
                   [&](auto answer) { rows = std::move(answer); });
     while (!rows.has_value()) network_->Deliver();
     if (!rows->ok()) return rows->status();
     internal::v1::DecideMutationResponse response;
-    SetRowCounts(**rows, &response);
+    host::SetRowCounts(**rows, &response);
     return response;
   }
 
@@ -179,10 +179,10 @@ class ScheduledShard : public TestingShard {
   const Mistake mistake_;
   std::function<void()> on_idle_;
   std::set<int> made_;
-  ChangeGate gate_;
-  Sequencer order_;
-  ShardLog log_;  // none
-  MutationVotes votes_{{.max_held_bytes = 1000}, &order_, &log_};
+  host::ChangeGate gate_;
+  host::Sequencer order_;
+  host::ShardLog log_;  // none
+  host::MutationVotes votes_{{.max_held_bytes = 1000}, &order_, &log_};
 };
 
 // Coordinators that make changes as Mutations does, message by message, and may stop anywhere; and
@@ -225,8 +225,8 @@ class PauseSchedule {
   };
 
   std::string PauseOnce() {
-    const ShardSet set({shards_.begin(), shards_.end()}, &threads_);
-    Mutations mutations(set, absl::Seconds(1));
+    const step::ShardSet set({shards_.begin(), shards_.end()}, &threads_);
+    step::Mutations mutations(set, absl::Seconds(1));
     ChangePause pause(set, &mutations, model_);
     rpc::CallContext context(absl::Now() + absl::Seconds(30));
     const auto settled = pause.Settle(&context);
@@ -265,15 +265,16 @@ class PauseSchedule {
     auto found = std::make_shared<Answers>();
     for (const auto& shard : shards_) {
       network_.Send([=, this] {
-        shard->Find(change, attempt, [=, this](const absl::StatusOr<MutationVotes::Found>& answer) {
-          found->all_ok = found->all_ok && answer.ok();
-          found->any_made =
-              found->any_made || (answer.ok() && answer->state == FindMutationResponse::COMMITTED);
-          if (++found->count < kShards || !found->all_ok) return;
-          Say(change, attempt, found->any_made);
-          // The retry brings the change again.
-          if (!found->any_made) StartVote(change, attempt + 1000);
-        });
+        shard->Find(
+            change, attempt, [=, this](const absl::StatusOr<host::MutationVotes::Found>& answer) {
+              found->all_ok = found->all_ok && answer.ok();
+              found->any_made = found->any_made ||
+                                (answer.ok() && answer->state == FindMutationResponse::COMMITTED);
+              if (++found->count < kShards || !found->all_ok) return;
+              Say(change, attempt, found->any_made);
+              // The retry brings the change again.
+              if (!found->any_made) StartVote(change, attempt + 1000);
+            });
       });
     }
   }
@@ -286,7 +287,7 @@ class PauseSchedule {
   Mutex turn_;
   Network network_;
   BlockingPool threads_;
-  const std::shared_ptr<ServedModel> model_ = std::make_shared<ServedModel>();
+  const std::shared_ptr<step::ServedModel> model_ = std::make_shared<step::ServedModel>();
   std::vector<std::shared_ptr<ScheduledShard>> shards_;
   int changes_ = 0;
   uint64_t attempts_ = 0;
@@ -319,9 +320,9 @@ class GroupShard : public TestingShard {
  public:
   GroupShard(int index, std::vector<internal::v1::HeldStep> answers)
       : TestingShard(index), answers_(std::move(answers)) {
-    Answer(ShardVerb::kPauseChanges, &GroupShard::OnPause);
-    Answer(ShardVerb::kResumeChanges, &GroupShard::OnResume);
-    Answer(ShardVerb::kDecideStep, &GroupShard::OnDecide);
+    Answer(host::ShardVerb::kPauseChanges, &GroupShard::OnPause);
+    Answer(host::ShardVerb::kResumeChanges, &GroupShard::OnResume);
+    Answer(host::ShardVerb::kDecideStep, &GroupShard::OnDecide);
   }
 
   absl::StatusOr<internal::v1::PauseChangesResponse> OnPause(
@@ -377,9 +378,9 @@ class GroupPauseTest : public ::testing::Test {
                       absl::Duration patience = absl::Seconds(30)) {
     shards_ = {std::make_shared<GroupShard>(0, std::move(first)),
                std::make_shared<GroupShard>(1, std::move(second))};
-    const ShardSet set({shards_[0], shards_[1]}, &threads_);
-    Mutations mutations(set, absl::Seconds(1));
-    auto model = std::make_shared<ServedModel>();
+    const step::ShardSet set({shards_[0], shards_[1]}, &threads_);
+    step::Mutations mutations(set, absl::Seconds(1));
+    auto model = std::make_shared<step::ServedModel>();
     model->id = kModel;
     ChangePause pause(set, &mutations, model);
     rpc::CallContext context(absl::Now() + patience);
@@ -450,4 +451,4 @@ TEST(ChangePauseTest, MistakesAreFound) {
 }
 
 }  // namespace change_pause_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

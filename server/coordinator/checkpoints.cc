@@ -16,10 +16,10 @@
 #include "preprocess/plan/plan.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/manifest.h"
-#include "server/coordinator/shard_set.h"
 #include "server/ops/logging.h"
+#include "server/step/shard_set.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 constexpr absl::Duration kHeartbeat = absl::Seconds(10);
@@ -31,8 +31,9 @@ std::string TimeName(absl::Time time) {
 
 }  // namespace
 
-CheckpointSave::CheckpointSave(const ShardSet& shards, const CheckpointStore* store,
-                               std::shared_ptr<const ServedModel> model, SaveOptions options)
+CheckpointSave::CheckpointSave(const step::ShardSet& shards,
+                               const checkpoint::CheckpointStore* store,
+                               std::shared_ptr<const step::ServedModel> model, SaveOptions options)
     : shards_(shards),
       store_(store),
       model_(std::move(model)),
@@ -60,12 +61,13 @@ void CheckpointSave::ChooseParent(const ChangePause::Answers& answers) {
     return answer.checkpoint_id() == known;
   });
   if (!options_.incremental || known == 0 || !all_know) return;
-  const auto chain = store_->Chain(model_->config.name(), std::string(kNewestCheckpoint));
+  const auto chain =
+      store_->Chain(model_->config.name(), std::string(checkpoint::kNewestCheckpoint));
   if (!chain.ok()) return;
   const v1::CheckpointManifest& newest = chain->front().manifest();
   if (newest.checkpoint_id() != known || newest.chain() >= options_.max_chain) return;
-  const int64_t full = InfoOf(chain->back().manifest()).bytes();
-  most_bytes_ = full / 2 - (BytesOf(*chain) - full);
+  const int64_t full = checkpoint::InfoOf(chain->back().manifest()).bytes();
+  most_bytes_ = full / 2 - (checkpoint::BytesOf(*chain) - full);
   manifest_.set_parent(newest.name());
   manifest_.set_parent_id(known);
   manifest_.set_chain(newest.chain() + 1);
@@ -88,7 +90,7 @@ absl::Status CheckpointSave::CheckStep(const ChangePause::Answers& answers) cons
 
 void CheckpointSave::FillManifest(const ChangePause::Answers& answers) {
   const absl::Time now = absl::Now();  // a date
-  manifest_.set_format_version(kManifestVersion);
+  manifest_.set_format_version(checkpoint::kManifestVersion);
   manifest_.set_model(model_->config.name());
   manifest_.set_checkpoint_id(absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}));
   manifest_.set_saved_at_ms(absl::ToUnixMillis(now));
@@ -147,7 +149,7 @@ absl::Status CheckpointSave::Begin(std::unique_ptr<ChangePause> pause, rpc::Call
 }
 
 absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* context,
-                                                              const BytesReport& report) {
+                                                              const step::BytesReport& report) {
   absl::Time beat = SteadyNow();
   const auto beat_and_report = [&](int64_t bytes, int64_t total) -> absl::Status {
     if (SteadyNow() > beat + kHeartbeat) {
@@ -156,7 +158,7 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
     }
     return report(bytes, total);
   };
-  ASSIGN_OR_RETURN(const ShardTransfers::Results results,
+  ASSIGN_OR_RETURN(const step::ShardTransfers::Results results,
                    transfers_.Await(context, beat_and_report));
   for (const internal::v1::GetTransferResponse& result : results) {
     manifest_.mutable_files()->MergeFrom(result.files());
@@ -174,7 +176,8 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   rpc::CallContext completing(SteadyNow() + kCompleteDeadline, context->trace());
   // A shard that does not hear of it counts changes from further back: the next one is whole. And
   // its log goes on from an older one, which then stays.
-  absl::Status heard = shards_.Ask(&ShardBackend::CompleteSave, complete, &completing).status();
+  absl::Status heard =
+      shards_.Ask(&host::ShardBackend::CompleteSave, complete, &completing).status();
   // Logs of rows that models share begin with none.
   const bool begins = options_.has_log && !config::HasSharedTables(model_->config);
   if (heard.ok() && begins) heard = store_->SetBeginning(manifest_, model_->history);
@@ -206,7 +209,7 @@ class ProgressReporter {
     progress_.set_total_bytes(std::max(bytes, total_bytes));
     return SteadyNow() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
   }
-  BytesReport bytes() {
+  step::BytesReport bytes() {
     return [this](int64_t bytes, int64_t total_bytes) { return (*this)(bytes, total_bytes); };
   }
   v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint) {
@@ -249,7 +252,7 @@ absl::StatusOr<v1::ModelConfig> ConfigFor(const v1::RestoreCheckpointRequest& re
                                                    "'; the checkpoint is of model '",
                                                    manifest.model(), "'"));
   }
-  RETURN_IF_ERROR(CheckSameTables(manifest, config));
+  RETURN_IF_ERROR(checkpoint::CheckSameTables(manifest, config));
   return config;
 }
 
@@ -262,19 +265,19 @@ absl::Status Checkpoints::CheckEnabled() const {
       "storage { directory: \"...\" }, or start `emberd up` with --data DIR");
 }
 
-absl::StatusOr<CheckpointChain> Checkpoints::ChainOf(const std::string& model,
-                                                     const std::string& name) const {
+absl::StatusOr<checkpoint::CheckpointChain> Checkpoints::ChainOf(const std::string& model,
+                                                                 const std::string& name) const {
   RETURN_IF_ERROR(CheckEnabled());
-  return store_.Chain(model, name.empty() ? std::string(kNewestCheckpoint) : name);
+  return store_.Chain(model, name.empty() ? std::string(checkpoint::kNewestCheckpoint) : name);
 }
 
 absl::StatusOr<RowSource> Checkpoints::FindRows(const std::string& model,
                                                 const std::string& name) const {
-  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(model, name));
+  ASSIGN_OR_RETURN(checkpoint::CheckpointChain chain, ChainOf(model, name));
   return SourceOf(std::move(chain), [](int64_t, int64_t) { return absl::OkStatus(); });
 }
 
-RowSource Checkpoints::SourceOf(CheckpointChain chain, BytesReport report) const {
+RowSource Checkpoints::SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const {
   RowSource source = {std::move(chain), std::move(report)};
   if (!has_log()) return source;
   source.begins = [this, checkpoint = source.chain.front().manifest()](uint64_t history) {
@@ -286,15 +289,15 @@ RowSource Checkpoints::SourceOf(CheckpointChain chain, BytesReport report) const
 // ---- Save
 
 std::unique_ptr<ChangePause> Checkpoints::MakePause(
-    std::shared_ptr<const ServedModel> model) const {
+    std::shared_ptr<const step::ServedModel> model) const {
   return std::make_unique<ChangePause>(shards_, mutations_, std::move(model));
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
-    std::shared_ptr<const ServedModel> model, SaveOptions options,
+    std::shared_ptr<const step::ServedModel> model, SaveOptions options,
     std::unique_ptr<ChangePause> pause, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
-  if (!options.name.empty()) RETURN_IF_ERROR(CheckNewCheckpointName(options.name));
+  if (!options.name.empty()) RETURN_IF_ERROR(checkpoint::CheckNewCheckpointName(options.name));
   options.max_chain = std::max(storage_.max_chain(), 0);
   options.has_log = has_log();
   auto save = std::make_unique<CheckpointSave>(shards_, &store_, model, options);
@@ -315,7 +318,7 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSavePatiently(
-    const std::shared_ptr<const ServedModel>& model, const SaveOptions& options,
+    const std::shared_ptr<const step::ServedModel>& model, const SaveOptions& options,
     rpc::CallContext* context) {
   const absl::Time give_up = std::min(SteadyNow() + kOtherSavePatience, context->deadline());
   while (true) {
@@ -327,14 +330,14 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSavePatiently(
 }
 
 absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
-                                                           const BytesReport& report,
+                                                           const step::BytesReport& report,
                                                            rpc::CallContext* context) {
   const auto manifest = save->Finish(context, report);
   if (!manifest.ok()) {
     save->model().metrics->Add(ops::MetricId::kCheckpointFailures);
     return registry_->Explain(save->model().id, save->model().history, manifest.status());
   }
-  const v1::CheckpointInfo info = InfoOf(*manifest);
+  const v1::CheckpointInfo info = checkpoint::InfoOf(*manifest);
   save->model().metrics->AddCheckpoint(info.bytes(), save->paused());
   ops::Log(ops::LogLevel::kInfo, "checkpoint saved",
            {{"model", info.model()},
@@ -353,7 +356,8 @@ absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
   return info;
 }
 
-void Checkpoints::CountStored(const ServedModel& model, const v1::CheckpointInfo* saved) const {
+void Checkpoints::CountStored(const step::ServedModel& model,
+                              const v1::CheckpointInfo* saved) const {
   const auto list = store_.List(model.config.name());
   if (!list.ok()) return;
   int64_t all = 0;
@@ -393,11 +397,11 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
 Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request,
                                         const Report& report, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
-  ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model,
+  ASSIGN_OR_RETURN(std::shared_ptr<const step::ServedModel> model,
                    registry_->FindByName(request.model(), context));
   // It may have been reset or restored through another coordinator.
   ASSIGN_OR_RETURN(model, registry_->FindAnew(model->id, context));
-  RETURN_IF_ERROR(CheckNotReadOnly(*model, "there is nothing new to save"));
+  RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "there is nothing new to save"));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("pausing"));
   ASSIGN_OR_RETURN(
@@ -414,26 +418,26 @@ Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request
 
 // ---- Restore
 
-absl::Status Checkpoints::CheckFiles(const CheckpointChain& chain, const BytesReport& report,
-                                     rpc::CallContext* context) {
-  ShardTransfers transfers(shards_);
+absl::Status Checkpoints::CheckFiles(const checkpoint::CheckpointChain& chain,
+                                     const step::BytesReport& report, rpc::CallContext* context) {
+  step::ShardTransfers transfers(shards_);
   internal::v1::BeginRestoreRequest request;
   request.set_transfer_id(transfers.id());
   request.set_check_only(true);
   request.mutable_chain()->Add(chain.begin(), chain.end());
-  RETURN_IF_ERROR(shards_.Ask(&ShardBackend::BeginRestore, request, context).status());
-  const int64_t total = BytesOf(chain);
+  RETURN_IF_ERROR(shards_.Ask(&host::ShardBackend::BeginRestore, request, context).status());
+  const int64_t total = checkpoint::BytesOf(chain);
   return transfers.Await(context, [&](int64_t bytes, int64_t) { return report(bytes, total); })
       .status();
 }
 
 Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& request,
                                            const Report& report, rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(request.model(), request.name()));
+  ASSIGN_OR_RETURN(checkpoint::CheckpointChain chain, ChainOf(request.model(), request.name()));
   const v1::CheckpointManifest& manifest = chain.front().manifest();
   ASSIGN_OR_RETURN(const v1::ModelConfig config, ConfigFor(request, manifest));
-  const v1::CheckpointInfo info = InfoOf(manifest);
-  const int64_t total = BytesOf(chain);
+  const v1::CheckpointInfo info = checkpoint::InfoOf(manifest);
+  const int64_t total = checkpoint::BytesOf(chain);
   ProgressReporter reporter(report);
   // Rows that are served are given up only for what is known to be whole.
   const auto served = registry_->FindByName(request.model(), context);
@@ -456,11 +460,12 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
 
 Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& request,
                                           const Report& report, rpc::CallContext*) {
-  ASSIGN_OR_RETURN(const CheckpointChain chain, ChainOf(request.model(), request.name()));
+  ASSIGN_OR_RETURN(const checkpoint::CheckpointChain chain,
+                   ChainOf(request.model(), request.name()));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("checking"));
-  RETURN_IF_ERROR(VerifyChain(chain, reporter.bytes()));
-  return reporter.Done(InfoOf(chain.front().manifest()));
+  RETURN_IF_ERROR(checkpoint::VerifyChain(chain, reporter.bytes()));
+  return reporter.Done(checkpoint::InfoOf(chain.front().manifest()));
 }
 
 Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& request,
@@ -468,16 +473,19 @@ Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& reque
   RETURN_IF_ERROR(CheckEnabled());
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("merging"));
-  ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
-                   MergeCheckpoint(store_, request.model(), request.name(), reporter.bytes()));
+  ASSIGN_OR_RETURN(
+      const v1::CheckpointInfo info,
+      checkpoint::MergeCheckpoint(store_, request.model(), request.name(), reporter.bytes()));
   return reporter.Done(info);
 }
 
 absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
     const v1::DiffCheckpointsRequest& request, rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(const CheckpointChain before, ChainOf(request.model(), request.before()));
-  ASSIGN_OR_RETURN(const CheckpointChain after, ChainOf(request.model(), request.after()));
-  return DiffCheckpoints(before, after, [&](int64_t, int64_t) {
+  ASSIGN_OR_RETURN(const checkpoint::CheckpointChain before,
+                   ChainOf(request.model(), request.before()));
+  ASSIGN_OR_RETURN(const checkpoint::CheckpointChain after,
+                   ChainOf(request.model(), request.after()));
+  return checkpoint::DiffCheckpoints(before, after, [&](int64_t, int64_t) {
     return context->cancelled() ? absl::CancelledError("the caller cancelled the call")
                                 : absl::OkStatus();
   });
@@ -525,7 +533,7 @@ absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
   RETURN_IF_ERROR(CheckEnabled());
   ASSIGN_OR_RETURN(const uint64_t history, LoggedHistory(request.model(), context));
   absl::StatusOr<int64_t> bytes;
-  if (request.name() == kAutomaticCheckpoints) {
+  if (request.name() == checkpoint::kAutomaticCheckpoints) {
     ASSIGN_OR_RETURN(const int64_t given_up, store_.GivenUpUntil(request.model()));
     bytes = RemoveAutomatic(request.model(), history, given_up);
   } else {
@@ -543,8 +551,8 @@ absl::StatusOr<std::unique_ptr<CheckpointExport>> Checkpoints::StartExport(
     const v1::ExportCheckpointRequest& request) {
   auto started = std::make_unique<CheckpointExport>();
   ASSIGN_OR_RETURN(started->chain_, ChainOf(request.model(), request.name()));
-  ASSIGN_OR_RETURN(started->reader_,
-                   TableReader::Open(&started->chain_, request.table(), request.slot()));
+  ASSIGN_OR_RETURN(started->reader_, checkpoint::TableReader::Open(
+                                         &started->chain_, request.table(), request.slot()));
   return started;
 }
 
@@ -591,7 +599,7 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
 
 Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& request,
                                          const Report& report, rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(request.model(), request.name()));
+  ASSIGN_OR_RETURN(checkpoint::CheckpointChain chain, ChainOf(request.model(), request.name()));
   const v1::CheckpointManifest& manifest = chain.front().manifest();
   const std::string& name = request.serve_as().empty() ? request.model() : request.serve_as();
   v1::DataType dtype = request.storage_dtype();
@@ -602,8 +610,8 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
     }
   }
   ASSIGN_OR_RETURN(const v1::ModelConfig config, ServingConfig(manifest.config(), name, dtype));
-  const v1::CheckpointInfo info = InfoOf(manifest);
-  const int64_t total = BytesOf(chain);
+  const v1::CheckpointInfo info = checkpoint::InfoOf(manifest);
+  const int64_t total = checkpoint::BytesOf(chain);
   ProgressReporter reporter(report);
   bool begun = false;
   const auto tell = [&](int64_t bytes, int64_t) -> absl::Status {
@@ -619,15 +627,15 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
   return done;
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> Checkpoints::ServeAgain(
-    const ServedModel& lost, const BytesReport& report, rpc::CallContext* context) {
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> Checkpoints::ServeAgain(
+    const step::ServedModel& lost, const step::BytesReport& report, rpc::CallContext* context) {
   ASSIGN_OR_RETURN(RowSource source, FindRows(lost.serves.model(), lost.serves.checkpoint()));
   if (source.chain.front().manifest().checkpoint_id() != lost.serves.checkpoint_id()) {
-    return absl::NotFoundError(absl::StrCat("checkpoint '", ServesText(lost.serves),
+    return absl::NotFoundError(absl::StrCat("checkpoint '", step::ServesText(lost.serves),
                                             "' was removed; another checkpoint has its name now"));
   }
   source.report = report;
   return registry_->Serve(lost.config, source, context);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

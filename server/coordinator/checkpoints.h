@@ -15,11 +15,11 @@
 #include "server/checkpoint/table_reader.h"
 #include "server/coordinator/change_pause.h"
 #include "server/coordinator/model_registry.h"
-#include "server/coordinator/mutations.h"
-#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
+#include "server/step/mutations.h"
+#include "server/step/shard_set.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Saves one checkpoint: fixes its moment on all shards, waits until they have written it, and makes
 // it a checkpoint by its manifest.
@@ -37,8 +37,8 @@ struct SaveOptions {
 class CheckpointSave {
  public:
   // What it is given must outlive it.
-  CheckpointSave(const ShardSet& shards, const CheckpointStore* store,
-                 std::shared_ptr<const ServedModel> model, SaveOptions options);
+  CheckpointSave(const step::ShardSet& shards, const checkpoint::CheckpointStore* store,
+                 std::shared_ptr<const step::ServedModel> model, SaveOptions options);
   ~CheckpointSave();
 
   // Fixes the moment. Changes go on when it returns, whatever it returns.
@@ -48,9 +48,9 @@ class CheckpointSave {
   bool IsLarge(rpc::CallContext* context);
   // Waits for the files, and returns the manifest of what is now a checkpoint.
   absl::StatusOr<v1::CheckpointManifest> Finish(rpc::CallContext* context,
-                                                const BytesReport& report);
+                                                const step::BytesReport& report);
 
-  const ServedModel& model() const { return *model_; }
+  const step::ServedModel& model() const { return *model_; }
   absl::Duration paused() const { return paused_; }
 
  private:
@@ -61,11 +61,11 @@ class CheckpointSave {
   absl::Status BeginOnShards(uint64_t pause_id, const ChangePause::Answers& answers,
                              rpc::CallContext* context);
 
-  const ShardSet& shards_;
-  const CheckpointStore* const store_;
-  const std::shared_ptr<const ServedModel> model_;
+  const step::ShardSet& shards_;
+  const checkpoint::CheckpointStore* const store_;
+  const std::shared_ptr<const step::ServedModel> model_;
   const SaveOptions options_;
-  ShardTransfers transfers_;
+  step::ShardTransfers transfers_;
   std::string folder_;
   v1::CheckpointManifest manifest_;
   int64_t most_bytes_ = 0;  // see IsLarge
@@ -80,8 +80,8 @@ class CheckpointExport {
 
  private:
   friend class Checkpoints;
-  CheckpointChain chain_;
-  std::unique_ptr<TableReader> reader_;
+  checkpoint::CheckpointChain chain_;
+  std::unique_ptr<checkpoint::TableReader> reader_;
   int64_t next_ = 0;
 };
 
@@ -94,8 +94,8 @@ class Checkpoints {
   using Progress = absl::StatusOr<v1::CheckpointProgress>;  // the last message
 
   // What the arguments point to must outlive it.
-  Checkpoints(const v1::StorageConfig& storage, const ShardSet& shards, Mutations* mutations,
-              ModelRegistry* registry, BlockingPool* threads)
+  Checkpoints(const v1::StorageConfig& storage, const step::ShardSet& shards,
+              step::Mutations* mutations, ModelRegistry* registry, BlockingPool* threads)
       : storage_(storage),
         store_(storage.checkpoints()),
         shards_(shards),
@@ -107,7 +107,7 @@ class Checkpoints {
 
   // FAILED_PRECONDITION: the cluster description has no storage.
   absl::Status CheckEnabled() const;
-  const CheckpointStore& store() const { return store_; }
+  const checkpoint::CheckpointStore& store() const { return store_; }
   const v1::StorageConfig& storage() const { return storage_; }
   bool has_log() const { return storage_.durability() == v1::StorageConfig::LOG; }
 
@@ -118,9 +118,8 @@ class Checkpoints {
   Progress Serve(const v1::ServeCheckpointRequest& request, const Report& report,
                  rpc::CallContext* context);
   // Loads again what a model serves that has lost rows. NOT_FOUND: the checkpoint is gone.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> ServeAgain(const ServedModel& lost,
-                                                                const BytesReport& report,
-                                                                rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> ServeAgain(
+      const step::ServedModel& lost, const step::BytesReport& report, rpc::CallContext* context);
   Progress Verify(const v1::VerifyCheckpointRequest& request, const Report& report,
                   rpc::CallContext* context);
   Progress Merge(const v1::MergeCheckpointRequest& request, const Report& report,
@@ -138,14 +137,15 @@ class Checkpoints {
 
   // The two parts of Save. `pause` may hold back a group's later steps already.
   absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSave(
-      std::shared_ptr<const ServedModel> model, SaveOptions options,
+      std::shared_ptr<const step::ServedModel> model, SaveOptions options,
       std::unique_ptr<ChangePause> pause, rpc::CallContext* context);
-  absl::StatusOr<v1::CheckpointInfo> FinishSave(CheckpointSave* save, const BytesReport& report,
+  absl::StatusOr<v1::CheckpointInfo> FinishSave(CheckpointSave* save,
+                                                const step::BytesReport& report,
                                                 rpc::CallContext* context);
   // Finishes it on a thread of its own. `done` hears of the end, on that thread.
   void FinishLater(std::unique_ptr<CheckpointSave> save,
                    std::function<void(const absl::Status&)> done);
-  std::unique_ptr<ChangePause> MakePause(std::shared_ptr<const ServedModel> model) const;
+  std::unique_ptr<ChangePause> MakePause(std::shared_ptr<const step::ServedModel> model) const;
 
   // Where a model is to get its rows from that asks for a checkpoint ("newest": the newest).
   absl::StatusOr<RowSource> FindRows(const std::string& model, const std::string& name) const;
@@ -156,30 +156,31 @@ class Checkpoints {
 
   // BeginSave, once another save of the model is over.
   absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSavePatiently(
-      const std::shared_ptr<const ServedModel>& model, const SaveOptions& options,
+      const std::shared_ptr<const step::ServedModel>& model, const SaveOptions& options,
       rpc::CallContext* context);
   // Reads every byte of a chain on all shards.
-  absl::Status CheckFiles(const CheckpointChain& chain, const BytesReport& report,
+  absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, const step::BytesReport& report,
                           rpc::CallContext* context);
-  absl::StatusOr<CheckpointChain> ChainOf(const std::string& model, const std::string& name) const;
+  absl::StatusOr<checkpoint::CheckpointChain> ChainOf(const std::string& model,
+                                                      const std::string& name) const;
   // For rows that will be trained.
-  RowSource SourceOf(CheckpointChain chain, BytesReport report) const;
+  RowSource SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const;
   // As CheckpointStore::RemoveAutomatic, with what storage.keep says.
   absl::StatusOr<int64_t> RemoveAutomatic(const std::string& model, uint64_t history,
                                           int64_t given_up) const;
   // Sets the metric of what the model's checkpoints take of the disk. `saved`: has just been saved;
   // warns if those that were saved on request take much. Null: none.
-  void CountStored(const ServedModel& model, const v1::CheckpointInfo* saved) const;
+  void CountStored(const step::ServedModel& model, const v1::CheckpointInfo* saved) const;
   // Of the rows of a model that the shards have logs of; 0: there are none.
   absl::StatusOr<uint64_t> LoggedHistory(const std::string& model, rpc::CallContext* context);
 
   const v1::StorageConfig storage_;
-  const CheckpointStore store_;
-  const ShardSet& shards_;
-  Mutations* const mutations_;
+  const checkpoint::CheckpointStore store_;
+  const step::ShardSet& shards_;
+  step::Mutations* const mutations_;
   ModelRegistry* const registry_;
   rpc::CallContext stopping_{absl::InfiniteFuture()};  // of what nobody waits for
   TaskQueue later_;  // last: its destructor waits for what uses the rest
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -16,7 +16,7 @@
 #include "server/ops/logging.h"
 #include "server/rpc/local_peers.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
@@ -36,7 +36,7 @@ ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metr
   return options;
 }
 
-FanoutOptions MakeFanoutOptions(const v1::ClusterConfig& cluster, ThreadPools* threads) {
+step::FanoutOptions MakeFanoutOptions(const v1::ClusterConfig& cluster, ThreadPools* threads) {
   return {.batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
           .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
           .copy_gradients = cluster.storage().durability() == v1::StorageConfig::LOG,
@@ -55,8 +55,8 @@ std::vector<std::string> HttpAddresses(const v1::ClusterConfig& cluster) {
   return addresses;
 }
 
-std::vector<Collective*> CollectivesOf(const ShardSet& shards) {
-  std::vector<Collective*> collectives;
+std::vector<group::Collective*> CollectivesOf(const step::ShardSet& shards) {
+  std::vector<group::Collective*> collectives;
   for (size_t i = 0; i < shards.size(); ++i) collectives.push_back(shards[i].collective());
   return collectives;
 }
@@ -77,8 +77,8 @@ void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response)
 }  // namespace
 
 Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
-                         std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics,
-                         ThreadPools* threads)
+                         std::vector<std::shared_ptr<host::ShardBackend>> shards,
+                         ops::Metrics* metrics, ThreadPools* threads)
     : shards_(std::move(shards), &threads->blocking),
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
@@ -157,7 +157,7 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
   const auto known = registry_.Recall(registry_.IdOf(request.name())).model;
   const bool read_only = known != nullptr && known->read_only();
   std::unique_ptr<ChangePause> pause;  // until it is gone
-  const auto settle = [&](const std::shared_ptr<const ServedModel>& model) {
+  const auto settle = [&](const std::shared_ptr<const step::ServedModel>& model) {
     pause = checkpoints_.MakePause(model);
     return pause->Settle(context).status();
   };
@@ -180,8 +180,8 @@ absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetMo
 absl::StatusOr<v1::DropGroupResponse> Coordinator::DropGroup(const v1::DropGroupRequest& request,
                                                              rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto found, registry_.FindByName(request.model(), context));
-  return OnModel(found->id, context, [&](const std::shared_ptr<const ServedModel>& model) {
-    return server::DropGroup(*model, request.group(), shards_, context);
+  return OnModel(found->id, context, [&](const std::shared_ptr<const step::ServedModel>& model) {
+    return coordinator::DropGroup(*model, request.group(), shards_, context);
   });
 }
 
@@ -199,47 +199,49 @@ absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
   response.set_history(known.model->history);
   response.set_lost(known.lost);
   response.set_recovery(auto_checkpoints_.RecoveryOf(known.model->config.name()));
-  response.set_serves(ServesText(known.model->serves));
+  response.set_serves(step::ServesText(known.model->serves));
   *response.mutable_config() = known.model->config;
   *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->PlanNow());
   AddSlots(known.model->config, &response);
   return response;
 }
 
-absl::StatusOr<LookupOutput> Coordinator::LookupForReader(const v1::LookupRequest& request,
-                                                          rpc::CallContext* context) {
+absl::StatusOr<step::LookupOutput> Coordinator::LookupForReader(const v1::LookupRequest& request,
+                                                                rpc::CallContext* context) {
   if (request.inference()) return Lookup(request, context);
   return absl::PermissionDeniedError(
       "inference is false, so the batch would be kept, which needs the role TRAINER; it must be "
       "true for a READER");
 }
 
-absl::StatusOr<LookupOutput> Coordinator::Lookup(const v1::LookupRequest& request,
-                                                 rpc::CallContext* context) {
-  return OnModel(request.model_id(), context, [&](const std::shared_ptr<const ServedModel>& model) {
-    StepHooks no_hooks;
-    StageTimes times;
-    return path_.Lookup(model, request, context, &no_hooks, &times);
-  });
+absl::StatusOr<step::LookupOutput> Coordinator::Lookup(const v1::LookupRequest& request,
+                                                       rpc::CallContext* context) {
+  return OnModel(request.model_id(), context,
+                 [&](const std::shared_ptr<const step::ServedModel>& model) {
+                   step::StepHooks no_hooks;
+                   step::StageTimes times;
+                   return path_.Lookup(model, request, context, &no_hooks, &times);
+                 });
 }
 
 absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     const v1::ApplyGradientsRequest& request, rpc::CallContext* context) {
   RETURN_IF_ERROR(registry_.CheckNotLost(request.model_id(), context));
   const uint64_t handle = request.batch_handle();
-  const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
-                          UpdateTag(request.model_id())};
-  RETURN_IF_ERROR(CheckMutation(mutation));
-  const UpdateName name{.model_id = request.model_id(), .handle = handle, .mutation = mutation};
-  StepHooks no_hooks;
-  StageTimes times;
-  IncomingUpdate update(/*sum_rows=*/false);
+  const host::Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
+                                host::UpdateTag(request.model_id())};
+  RETURN_IF_ERROR(host::CheckMutation(mutation));
+  const step::UpdateName name{
+      .model_id = request.model_id(), .handle = handle, .mutation = mutation};
+  step::StepHooks no_hooks;
+  step::StageTimes times;
+  step::IncomingUpdate update(/*sum_rows=*/false);
   update.Add({std::shared_ptr<const void>(), &request}, {}, /*last=*/true);
   const auto made = path_.Update(name, &update, context, &no_hooks, &times);
   if (!made.ok()) {
     if (absl::IsNotFound(made.status())) {  // no batch is kept of a model that is only looked up
       const auto model = registry_.Find(request.model_id(), context);
-      if (model.ok()) RETURN_IF_ERROR(CheckTrainable(**model));
+      if (model.ok()) RETURN_IF_ERROR(step::CheckTrainable(**model));
     }
     if (!absl::IsDataLoss(made.status())) return made.status();
     // The rows that the batch was looked up from are gone: no retry can succeed.
@@ -248,7 +250,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   }
   if (made->replayed) server_metrics_->Add(ops::MetricId::kReplays);
   v1::ApplyGradientsResponse response;
-  SetRowCounts(made->rows, &response);
+  host::SetRowCounts(made->rows, &response);
   response.set_replayed(made->replayed);
   return response;
 }
@@ -271,7 +273,7 @@ absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimits
 absl::StatusOr<v1::SetLimitsResponse> Coordinator::SetLimits(const v1::SetLimitsRequest& request,
                                                              rpc::CallContext* context) {
   v1::SetLimitsResponse response;
-  const auto change = [&](const ServedModel& model, const preprocess::Plan& now) {
+  const auto change = [&](const step::ServedModel& model, const preprocess::Plan& now) {
     auto limits = ChangedLimits(model, now, request);
     if (limits.ok()) response.mutable_limits()->Assign(limits->begin(), limits->end());
     return limits;
@@ -291,7 +293,7 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
     status->set_history(model->history);
     status->set_lost(lost);
     status->set_recovery(auto_checkpoints_.RecoveryOf(model->config.name()));
-    status->set_serves(ServesText(model->serves));
+    status->set_serves(step::ServesText(model->serves));
     status->set_model_id(model->id);
     status->set_name(model->config.name());
     status->set_tables(model->config.tables_size());
@@ -343,7 +345,7 @@ constexpr absl::Duration kUnpinDeadline = absl::Seconds(2);
 
 absl::StatusOr<v1::ChangeMemoryResponse> Coordinator::ChangeMemory(
     const v1::ChangeMemoryRequest& request, rpc::CallContext* context) {
-  RETURN_IF_ERROR(CheckMemoryChange(request));
+  RETURN_IF_ERROR(host::CheckMemoryChange(request));
   v1::ChangeMemoryResponse response;
   for (size_t i = 0; i < shards_.size(); ++i) response.add_shards();
   const absl::Status status = shards_.OnAll([&](int shard) {
@@ -380,4 +382,4 @@ void Coordinator::TakePinBack(const v1::ChangeMemoryRequest& pin,
   shards_.On(pinned, take_back).IgnoreError();  // it is in the log
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -23,26 +23,26 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/auto_checkpoints.h"
 #include "server/coordinator/checkpoints.h"
-#include "server/coordinator/fanout.h"
-#include "server/coordinator/lookup_response.h"
 #include "server/coordinator/model_registry.h"
-#include "server/coordinator/shard_set.h"
-#include "server/coordinator/step.h"
 #include "server/group/collective_router.h"
+#include "server/host/mutation_record.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
-#include "server/shard/mutation_record.h"
+#include "server/step/fanout.h"
+#include "server/step/lookup_response.h"
+#include "server/step/shard_set.h"
+#include "server/step/step.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // What training streams and operators work with besides the unary calls.
 struct CoordinatorResources {
   std::string identity;  // one string per life of the process
   ModelRegistry* registry = nullptr;
-  Fanout* fanout = nullptr;
-  StepPath* path = nullptr;
+  step::Fanout* fanout = nullptr;
+  step::StepPath* path = nullptr;
   Checkpoints* checkpoints = nullptr;
-  CollectiveRouter* collective = nullptr;
+  group::CollectiveRouter* collective = nullptr;
   ops::Metrics* metrics = nullptr;
   absl::Duration shard_call;  // time for what is asked of shards
   absl::Duration slow_step;   // steps that take longer are logged
@@ -55,7 +55,7 @@ class Coordinator {
   // `cluster` is complete; `shards[i]` is its shard i. `metrics` and `threads` must outlive the
   // coordinator.
   Coordinator(const v1::ClusterConfig& cluster, int index,
-              std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics,
+              std::vector<std::shared_ptr<host::ShardBackend>> shards, ops::Metrics* metrics,
               ThreadPools* threads);
 
   absl::StatusOr<v1::DeclareModelResponse> DeclareModel(const v1::DeclareModelRequest& request,
@@ -69,10 +69,11 @@ class Coordinator {
   // Also of a lost model.
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const v1::DescribeModelRequest& request,
                                                           rpc::CallContext* context);
-  absl::StatusOr<LookupOutput> Lookup(const v1::LookupRequest& request, rpc::CallContext* context);
+  absl::StatusOr<step::LookupOutput> Lookup(const v1::LookupRequest& request,
+                                            rpc::CallContext* context);
   // For callers who may not train. PERMISSION_DENIED for a lookup that would keep a batch.
-  absl::StatusOr<LookupOutput> LookupForReader(const v1::LookupRequest& request,
-                                               rpc::CallContext* context);
+  absl::StatusOr<step::LookupOutput> LookupForReader(const v1::LookupRequest& request,
+                                                     rpc::CallContext* context);
   absl::StatusOr<v1::ApplyGradientsResponse> ApplyGradients(
       const v1::ApplyGradientsRequest& request, rpc::CallContext* context);
   absl::StatusOr<v1::ReleaseBatchResponse> ReleaseBatch(const v1::ReleaseBatchRequest& request,
@@ -115,24 +116,25 @@ class Coordinator {
   // this coordinator heard of it, or serves another checkpoint, is called again.
   template <typename Call>
   auto OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
-      -> decltype(call(std::shared_ptr<const ServedModel>()));
+      -> decltype(call(std::shared_ptr<const step::ServedModel>()));
 
-  absl::StatusOr<v1::Tensor> ReadTableRows(const ServedModel& model, const struct RowTarget& target,
+  absl::StatusOr<v1::Tensor> ReadTableRows(const step::ServedModel& model,
+                                           const struct RowTarget& target,
                                            const preprocess::IntSpan& ids,
                                            rpc::CallContext* context);
   // To `data`, row by row in the order of the ids.
-  absl::Status ReadRowsTo(const ServedModel& model, const struct RowTarget& target,
+  absl::Status ReadRowsTo(const step::ServedModel& model, const struct RowTarget& target,
                           absl::Span<const int64_t> ids, char* data, rpc::CallContext* context);
 
   // On the shards that have pinned a model, as `done` says.
   void TakePinBack(const v1::ChangeMemoryRequest& pin, const v1::ChangeMemoryResponse& done,
                    rpc::CallContext* caller);
   // One attempt at an assignment; command i is for shard i.
-  absl::StatusOr<MadeMutation> TryAssign(const std::vector<AssignCommand>& commands,
-                                         rpc::CallContext* context);
+  absl::StatusOr<step::MadeMutation> TryAssign(const std::vector<host::AssignCommand>& commands,
+                                               rpc::CallContext* context);
 
-  const ShardSet shards_;
-  CollectiveRouter collective_;
+  const step::ShardSet shards_;
+  group::CollectiveRouter collective_;
   const std::vector<std::string> shard_http_addresses_;
   const int sparsecores_per_shard_;
   const int64_t max_message_bytes_;
@@ -140,10 +142,10 @@ class Coordinator {
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;
   ModelRegistry registry_;
-  Mutations mutations_;
-  Fanout fanout_;
+  step::Mutations mutations_;
+  step::Fanout fanout_;
   const std::unique_ptr<RegionServer> regions_;
-  StepPath path_;
+  step::StepPath path_;
   Checkpoints checkpoints_;
   AutoCheckpoints auto_checkpoints_;
   int sweeps_ = 0;
@@ -154,7 +156,7 @@ class Coordinator {
 
 template <typename Call>
 auto Coordinator::OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
-    -> decltype(call(std::shared_ptr<const ServedModel>())) {
+    -> decltype(call(std::shared_ptr<const step::ServedModel>())) {
   for (int calls_left = 3; calls_left >= 0; --calls_left) {
     ASSIGN_OR_RETURN(const auto model, registry_.Find(model_id, context));
     auto result = call(model);
@@ -166,4 +168,4 @@ auto Coordinator::OnModel(uint64_t model_id, rpc::CallContext* context, const Ca
   return absl::InternalError("unreachable");
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

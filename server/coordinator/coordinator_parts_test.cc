@@ -14,13 +14,13 @@
 #include "base/testing/region_ends.h"
 #include "config/config.h"
 #include "emberd/v1/embedding_service.pb.h"
-#include "server/coordinator/activations.h"
-#include "server/coordinator/gradient_reader.h"
-#include "server/coordinator/gradients.h"
-#include "server/coordinator/lookup_response.h"
-#include "server/coordinator/request_reader.h"
+#include "server/step/activations.h"
+#include "server/step/gradient_reader.h"
+#include "server/step/gradients.h"
+#include "server/step/lookup_response.h"
+#include "server/step/request_reader.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace coordinator_parts_test {
 
 using testing::HasSubstr;
@@ -33,10 +33,10 @@ constexpr char kModel[] = R"(
 
 class CoordinatorPartsTest : public testing::Test {
  protected:
-  std::shared_ptr<const ServedModel> Model(const char* text, int shards) {
+  std::shared_ptr<const step::ServedModel> Model(const char* text, int shards) {
     auto model =
-        MakeServedModel(*config::ParseModel(text), {.shards = shards, .sparsecores_per_shard = 1},
-                        nullptr, &metrics_);
+        step::MakeServedModel(*config::ParseModel(text),
+                              {.shards = shards, .sparsecores_per_shard = 1}, nullptr, &metrics_);
     EXPECT_TRUE(model.ok()) << model.status();
     return *model;
   }
@@ -59,14 +59,15 @@ class CoordinatorPartsTest : public testing::Test {
   }
   std::string Refusal(const v1::LookupRequest& request,
                       absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
-    const auto status = DecodeLookup(request, *Model(kModel, 2), 1000).status();
+    const auto status = step::DecodeLookup(request, *Model(kModel, 2), 1000).status();
     EXPECT_EQ(status.code(), code) << status;
     return std::string(status.message());
   }
 
-  static absl::StatusOr<GradientInput> Read(const v1::ApplyGradientsRequest& request,
-                                            const std::shared_ptr<const KeptBatch>& batch) {
-    GradientReader reader(batch);
+  static absl::StatusOr<step::GradientInput> Read(
+      const v1::ApplyGradientsRequest& request,
+      const std::shared_ptr<const step::KeptBatch>& batch) {
+    step::GradientReader reader(batch);
     reader.Add(request);
     return reader.Finish();
   }
@@ -77,7 +78,7 @@ class CoordinatorPartsTest : public testing::Test {
 TEST_F(CoordinatorPartsTest, DecodesFeaturesInAnyOrder) {
   auto model = Model(kModel, 2);
   const v1::LookupRequest request = GoodRequest();
-  auto input = DecodeLookup(request, *model, 1000);
+  auto input = step::DecodeLookup(request, *model, 1000);
   ASSERT_TRUE(input.ok()) << input.status();
   EXPECT_EQ(input->order, (std::vector<int>{2, 0, 1}));
   EXPECT_EQ(std::get<preprocess::DenseInput>(input->features[0].ids).sample_count, 2);
@@ -130,15 +131,15 @@ TEST_F(CoordinatorPartsTest, FoldsShardsByABalancedTree) {
   const std::vector<int32_t> all = {0, 2};
   const std::vector<int32_t> some = {2};
   std::vector<std::vector<float>> sums;
-  std::vector<GatherResult> results(4);
+  std::vector<host::GatherResult> results(4);
   for (int shard = 0; shard < 4; ++shard) sums.emplace_back((shard == 3 ? 1 : 2) * 8, parts[shard]);
   for (int shard = 0; shard < 4; ++shard) {
     results[shard].stacks.push_back({0, shard == 3 ? some : all, sums[shard], 0});
-    ASSERT_TRUE(CheckGatherResult(results[shard], *model, **batch, v1::FLOAT32).ok());
+    ASSERT_TRUE(step::CheckGatherResult(results[shard], *model, **batch, v1::FLOAT32).ok());
   }
-  const auto output = TakeOutput(*model, (*batch)->feature_samples(), v1::FLOAT32);
-  const Activations activations = ActivationsIn(*output, *model, **batch, v1::FLOAT32);
-  CombineActivations(results, *model, **batch, v1::FLOAT32, *output, {0});
+  const auto output = step::TakeOutput(*model, (*batch)->feature_samples(), v1::FLOAT32);
+  const step::Activations activations = step::ActivationsIn(*output, *model, **batch, v1::FLOAT32);
+  step::CombineActivations(results, *model, **batch, v1::FLOAT32, *output, {0});
   const auto* values = reinterpret_cast<const float*>(activations.features[0].bytes.data());
   EXPECT_EQ(values[0], (1e8f + 1.0f) + -1e8f);
   EXPECT_EQ(values[8], 0.0f) << "a sample that no shard has";
@@ -156,18 +157,18 @@ TEST_F(CoordinatorPartsTest, RefusesSumsThatDoNotFitTheBatch) {
   for (const std::vector<int32_t>& samples :
        {std::vector<int32_t>{1, 0}, std::vector<int32_t>{0, 0}, std::vector<int32_t>{-1},
         std::vector<int32_t>{99}}) {
-    GatherResult result;
+    host::GatherResult result;
     result.stacks.push_back({0, samples, absl::MakeConstSpan(zeros).first(samples.size() * 8), 0});
     while (result.stacks.size() < model->plan.stacks.size()) {
       result.stacks.push_back({static_cast<int>(result.stacks.size()), {}, {}, 0});
     }
-    EXPECT_EQ(CheckGatherResult(result, *model, **batch, v1::FLOAT32).code(),
+    EXPECT_EQ(step::CheckGatherResult(result, *model, **batch, v1::FLOAT32).code(),
               absl::StatusCode::kInternal);
   }
 }
 
 TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
-  auto batch = std::make_shared<KeptBatch>();
+  auto batch = std::make_shared<step::KeptBatch>();
   batch->model = Model(kModel, 2);
   batch->feature_samples = {2, 2, 2};
   const auto& plan = batch->model->plan;
@@ -181,7 +182,7 @@ TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
   }
   const int stack_of_a = plan.feature_at[0].stack;
   const auto first_of_a = static_cast<int32_t>(batch->feature_sample_begin[0]);
-  KeptShard& shard = batch->shards.emplace_back();
+  step::KeptShard& shard = batch->shards.emplace_back();
   shard.samples.resize(plan.stacks.size());
   shard.samples[stack_of_a] = {first_of_a + 1};
 
@@ -195,7 +196,7 @@ TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
   gradient->mutable_gradient()->set_data(values.data(), values.size() * sizeof(float));
   auto input = Read(request, batch);
   ASSERT_TRUE(input.ok()) << input.status();
-  const shard::ApplyInput apply = GradientsForShard(*input, *batch, 0, /*in_place=*/false);
+  const shard::ApplyInput apply = step::GradientsForShard(*input, *batch, 0, /*in_place=*/false);
   EXPECT_THAT(apply.stacks[stack_of_a].gradients, testing::ElementsAre(4, 5, 6, 0, 0, 0, 0, 0));
 
   request.mutable_gradients(0)->mutable_gradient()->set_shape(1, 2);
@@ -205,7 +206,7 @@ TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
 
 // What is wrong in several parts is told as if they were one request.
 TEST_F(CoordinatorPartsTest, PartsAreReadAsOneRequest) {
-  const auto batch = std::make_shared<KeptBatch>();
+  const auto batch = std::make_shared<step::KeptBatch>();
   batch->model = Model(kModel, 1);
   batch->feature_samples = {1, 1, 1};
   batch->feature_sample_begin = {0, 0, 1};
@@ -222,7 +223,7 @@ TEST_F(CoordinatorPartsTest, PartsAreReadAsOneRequest) {
   };
   const auto first = part("fb", 1), bad = part("fc", std::nanf("")), unknown = part("fd", 1);
   const auto refusal = [&](const std::vector<const v1::ApplyGradientsRequest*>& parts) {
-    GradientReader reader(batch);
+    step::GradientReader reader(batch);
     for (const auto* of : parts) reader.Add(*of);
     return std::string(reader.Finish().status().message());
   };
@@ -256,20 +257,20 @@ TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
   const auto peer = region_ends::ConnectTo(*regions);
   const auto large = *SharedRegion::Create("emberd-test", 8192);
   const auto small = *SharedRegion::Create("emberd-test", 4096);
-  const auto batch = std::make_shared<KeptBatch>();
+  const auto batch = std::make_shared<step::KeptBatch>();
   batch->model = Model(kModel, 1);
   batch->feature_samples = {1, 1, 1};
   batch->feature_sample_begin = {0, 0, 1};
   reinterpret_cast<float*>(small->data())[0] = 5;
   ASSERT_TRUE(peer->LendRegion(7, *small));
   const v1::ApplyGradientsRequest first = SharedPart("fb", 7), second = SharedPart("fc", 7);
-  GradientReader reader(batch, regions.get());
+  step::GradientReader reader(batch, regions.get());
   reader.Add(first);
   peer->TakeBack(7);
   ASSERT_TRUE(peer->LendRegion(7, *large));
   v1::ApplyGradientsRequest beyond = second;
   beyond.mutable_gradients(0)->mutable_shared()->set_offset(4096);
-  GradientReader other = reader;
+  step::GradientReader other = reader;
   other.Add(beyond);
   EXPECT_THAT(other.Finish().status().message(), HasSubstr("has given the region back"));
   reader.Add(second);
@@ -287,7 +288,7 @@ TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
 // The hyper-parameters of a step are checked together, whatever order they are given in; an error
 // names what was sent.
 TEST_F(CoordinatorPartsTest, DecodesHyperparametersAsAWhole) {
-  const auto batch = std::make_shared<KeptBatch>();
+  const auto batch = std::make_shared<step::KeptBatch>();
   batch->model = Model(R"(
     name: "m"
     tables { name: "a" vocabulary_size: 40 embedding_dim: 8 combiner: SUM
@@ -338,7 +339,7 @@ TEST_F(CoordinatorPartsTest, DecodesHyperparametersAsAWhole) {
 }
 
 TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
-  LookupOutput output;
+  step::LookupOutput output;
   output.model = Model(kModel, 1);
   output.batch_handle = 0xfedcba9876543210u;
   output.order = {1, 0};
@@ -349,7 +350,7 @@ TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
                                  {90, 8, absl::MakeConstSpan(block->data(), 2880)},
                                  {0, 8, {}}};
   grpc::Slice slice;
-  ASSERT_TRUE(EncodeLookupResponse(output).DumpToSingleSlice(&slice).ok());
+  ASSERT_TRUE(step::EncodeLookupResponse(output).DumpToSingleSlice(&slice).ok());
   v1::LookupResponse response;
   ASSERT_TRUE(response.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
   EXPECT_EQ(response.batch_handle(), output.batch_handle);
@@ -363,4 +364,4 @@ TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
 }
 
 }  // namespace coordinator_parts_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

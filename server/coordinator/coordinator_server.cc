@@ -14,13 +14,13 @@
 #include "server/coordinator/programs/programs.h"
 #include "server/coordinator/response_streams.h"
 #include "server/coordinator/services.h"
+#include "server/host/shard_backend.h"
 #include "server/ops/samples.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/local_peers.h"
 #include "server/rpc/memory_budget.h"
-#include "server/shard/shard_backend.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 // Requests spend most of their time waiting for shards, so there are more threads than CPUs.
@@ -43,12 +43,12 @@ constexpr int64_t kWorthSharing = int64_t{64} << 10;
 constexpr absl::Duration kServerSweepPeriod = absl::Seconds(1);
 
 // `memory`: of what the shards answer.
-std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServerOptions& options,
-                                                         const rpc::MemoryBudget& memory) {
+std::vector<std::shared_ptr<host::ShardBackend>> ConnectShards(
+    const CoordinatorServerOptions& options, const rpc::MemoryBudget& memory) {
   const v1::ClusterConfig& cluster = options.cluster;
-  std::vector<std::shared_ptr<ShardBackend>> shards;
+  std::vector<std::shared_ptr<host::ShardBackend>> shards;
   for (int i = 0; i < cluster.shards_size(); ++i) {
-    shards.push_back(MakeRemoteShard(
+    shards.push_back(host::MakeRemoteShard(
         {.index = i,
          .address = cluster.shards(i).address(),
          .limits = {cluster.budgets().max_message_bytes(), memory},
@@ -64,7 +64,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
  public:
   // `memory`: budgets.in_flight_bytes.
   CoordinatorServerImpl(const CoordinatorServerOptions& options,
-                        std::vector<std::shared_ptr<ShardBackend>> shards,
+                        std::vector<std::shared_ptr<host::ShardBackend>> shards,
                         const rpc::MemoryBudget& memory)
       : coordinator_(options.cluster, options.coordinator_index, std::move(shards), options.metrics,
                      options.threads),
@@ -114,7 +114,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         sweeper_(kServerSweepPeriod, [this] { Sweep(); }) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
-    GrpcServer::Options server_options;
+    rpc::GrpcServer::Options server_options;
     server_options.field = absl::StrCat("coordinators[", options.coordinator_index, "].address");
     server_options.address = options.cluster.coordinators(options.coordinator_index).address();
     server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
@@ -127,7 +127,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                                     "emberd.v1.CheckpointService", "emberd.v1.ProgramService"};
     // Whoever asks for the status finds all models there. Shards that do not answer may come later.
     coordinator_.resources().registry->Watch();
-    ASSIGN_OR_RETURN(auto server, GrpcServer::Start(server_options));
+    ASSIGN_OR_RETURN(auto server, rpc::GrpcServer::Start(server_options));
     server_ = std::move(server);
     // Somebody may have called Drain already.
     health_ = server_.get();
@@ -161,7 +161,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   // Brings the health service up to date.
   void ShowHealth() {
     absl::MutexLock lock(&health_mutex_);  // the last call shows what holds then
-    GrpcServer* const server = health_;
+    rpc::GrpcServer* const server = health_;
     if (server != nullptr) server->SetServing(!drain_.draining());
   }
   CallEnvironment AdminEnvironment() {
@@ -181,7 +181,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
 
   // In this order: the server goes first, then the workers, then what they work on.
   Coordinator coordinator_;
-  Admission admission_;
+  rpc::Admission admission_;
   DrainSwitch drain_;
   TaskQueue requests_;
   StreamWatch streams_;
@@ -192,7 +192,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   const std::unique_ptr<LaneServer> lanes_;  // null: there are none
   std::unique_ptr<grpc::Service> embedding_service_;
   Administration administration_;
-  Admission admin_admission_;
+  rpc::Admission admin_admission_;
   TaskQueue admin_requests_;
   std::unique_ptr<grpc::Service> admin_service_;
   TaskQueue checkpoint_requests_;
@@ -200,8 +200,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Programs programs_;
   std::unique_ptr<grpc::Service> program_service_;
   absl::Mutex health_mutex_;
-  std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server
-  std::unique_ptr<GrpcServer> server_;
+  std::atomic<rpc::GrpcServer*> health_ = nullptr;  // once there is a server
+  std::unique_ptr<rpc::GrpcServer> server_;
   PeriodicTask sweeper_;
 };
 
@@ -222,11 +222,11 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   }
   const rpc::MemoryBudget memory(options.cluster.budgets().in_flight_bytes(),
                                  "budgets.in_flight_bytes");
-  std::vector<std::shared_ptr<ShardBackend>> shards =
+  std::vector<std::shared_ptr<host::ShardBackend>> shards =
       options.shards.empty() ? ConnectShards(options, memory) : options.shards;
   auto server = std::make_unique<CoordinatorServerImpl>(options, std::move(shards), memory);
   RETURN_IF_ERROR(server->Serve(options));
   return server;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

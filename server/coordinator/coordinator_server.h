@@ -9,11 +9,11 @@
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "emberd/v1/cluster.pb.h"
+#include "server/host/shard_backend.h"
 #include "server/ops/metrics.h"
 #include "server/security/security.h"
-#include "server/shard/shard_backend.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 class Administration;
 class Coordinator;
@@ -22,7 +22,7 @@ struct CoordinatorServerOptions {
   v1::ClusterConfig cluster;  // complete (config::CompleteCluster)
   int coordinator_index = 0;  // serves cluster.coordinators(coordinator_index)
   // Shard by shard; empty: the shards at the addresses of `cluster`.
-  std::vector<std::shared_ptr<ShardBackend>> shards;
+  std::vector<std::shared_ptr<host::ShardBackend>> shards;
   ops::Metrics* metrics = nullptr;  // required; must outlive the server
   ThreadPools* threads = nullptr;   // the same
   // Null: made as `cluster` says. Its tokens then name the clients of the whole process.
@@ -50,4 +50,4 @@ class CoordinatorServer {
   virtual void Drain(absl::Duration grace) = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -16,10 +16,10 @@
 #include "base/testing/seed.h"
 #include "config/config.h"
 #include "server/coordinator/row_access.h"
-#include "server/shard/shard_backend.h"
-#include "server/shard/shard_server.h"
+#include "server/host/shard_backend.h"
+#include "server/host/shard_server.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace coordinator_test {
 
 using testing::HasSubstr;
@@ -97,18 +97,18 @@ class Cluster {
         servers_.push_back(nullptr);
         StartShard(i);
       } else {
-        backends_.push_back(*MakeLocalShard(cluster_, i, &metrics_, &threads_));
+        backends_.push_back(*host::MakeLocalShard(cluster_, i, &metrics_, &threads_));
       }
     }
     for (size_t i = 0; i < servers_.size(); ++i) {
-      backends_.push_back(
-          MakeRemoteShard({.index = static_cast<int>(i),
-                           .address = servers_[i]->address(),
-                           .limits = rpc::MessageLimits{cluster_.budgets().max_message_bytes(),
-                                                        rpc::MemoryBudget()},
-                           .place = rpc::PlaceOf(cluster_, static_cast<int>(i)),
-                           // Every other one, however short the payloads.
-                           .share_from_bytes = static_cast<int64_t>(i % 2)}));
+      backends_.push_back(host::MakeRemoteShard(
+          {.index = static_cast<int>(i),
+           .address = servers_[i]->address(),
+           .limits =
+               rpc::MessageLimits{cluster_.budgets().max_message_bytes(), rpc::MemoryBudget()},
+           .place = rpc::PlaceOf(cluster_, static_cast<int>(i)),
+           // Every other one, however short the payloads.
+           .share_from_bytes = static_cast<int64_t>(i % 2)}));
     }
     coordinator_ = std::make_unique<Coordinator>(cluster_, 0, backends_, &metrics_, &threads_);
   }
@@ -118,7 +118,7 @@ class Cluster {
     if (servers_[i] != nullptr)
       *cluster_.mutable_shards(i)->mutable_address() = servers_[i]->address();
     servers_[i].reset();
-    auto server = ShardServer::Start({cluster_, i, &metrics_, &threads_});
+    auto server = host::ShardServer::Start({cluster_, i, &metrics_, &threads_});
     ASSERT_TRUE(server.ok()) << server.status();
     servers_[i] = *std::move(server);
   }
@@ -153,8 +153,8 @@ class Cluster {
   v1::ClusterConfig cluster_;
   ops::Metrics metrics_{"test"};
   ThreadPools threads_{2};
-  std::vector<std::unique_ptr<ShardServer>> servers_;
-  std::vector<std::shared_ptr<ShardBackend>> backends_;
+  std::vector<std::unique_ptr<host::ShardServer>> servers_;
+  std::vector<std::shared_ptr<host::ShardBackend>> backends_;
   std::unique_ptr<Coordinator> coordinator_;
   rpc::CallContext context_{absl::Now() + absl::Seconds(100)};
 };
@@ -488,4 +488,4 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
 }
 
 }  // namespace coordinator_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 using internal::v1::FindMutationResponse;
@@ -70,9 +70,10 @@ class Made {
 
 using AllMade = std::vector<std::unique_ptr<const Made>>;  // by shard
 
-absl::StatusOr<AllMade> Ask(const ShardSet& shards, const internal::v1::ListMadeRequest& request,
+absl::StatusOr<AllMade> Ask(const step::ShardSet& shards,
+                            const internal::v1::ListMadeRequest& request,
                             rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(auto answers, shards.Ask(&ShardBackend::ListMade, request, context));
+  ASSIGN_OR_RETURN(auto answers, shards.Ask(&host::ShardBackend::ListMade, request, context));
   AllMade all;
   for (ListMadeResponse& made : answers)
     all.push_back(std::make_unique<const Made>(std::move(made)));
@@ -80,7 +81,7 @@ absl::StatusOr<AllMade> Ask(const ShardSet& shards, const internal::v1::ListMade
 }
 
 // Whether the shard neither made it nor holds it. What it may have forgotten counts as made.
-absl::StatusOr<bool> IsUnknown(ShardBackend& shard, const MutationName& name,
+absl::StatusOr<bool> IsUnknown(host::ShardBackend& shard, const MutationName& name,
                                rpc::CallContext* context) {
   internal::v1::FindMutationRequest request;
   *request.mutable_mutation() = name;
@@ -92,8 +93,8 @@ absl::StatusOr<bool> IsUnknown(ShardBackend& shard, const MutationName& name,
 }
 
 // The first that `ahead` had made and `behind` has lost.
-absl::StatusOr<std::string> LostBetween(const ShardBackend& ahead, const Made& made,
-                                        ShardBackend& behind, const Made& now,
+absl::StatusOr<std::string> LostBetween(const host::ShardBackend& ahead, const Made& made,
+                                        host::ShardBackend& behind, const Made& now,
                                         rpc::CallContext* context) {
   for (const HeldStep& group : made.response().groups()) {
     if (!group.known() || now.Follows(group)) continue;
@@ -118,7 +119,7 @@ absl::StatusOr<std::string> LostBetween(const ShardBackend& ahead, const Made& m
 
 }  // namespace
 
-absl::StatusOr<std::string> FindLostChange(const ShardSet& shards, uint64_t model_id,
+absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_t model_id,
                                            uint64_t history, rpc::CallContext* context) {
   internal::v1::ListMadeRequest request;
   request.set_model_id(model_id);
@@ -169,7 +170,7 @@ ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
   return models;
 }
 
-internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& model,
+internal::v1::CreateModelRequest ModelChanges::MakeRequest(const step::ServedModel& model,
                                                            uint64_t history,
                                                            const ShardModels& before,
                                                            int shard) const {
@@ -190,11 +191,11 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& mo
   return request;
 }
 
-absl::Status ModelChanges::RestoreOnAll(const ServedModel& model, uint64_t history,
+absl::Status ModelChanges::RestoreOnAll(const step::ServedModel& model, uint64_t history,
                                         const ShardModels& before, const RowSource& source,
                                         rpc::CallContext* context) {
   if (source.begins != nullptr && !model.read_only()) RETURN_IF_ERROR(source.begins(history));
-  ShardTransfers transfers(shards_);
+  step::ShardTransfers transfers(shards_);
   internal::v1::BeginRestoreRequest request;
   request.set_transfer_id(transfers.id());
   request.mutable_chain()->Add(source.chain.begin(), source.chain.end());
@@ -208,7 +209,7 @@ absl::Status ModelChanges::RestoreOnAll(const ServedModel& model, uint64_t histo
   return absl::OkStatus();
 }
 
-absl::Status ModelChanges::Make(const ServedModel& model, uint64_t history,
+absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history,
                                 const ShardModels& before, const RowSource* source,
                                 rpc::CallContext* context) {
   const auto create = [&](int shard) {
@@ -312,4 +313,4 @@ absl::Status ModelChanges::DropHistory(uint64_t model_id, uint64_t history, bool
   });
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -16,12 +16,12 @@
 #include "absl/synchronization/mutex.h"
 #include "base/blocking_pool.h"
 #include "server/checkpoint/partition_file.h"
-#include "server/coordinator/served_model.h"
 #include "server/coordinator/shard_models.h"
-#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
+#include "server/step/served_model.h"
+#include "server/step/shard_set.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Whether shards that came back from their logs have made the same changes of a model as the
 // others. After a loss of power they may not: each disk may lack the newest records of a log, and
@@ -30,13 +30,13 @@ namespace emberd::server {
 // Empty: they have. Else what one shard has made and another one has lost: it neither made it nor
 // holds it, so that nobody can finish it. Trainers may be at work meanwhile. An error: that cannot
 // be known now.
-absl::StatusOr<std::string> FindLostChange(const ShardSet& shards, uint64_t model_id,
+absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_t model_id,
                                            uint64_t history, rpc::CallContext* context);
 
 // A checkpoint that a model gets its rows from.
 struct RowSource {
-  CheckpointChain chain;
-  BytesReport report;  // hears how far the shards are
+  checkpoint::CheckpointChain chain;
+  step::BytesReport report;  // hears how far the shards are
   // Hears the history that the rows will have, before any shard does; null: nobody does.
   std::function<absl::Status(uint64_t history)> begins = nullptr;
   bool only_lost = false;  // for a model that has lost rows: ABORTED if all shards have them again
@@ -46,7 +46,7 @@ struct RowSource {
 class ModelChanges {
  public:
   // What it is given must outlive it.
-  ModelChanges(const ShardSet& shards, preprocess::Topology topology, BlockingPool* threads)
+  ModelChanges(const step::ShardSet& shards, preprocess::Topology topology, BlockingPool* threads)
       : shards_(shards), topology_(topology), threads_(threads) {}
 
   // What the shards have. Has those serve models that have come back from their logs, if they have
@@ -56,7 +56,7 @@ class ModelChanges {
   // Makes rows of `history` in place of what `before` says, initial ones or, with `source`, those
   // of a checkpoint, and has them served. ABORTED: somebody else has changed the model since
   // `before`.
-  absl::Status Make(const ServedModel& model, uint64_t history, const ShardModels& before,
+  absl::Status Make(const step::ServedModel& model, uint64_t history, const ShardModels& before,
                     const RowSource* source, rpc::CallContext* context);
   // Takes back what Make has left, unless it is served: under a deadline of its own, and for shards
   // that cannot be reached now, whenever Retry is called.
@@ -79,18 +79,19 @@ class ModelChanges {
     int shard = 0;
   };
 
-  internal::v1::CreateModelRequest MakeRequest(const ServedModel& model, uint64_t history,
+  internal::v1::CreateModelRequest MakeRequest(const step::ServedModel& model, uint64_t history,
                                                const ShardModels& before, int shard) const;
-  absl::Status RestoreOnAll(const ServedModel& model, uint64_t history, const ShardModels& before,
-                            const RowSource& source, rpc::CallContext* context);
+  absl::Status RestoreOnAll(const step::ServedModel& model, uint64_t history,
+                            const ShardModels& before, const RowSource& source,
+                            rpc::CallContext* context);
   // False: the shard could not be reached.
   bool TakeBack(const Leftover& leftover);
 
-  const ShardSet& shards_;
+  const step::ShardSet& shards_;
   const preprocess::Topology topology_;
   BlockingPool* const threads_;
   absl::Mutex mutex_;
   std::vector<Leftover> leftovers_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

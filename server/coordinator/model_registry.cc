@@ -17,7 +17,7 @@
 #include "config/shared_tables.h"
 #include "server/ops/logging.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 // How often a declaration begins again after another coordinator has come between.
@@ -43,7 +43,7 @@ absl::Status ModelRegistry::BeingRestored(const v1::ModelConfig& config) {
       absl::StrCat("model '", config.name(), "' is being restored from a checkpoint; retry"));
 }
 
-ModelRegistry::ModelRegistry(const ShardSet& shards, ModelRegistryOptions options)
+ModelRegistry::ModelRegistry(const step::ShardSet& shards, ModelRegistryOptions options)
     : shards_(shards),
       options_(options),
       changes_(shards_, options.topology, &options.threads->blocking) {}
@@ -64,7 +64,7 @@ uint64_t ModelRegistry::IdOf(const std::string& name) const {
   return 0;
 }
 
-void ModelRegistry::Remember(std::shared_ptr<const ServedModel> model) {
+void ModelRegistry::Remember(std::shared_ptr<const step::ServedModel> model) {
   model->metrics->Set(ops::MetricId::kModelLost, 0);
   absl::MutexLock lock(&mutex_);
   absl::erase_if(models_, [&](const auto& entry) {
@@ -116,7 +116,8 @@ ModelRegistry::Known ModelRegistry::Recall(uint64_t model_id) const {
 
 // ---- What the shards have
 
-absl::Status ModelRegistry::LostError(const ServedModel& model, const ModelVerdict& verdict) const {
+absl::Status ModelRegistry::LostError(const step::ServedModel& model,
+                                      const ModelVerdict& verdict) const {
   const std::string& name = model.config.name();
   const auto shard_name = [this](std::string* out, int shard) {
     absl::StrAppend(out, shards_[shard].name());
@@ -157,18 +158,18 @@ ModelVerdict ModelRegistry::Judge(uint64_t model_id, uint64_t known, ShardModels
   return again.state == ModelState::kUnknown ? verdict : again;
 }
 
-absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::MakeModel(v1::ModelConfig config,
-                                                                      uint64_t history) const {
-  ASSIGN_OR_RETURN(auto model, MakeServedModel(std::move(config), options_.topology,
-                                               &options_.threads->cpu, options_.metrics));
+absl::StatusOr<std::shared_ptr<step::ServedModel>> ModelRegistry::MakeModel(
+    v1::ModelConfig config, uint64_t history) const {
+  ASSIGN_OR_RETURN(auto model, step::MakeServedModel(std::move(config), options_.topology,
+                                                     &options_.threads->cpu, options_.metrics));
   model->history = history;
   return model;
 }
 
-absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::Fetch(uint64_t model_id,
-                                                                  uint64_t history,
-                                                                  const ShardModels& shards,
-                                                                  rpc::CallContext* context) {
+absl::StatusOr<std::shared_ptr<step::ServedModel>> ModelRegistry::Fetch(uint64_t model_id,
+                                                                        uint64_t history,
+                                                                        const ShardModels& shards,
+                                                                        rpc::CallContext* context) {
   internal::v1::FindModelRequest request;
   request.set_model_id(model_id);
   absl::Status error = NotDeclared(model_id);
@@ -185,7 +186,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::Fetch(uint64_t model
   return error;
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
     uint64_t model_id, rpc::CallContext* context) {
   const Entry known = Find(model_id);
   ShardModels shards = changes_.Ask(context);
@@ -212,7 +213,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
         return known.model;
       }
       RETURN_IF_ERROR(shards.know_limits());  // those of the declaration may be out of date
-      ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model,
+      ASSIGN_OR_RETURN(std::shared_ptr<const step::ServedModel> model,
                        Fetch(model_id, verdict.history, shards, context));
       // Whoever has made other rows since the shards were asked knows better.
       const Entry now = Find(model_id);
@@ -223,7 +224,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
     case ModelState::kLost:
       break;
   }
-  std::shared_ptr<const ServedModel> model = known.model;
+  std::shared_ptr<const step::ServedModel> model = known.model;
   if (model == nullptr) {
     ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, shards, context));
     Remember(model);
@@ -233,22 +234,22 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
   return options_.explain_lost(model->config.name(), lost);
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Find(uint64_t model_id,
-                                                                       rpc::CallContext* context) {
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Find(
+    uint64_t model_id, rpc::CallContext* context) {
   if (model_id == 0) return NotDeclared(model_id);
   const Entry known = Find(model_id);
   if (known.model != nullptr && known.lost.empty()) return known.model;
   return Refresh(model_id, context);
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindAnew(
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::FindAnew(
     uint64_t model_id, rpc::CallContext* context) {
   if (model_id == 0) return NotDeclared(model_id);
   rpc::LinkedContext asking(context, kExplainDeadline);
   return Refresh(model_id, asking.get());
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindByName(
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::FindByName(
     const std::string& name, rpc::CallContext* context) {
   uint64_t id = IdOf(name);
   if (id == 0) {
@@ -350,8 +351,8 @@ absl::Status ModelRegistry::CheckName(const v1::ModelConfig& config, uint64_t mo
 }
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
-    const v1::ModelConfig& config, const FindRows& find_rows, std::shared_ptr<ServedModel>* fresh,
-    rpc::CallContext* context) {
+    const v1::ModelConfig& config, const FindRows& find_rows,
+    std::shared_ptr<step::ServedModel>* fresh, rpc::CallContext* context) {
   const uint64_t id = config::ModelFingerprint(config);
   const Entry known = Find(id);
   ShardModels shards = changes_.Ask(context);
@@ -367,7 +368,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   if (*fresh == nullptr) {
     ASSIGN_OR_RETURN(*fresh, MakeModel(config, 0));
   }
-  ServedModel& model = **fresh;
+  step::ServedModel& model = **fresh;
   model.serves = shards.ServesOf(id, verdict.history);
   if (verdict.state == ModelState::kLost) {
     const absl::Status lost = LostError(known.model == nullptr ? model : *known.model, verdict);
@@ -408,7 +409,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
                                                                rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   absl::MutexLock lock(&declaring_);
-  std::shared_ptr<ServedModel> fresh;
+  std::shared_ptr<step::ServedModel> fresh;
   if (Find(config::ModelFingerprint(config)).model == nullptr) {
     ASSIGN_OR_RETURN(fresh, MakeModel(config, 0));
   }
@@ -418,7 +419,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
     declared = TryDeclare(config, find_rows, &fresh, context);
   }
   if (declared.ok() && declared->created) {
-    const ServedModel& model = *declared->model;
+    const step::ServedModel& model = *declared->model;
     ops::Log(ops::LogLevel::kInfo, "model created",
              {{"model", model.config.name()},
               {"model_id", absl::StrCat(absl::Hex(model.id, absl::kZeroPad16))},
@@ -448,8 +449,8 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   return dropped;
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const std::string& name,
-                                                                        rpc::CallContext* context) {
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Reset(
+    const std::string& name, rpc::CallContext* context) {
   absl::MutexLock lock(&declaring_);
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
@@ -458,7 +459,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const st
   if (id == 0) id = IdOf(name);
   if (id == 0) return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared"));
   const Entry known = Find(id);
-  std::shared_ptr<ServedModel> model;
+  std::shared_ptr<step::ServedModel> model;
   if (known.model != nullptr) {
     ASSIGN_OR_RETURN(model, MakeModel(known.model->config, NewHistory()));
     model->serves = known.model->serves;
@@ -468,7 +469,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const st
     model->serves = shards.ServesOf(id, 0);
     model->SetLimits(shards.LimitsOf(id, 0));
   }
-  RETURN_IF_ERROR(CheckNotReadOnly(*model, "it has no initial rows"));
+  RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "it has no initial rows"));
   RETURN_IF_ERROR(CheckShared(model->config, /*changes_rows=*/true, shards, context));
   RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
   Remember(model);
@@ -477,10 +478,10 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const st
   return model;
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Restore(
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Restore(
     v1::ModelConfig config, const RowSource& source, rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
-  ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> model, MakeModel(config, NewHistory()));
+  ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, NewHistory()));
   absl::MutexLock lock(&declaring_);
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
@@ -490,7 +491,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Restore(
   RETURN_IF_ERROR(CheckName(config, model->id, shards, context));
   model->serves = shards.ServesOf(model->id, 0);
   model->SetLimits(shards.LimitsOf(model->id, 0));
-  RETURN_IF_ERROR(CheckNotReadOnly(*model, "nothing is restored into it"));
+  RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "nothing is restored into it"));
   RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
   const auto begun = shards.OnShard(0, config.name());
   if (begun.has_value() && begun->restored() && !begun->serving()) return BeingRestored(config);
@@ -518,7 +519,7 @@ constexpr absl::Duration kUnserveDeadline = absl::Seconds(2);
 
 }  // namespace
 
-absl::Status ModelRegistry::CheckServable(const ServedModel& model, const ShardModels& shards,
+absl::Status ModelRegistry::CheckServable(const step::ServedModel& model, const ShardModels& shards,
                                           rpc::CallContext* context) {
   const std::string& name = model.config.name();
   for (int shard = 0; shard < static_cast<int>(shards.size()); ++shard) {
@@ -540,7 +541,7 @@ absl::Status ModelRegistry::CheckServable(const ServedModel& model, const ShardM
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> ModelRegistry::MakeRoomBeside(ServedModel* model,
+absl::StatusOr<uint64_t> ModelRegistry::MakeRoomBeside(step::ServedModel* model,
                                                        rpc::CallContext* context) {
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
@@ -559,7 +560,7 @@ absl::StatusOr<uint64_t> ModelRegistry::MakeRoomBeside(ServedModel* model,
   return whole ? 0 : stays;
 }
 
-absl::Status ModelRegistry::MakeServed(const ServedModel& model, const RowSource& source,
+absl::Status ModelRegistry::MakeServed(const step::ServedModel& model, const RowSource& source,
                                        rpc::CallContext* context) {
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
@@ -573,11 +574,10 @@ absl::Status ModelRegistry::MakeServed(const ServedModel& model, const RowSource
   return made;
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Serve(v1::ModelConfig config,
-                                                                        const RowSource& source,
-                                                                        rpc::CallContext* context) {
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Serve(
+    v1::ModelConfig config, const RowSource& source, rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
-  ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> model, MakeModel(config, NewHistory()));
+  ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, NewHistory()));
   const v1::CheckpointManifest& manifest = source.chain.front().manifest();
   model->serves.set_model(manifest.model());
   model->serves.set_checkpoint(manifest.name());
@@ -596,11 +596,11 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Serve(v1::Mode
   ops::Log(ops::LogLevel::kInfo, "model serves a checkpoint",
            {{"model", config.name()},
             {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
-            {"checkpoint", ServesText(model->serves)}});
+            {"checkpoint", step::ServesText(model->serves)}});
   return model;
 }
 
-void ModelRegistry::DropFollowed(const ServedModel& model, const ShardModels& shards,
+void ModelRegistry::DropFollowed(const step::ServedModel& model, const ShardModels& shards,
                                  rpc::CallContext* context) {
   std::vector<uint64_t> followed;
   for (const internal::v1::HostedModel& here : shards.HistoriesOf(model.id)) {
@@ -658,13 +658,13 @@ absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool chan
 
 absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges& settle,
                                          ShardModels* shards, rpc::CallContext* context) {
-  const std::shared_ptr<const ServedModel> known = Find(model_id).model;
+  const std::shared_ptr<const step::ServedModel> known = Find(model_id).model;
   if (known != nullptr && !config::HasSharedTables(known->config)) return absl::OkStatus();
   const ModelVerdict verdict =
       Judge(model_id, known == nullptr ? 0 : known->history, shards, context);
   RETURN_IF_ERROR(shards->complete());
   if (verdict.state != ModelState::kServing) return absl::OkStatus();
-  std::shared_ptr<const ServedModel> model = known;
+  std::shared_ptr<const step::ServedModel> model = known;
   if (known == nullptr || known->history != verdict.history) {
     ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, *shards, context));
     if (!config::HasSharedTables(model->config)) return absl::OkStatus();
@@ -692,7 +692,7 @@ std::string LimitsText(const internal::v1::ModelLimits& limits) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::SetLimits(
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::SetLimits(
     const std::string& name, const LimitChange& change, rpc::CallContext* context) {
   absl::MutexLock lock(&declaring_);
   for (int attempt = 1;; ++attempt) {
@@ -715,7 +715,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::SetLimits(
   }
 }
 
-absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const ServedModel& model,
+absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedModel& model,
                                                           const preprocess::Plan& now,
                                                           const v1::SetLimitsRequest& request) {
   const preprocess::Plan& from = request.declared() ? model.plan : now;
@@ -754,4 +754,4 @@ absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const ServedModel& mod
   return limits;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -19,12 +19,12 @@
 #include "base/blocking_pool.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/model_changes.h"
-#include "server/coordinator/served_model.h"
 #include "server/coordinator/shard_models.h"
-#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
+#include "server/step/served_model.h"
+#include "server/step/shard_set.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 struct ModelRegistryOptions {
   preprocess::Topology topology;
@@ -40,10 +40,10 @@ struct ModelRegistryOptions {
 class ModelRegistry {
  public:
   // `shards` must outlive it.
-  ModelRegistry(const ShardSet& shards, ModelRegistryOptions options);
+  ModelRegistry(const step::ShardSet& shards, ModelRegistryOptions options);
 
   struct Declared {
-    std::shared_ptr<const ServedModel> model;
+    std::shared_ptr<const step::ServedModel> model;
     bool created = false;
   };
   // Makes the model on all shards, or on none: whatever becomes of the caller, what was made is
@@ -58,43 +58,43 @@ class ModelRegistry {
   // step that has begun on their rows, no part may be missing. Its error is the result, and nothing
   // goes.
   using SettleChanges =
-      std::function<absl::Status(const std::shared_ptr<const ServedModel>& model)>;
+      std::function<absl::Status(const std::shared_ptr<const step::ServedModel>& model)>;
   absl::StatusOr<bool> Drop(const std::string& name, const SettleChanges& settle,
                             rpc::CallContext* context);
   // Initial rows on all shards, under a new history. NOT_FOUND if nobody has declared it.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> Reset(const std::string& name,
-                                                           rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Reset(const std::string& name,
+                                                                 rpc::CallContext* context);
   // The rows of a checkpoint on all shards, under a new history, in place of what is there.
   // ALREADY_EXISTS: another model of the name is served.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> Restore(v1::ModelConfig config,
-                                                             const RowSource& source,
-                                                             rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Restore(v1::ModelConfig config,
+                                                                   const RowSource& source,
+                                                                   rpc::CallContext* context);
   // Has a model of this config, with optimizer none, serve a checkpoint from now on. The rows are
   // loaded beside those that it serves until then, which go some seconds later. ALREADY_EXISTS:
   // another model of the name is there, or one that serves no checkpoint. RESOURCE_EXHAUSTED: both
   // do not fit. UNAVAILABLE: it is getting other rows just now.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> Serve(v1::ModelConfig config,
-                                                           const RowSource& source,
-                                                           rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Serve(v1::ModelConfig config,
+                                                                 const RowSource& source,
+                                                                 rpc::CallContext* context);
 
   // Gives a model that is served the limits that `change` makes of its plan of now. What `change`
   // refuses changes nothing.
   using LimitChange = std::function<absl::StatusOr<std::vector<v1::StackLimit>>(
-      const ServedModel& model, const preprocess::Plan& now)>;
-  absl::StatusOr<std::shared_ptr<const ServedModel>> SetLimits(const std::string& name,
-                                                               const LimitChange& change,
-                                                               rpc::CallContext* context);
+      const step::ServedModel& model, const preprocess::Plan& now)>;
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> SetLimits(const std::string& name,
+                                                                     const LimitChange& change,
+                                                                     rpc::CallContext* context);
 
   // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
   // reset or dropped; DATA_LOSS if it is lost.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> Find(uint64_t model_id,
-                                                          rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Find(uint64_t model_id,
+                                                                rpc::CallContext* context);
   // The same, but what is known is not enough: for what goes on for long with one history, while
   // the model may have been reset through another coordinator just now.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> FindAnew(uint64_t model_id,
-                                                              rpc::CallContext* context);
-  absl::StatusOr<std::shared_ptr<const ServedModel>> FindByName(const std::string& name,
-                                                                rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> FindAnew(uint64_t model_id,
+                                                                    rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> FindByName(const std::string& name,
+                                                                      rpc::CallContext* context);
 
   // DATA_LOSS if the model is known to be lost. Asks nobody if it is not.
   absl::Status CheckNotLost(uint64_t model_id, rpc::CallContext* context);
@@ -109,7 +109,7 @@ class ModelRegistry {
   void Watch();
 
   struct Known {
-    std::shared_ptr<const ServedModel> model;
+    std::shared_ptr<const step::ServedModel> model;
     std::string lost;  // what to say about it; empty: it is not lost
   };
   // By name.
@@ -124,7 +124,7 @@ class ModelRegistry {
 
  private:
   struct Entry {
-    std::shared_ptr<const ServedModel> model;
+    std::shared_ptr<const step::ServedModel> model;
     std::string lost;
     bool doubted = false;  // it seemed lost when Watch looked last
     int64_t changes = 0;
@@ -135,7 +135,7 @@ class ModelRegistry {
   static absl::Status BeingRestored(const v1::ModelConfig& config);
   // `fresh`: made of the config if it is needed, so that attempts share it.
   absl::StatusOr<Declared> TryDeclare(const v1::ModelConfig& config, const FindRows& find_rows,
-                                      std::shared_ptr<ServedModel>* fresh,
+                                      std::shared_ptr<step::ServedModel>* fresh,
                                       rpc::CallContext* context);
   // ALREADY_EXISTS with the first field that differs from what is there, or OK.
   absl::Status CheckName(const v1::ModelConfig& config, uint64_t model_id,
@@ -148,40 +148,41 @@ class ModelRegistry {
   absl::Status SettleShared(uint64_t model_id, const SettleChanges& settle, ShardModels* shards,
                             rpc::CallContext* context);
   // Asks the shards, and brings what is known of the model up to date.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> Refresh(uint64_t model_id,
-                                                             rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Refresh(uint64_t model_id,
+                                                                   rpc::CallContext* context);
   // What the shards say of a model; asks again, if it seems lost, what may just be changing.
   ModelVerdict Judge(uint64_t model_id, uint64_t known, ShardModels* shards,
                      rpc::CallContext* context);
   // The config, from a shard that has it, with rows of `history`, as `shards` say.
-  absl::StatusOr<std::shared_ptr<ServedModel>> Fetch(uint64_t model_id, uint64_t history,
-                                                     const ShardModels& shards,
-                                                     rpc::CallContext* context);
-  absl::StatusOr<std::shared_ptr<ServedModel>> MakeModel(v1::ModelConfig config,
-                                                         uint64_t history) const;
-  absl::Status LostError(const ServedModel& model, const ModelVerdict& verdict) const;
+  absl::StatusOr<std::shared_ptr<step::ServedModel>> Fetch(uint64_t model_id, uint64_t history,
+                                                           const ShardModels& shards,
+                                                           rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<step::ServedModel>> MakeModel(v1::ModelConfig config,
+                                                               uint64_t history) const;
+  absl::Status LostError(const step::ServedModel& model, const ModelVerdict& verdict) const;
   // What Serve must not find.
-  absl::Status CheckServable(const ServedModel& model, const ShardModels& shards,
+  absl::Status CheckServable(const step::ServedModel& model, const ShardModels& shards,
                              rpc::CallContext* context);
   // Sees that shards hold one history of the model at most, and gives the next one its version.
   // Returns a history that stays though some shards have lost its rows; 0: there is none.
-  absl::StatusOr<uint64_t> MakeRoomBeside(ServedModel* model, rpc::CallContext* context);
+  absl::StatusOr<uint64_t> MakeRoomBeside(step::ServedModel* model, rpc::CallContext* context);
   // All shards serve the rows of `source`, or none.
-  absl::Status MakeServed(const ServedModel& model, const RowSource& source,
+  absl::Status MakeServed(const step::ServedModel& model, const RowSource& source,
                           rpc::CallContext* context);
   // Those on the shards that are not known here, as after a restart of the process.
   void LearnModels(const ShardModels& shards);
   // Gives up rows that others have followed for a while.
-  void DropFollowed(const ServedModel& model, const ShardModels& shards, rpc::CallContext* context);
+  void DropFollowed(const step::ServedModel& model, const ShardModels& shards,
+                    rpc::CallContext* context);
 
   // Nothing for a model that is not known.
   Entry Find(uint64_t model_id) const;
   // In place of every other model of this name.
-  void Remember(std::shared_ptr<const ServedModel> model);
+  void Remember(std::shared_ptr<const step::ServedModel> model);
   void Forget(uint64_t model_id);
   void SetLost(uint64_t model_id, const absl::Status& why);
 
-  const ShardSet& shards_;
+  const step::ShardSet& shards_;
   const ModelRegistryOptions options_;
   ModelChanges changes_;
   std::atomic<bool> log_is_long_ = false;
@@ -193,8 +194,8 @@ class ModelRegistry {
 
 // What a request makes of the limits of now: one for each stack, in plan order. INVALID_ARGUMENT
 // names the stack.
-absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const ServedModel& model,
+absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedModel& model,
                                                           const preprocess::Plan& now,
                                                           const v1::SetLimitsRequest& request);
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

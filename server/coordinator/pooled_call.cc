@@ -10,7 +10,7 @@
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 // What ends a step that a Lookup began.
@@ -95,7 +95,8 @@ grpc::ServerUnaryReactor* PooledCall::Start(const CallEnvironment& environment,
 }
 
 absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
-  ASSIGN_OR_RETURN(Admission::Grant grant, environment_.admission->Admit(client, request_bytes_));
+  ASSIGN_OR_RETURN(rpc::Admission::Grant grant,
+                   environment_.admission->Admit(client, request_bytes_));
   grant_ = std::move(grant);
   // After it has been counted: an operator who drains sees either no request or a refused one.
   if (environment_.drain != nullptr && environment_.drain->draining() && !FinishesABatch(rpc_)) {
@@ -154,10 +155,10 @@ absl::StatusOr<rpc::CallContext::Room> PooledCall::MakeRoom(int64_t bytes, absl:
 
 void PooledCall::End(const absl::Status& status) {
   LogSlowCall(environment_, rpc_, status, SteadyNow() - began_, context_.trace());
-  grant_ = Admission::Grant();
+  grant_ = rpc::Admission::Grant();
   span_.End(status);
   timer_.Finish(status.code());
   Finish(rpc::ToGrpcStatus(status));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -23,7 +23,7 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Whether a coordinator takes what is new. Its process goes on either way.
 // Thread-safe.
@@ -48,7 +48,7 @@ struct CallEnvironment {
   TaskQueue* queue = nullptr;
   // What sets queue->max_queued(), for errors.
   absl::string_view waiting_limit = "budgets.max_waiting_requests";
-  Admission* admission = nullptr;
+  rpc::Admission* admission = nullptr;
   const DrainSwitch* drain = nullptr;  // null: everything is always taken
   ops::ServerMetrics* metrics = nullptr;
   absl::Duration default_deadline;  // for callers that send none
@@ -98,8 +98,8 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   rpc::CallContext context_;
   rpc::Span span_;
   ops::RpcTimer timer_;
-  Admission::Grant grant_;
+  rpc::Admission::Grant grant_;
   std::vector<rpc::CallContext::Room> rooms_;  // of the thread that works on it
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

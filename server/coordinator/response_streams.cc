@@ -5,7 +5,7 @@
 #include "base/steady_time.h"
 #include "server/security/callers.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 StreamWatch::Place::Place(StreamWatch* watch, const grpc::ServerContextBase* context)
     : watch_(watch), context_(context) {
@@ -59,4 +59,4 @@ absl::Status StreamCall::Submit(std::function<void()> work) {
   return QueueFullError(environment);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

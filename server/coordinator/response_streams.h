@@ -26,7 +26,7 @@
 #include "server/coordinator/pooled_call.h"
 #include "server/rpc/wire.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Ends streams that nobody reads: a message that waits keeps memory, and files open.
 // Thread-safe. Outlives its streams.
@@ -78,7 +78,7 @@ struct StreamCall {
   const std::string client;
   rpc::CallContext context;
   ops::RpcTimer timer;
-  Admission::Grant grant;
+  rpc::Admission::Grant grant;
   StreamWatch::Place watched;
 };
 
@@ -162,7 +162,7 @@ class PulledStream final : public grpc::ServerWriteReactor<Message> {
   void End(const absl::Status& status) {
     call_.timer.Finish(status.code());
     room_ = nullptr;
-    call_.grant = Admission::Grant();
+    call_.grant = rpc::Admission::Grant();
     this->Finish(rpc::ToGrpcStatus(status));
   }
   void OnCancel() override { call_.context.Cancel(); }
@@ -245,7 +245,7 @@ class ProgressStream final : public grpc::ServerWriteReactor<Response> {
   }
 
   void End(const absl::Status& status) {
-    call_.grant = Admission::Grant();
+    call_.grant = rpc::Admission::Grant();
     call_.timer.Finish(status.code());
     {
       MutexLock lock(&mutex_);
@@ -266,4 +266,4 @@ class ProgressStream final : public grpc::ServerWriteReactor<Response> {
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

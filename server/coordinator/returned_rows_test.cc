@@ -9,17 +9,17 @@
 #include "server/coordinator/model_changes.h"
 #include "server/coordinator/testing_shard.h"
 
-namespace emberd::server {
+namespace emberd::step {
 namespace returned_rows_test {
 
 using internal::v1::FindMutationResponse;
 
 // Says what it was told to say, and finds the mutations of `knows`.
-class TellingShard : public TestingShard {
+class TellingShard : public coordinator::TestingShard {
  public:
-  explicit TellingShard(int index) : TestingShard(index) {
-    Answer(ShardVerb::kListMade, &TellingShard::OnListMade);
-    Answer(ShardVerb::kFindMutation, &TellingShard::OnFind);
+  explicit TellingShard(int index) : coordinator::TestingShard(index) {
+    Answer(host::ShardVerb::kListMade, &TellingShard::OnListMade);
+    Answer(host::ShardVerb::kFindMutation, &TellingShard::OnFind);
   }
   absl::StatusOr<internal::v1::ListMadeResponse> OnListMade(const internal::v1::ListMadeRequest&) {
     return made;
@@ -57,7 +57,7 @@ class TellingShard : public TestingShard {
 class ReturnedRowsTest : public ::testing::Test {
  protected:
   std::string Lost() {
-    const auto lost = FindLostChange({{ahead_, behind_}, &threads_}, 1, 2, &context_);
+    const auto lost = coordinator::FindLostChange({{ahead_, behind_}, &threads_}, 1, 2, &context_);
     return lost.ok() ? *lost : std::string(lost.status().message());
   }
 
@@ -121,4 +121,4 @@ TEST_F(ReturnedRowsTest, AMutationIsLostWhereNobodyKnowsIt) {
 }
 
 }  // namespace returned_rows_test
-}  // namespace emberd::server
+}  // namespace emberd::step

@@ -15,9 +15,9 @@
 #include "base/suggest.h"
 #include "config/config.h"
 #include "config/optimizers.h"
-#include "server/coordinator/request_reader.h"
+#include "server/step/request_reader.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 namespace {
 
@@ -31,7 +31,7 @@ constexpr int64_t kBytesAtOnce = int64_t{4} << 20;
 // grow, and in messages.
 constexpr int64_t kPlaceBytes = 128;
 
-absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string& table,
+absl::StatusOr<RowTarget> FindTarget(const step::ServedModel& model, const std::string& table,
                                      const std::string& slot) {
   const auto found = model.tables.find(table);
   if (found == model.tables.end()) {
@@ -64,10 +64,10 @@ absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string
 
 // The ids where they are in the request.
 absl::StatusOr<preprocess::IntSpan> CheckIds(const v1::Tensor& tensor, const RowTarget& target) {
-  ASSIGN_OR_RETURN(const auto ids, IntsOf(tensor, "ids"));
-  RETURN_IF_ERROR(CheckRank(tensor, 1, "ids"));
-  for (int64_t i = 0; i < IntCount(ids); ++i) {
-    const int64_t id = IntAt(ids, i);
+  ASSIGN_OR_RETURN(const auto ids, step::IntsOf(tensor, "ids"));
+  RETURN_IF_ERROR(step::CheckRank(tensor, 1, "ids"));
+  for (int64_t i = 0; i < step::IntCount(ids); ++i) {
+    const int64_t id = step::IntAt(ids, i);
     if (id < 0 || id >= target.table->vocabulary_size) {
       return absl::OutOfRangeError(absl::StrCat("ids[", i, "] is ", id, "; table '",
                                                 target.table->name, "' has ids 0 .. ",
@@ -79,7 +79,7 @@ absl::StatusOr<preprocess::IntSpan> CheckIds(const v1::Tensor& tensor, const Row
 
 std::vector<int64_t> SomeOf(const preprocess::IntSpan& ids, int64_t begin, int64_t count) {
   std::vector<int64_t> some(count);
-  for (int64_t i = 0; i < count; ++i) some[i] = IntAt(ids, begin + i);
+  for (int64_t i = 0; i < count; ++i) some[i] = step::IntAt(ids, begin + i);
   return some;
 }
 
@@ -89,7 +89,7 @@ struct ShardRows {
   std::vector<int64_t> local_rows;
   std::vector<size_t> positions;
 
-  shard::RowSelection Selection(const ServedModel& model, const RowTarget& target) const {
+  shard::RowSelection Selection(const step::ServedModel& model, const RowTarget& target) const {
     return {model.id,   target.stack,   target.slot,  partitions,
             local_rows, target.columns, model.history};
   }
@@ -111,14 +111,14 @@ std::vector<ShardRows> PlaceRows(const preprocess::Topology& topology, const Row
 }
 
 // The rows of one shard with their values, which are those of the request.
-AssignCommand AssignTo(const ShardRows& rows, const ServedModel& model, const RowTarget& target,
-                       absl::Span<const float> values) {
+host::AssignCommand AssignTo(const ShardRows& rows, const step::ServedModel& model,
+                             const RowTarget& target, absl::Span<const float> values) {
   auto here = std::make_shared<std::vector<float>>(rows.positions.size() * target.columns);
   for (size_t i = 0; i < rows.positions.size(); ++i) {
     std::copy_n(values.data() + rows.positions[i] * target.columns, target.columns,
                 here->data() + i * target.columns);
   }
-  AssignCommand command;
+  host::AssignCommand command;
   command.rows = rows.Selection(model, target);
   command.values = *here;
   command.owner = std::move(here);
@@ -152,8 +152,8 @@ uint64_t AssignTag(const v1::AssignRowsRequest& request) {
 
 absl::StatusOr<absl::Span<const float>> DecodeValues(const v1::Tensor& tensor, int64_t rows,
                                                      int columns) {
-  RETURN_IF_ERROR(CheckShape(tensor, {rows, columns}, "values"));
-  ASSIGN_OR_RETURN(auto values, FloatsOf(tensor, "values"));
+  RETURN_IF_ERROR(step::CheckShape(tensor, {rows, columns}, "values"));
+  ASSIGN_OR_RETURN(auto values, step::FloatsOf(tensor, "values"));
   const int64_t bad = FindNonFinite(values);
   if (bad < 0) return values;
   return absl::InvalidArgumentError(absl::StrCat("values[", bad / columns, ", ", bad % columns,
@@ -162,12 +162,12 @@ absl::StatusOr<absl::Span<const float>> DecodeValues(const v1::Tensor& tensor, i
 
 }  // namespace
 
-absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
+absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const step::ServedModel& model,
                                                       const RowTarget& target,
                                                       const preprocess::IntSpan& ids,
                                                       rpc::CallContext* context) {
   const auto row_bytes = static_cast<int64_t>(target.columns * sizeof(float));
-  const int64_t count = IntCount(ids);
+  const int64_t count = step::IntCount(ids);
   if (count > max_message_bytes_ / row_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat(count, " rows of ", row_bytes,
@@ -192,7 +192,7 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
   return tensor;
 }
 
-absl::Status Coordinator::ReadRowsTo(const ServedModel& model, const RowTarget& target,
+absl::Status Coordinator::ReadRowsTo(const step::ServedModel& model, const RowTarget& target,
                                      absl::Span<const int64_t> ids, char* data,
                                      rpc::CallContext* context) {
   const size_t row_bytes = target.columns * sizeof(float);
@@ -215,7 +215,7 @@ absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsReq
                                                            rpc::CallContext* context) {
   using Response = absl::StatusOr<v1::ReadRowsResponse>;
   return OnModel(request.model_id(), context,
-                 [&](const std::shared_ptr<const ServedModel>& model) -> Response {
+                 [&](const std::shared_ptr<const step::ServedModel>& model) -> Response {
                    ASSIGN_OR_RETURN(const RowTarget target,
                                     FindTarget(*model, request.table(), request.slot()));
                    ASSIGN_OR_RETURN(const auto ids, CheckIds(request.ids(), target));
@@ -228,31 +228,32 @@ absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsReq
 
 absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignRowsRequest& request,
                                                                rpc::CallContext* context) {
-  const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
-                          AssignTag(request)};
-  RETURN_IF_ERROR(CheckMutation(mutation));
+  const host::Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
+                                AssignTag(request)};
+  RETURN_IF_ERROR(host::CheckMutation(mutation));
   ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
-  RETURN_IF_ERROR(CheckNotReadOnly(*model, "its rows cannot be assigned"));
+  RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "its rows cannot be assigned"));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
   ASSIGN_OR_RETURN(const auto given, CheckIds(request.ids(), target));
-  ASSIGN_OR_RETURN(auto values, DecodeValues(request.values(), IntCount(given), target.columns));
+  ASSIGN_OR_RETURN(auto values,
+                   DecodeValues(request.values(), step::IntCount(given), target.columns));
   // All shards vote on the whole of it: the ids with their places, the values by shard and in
   // messages.
   ASSIGN_OR_RETURN(const auto room,
-                   context->MakeRoom(IntCount(given) * kPlaceBytes +
+                   context->MakeRoom(step::IntCount(given) * kPlaceBytes +
                                          2 * static_cast<int64_t>(request.values().data().size()),
                                      "what is made of the request"));
-  const std::vector<int64_t> ids = SomeOf(given, 0, IntCount(given));
+  const std::vector<int64_t> ids = SomeOf(given, 0, step::IntCount(given));
   RETURN_IF_ERROR(CheckNoRepeats(ids));
   RETURN_IF_ERROR(config::CheckSlotValues(request.table(), target.slot, ids, values));
 
   const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);
-  const auto attempt = [&](uint64_t number) -> absl::StatusOr<MadeMutation> {
+  const auto attempt = [&](uint64_t number) -> absl::StatusOr<step::MadeMutation> {
     // All shards vote, also those without a row of it, as on updates: so any of them can tell
     // whether it may have been decided.
-    std::vector<AssignCommand> commands;
+    std::vector<host::AssignCommand> commands;
     for (const ShardRows& rows : shards) {
-      AssignCommand& command = commands.emplace_back(AssignTo(rows, *model, target, values));
+      host::AssignCommand& command = commands.emplace_back(AssignTo(rows, *model, target, values));
       command.mutation = mutation;
       command.attempt = number;
     }
@@ -266,15 +267,15 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
   return response;
 }
 
-absl::StatusOr<MadeMutation> Coordinator::TryAssign(const std::vector<AssignCommand>& commands,
-                                                    rpc::CallContext* context) {
+absl::StatusOr<step::MadeMutation> Coordinator::TryAssign(
+    const std::vector<host::AssignCommand>& commands, rpc::CallContext* context) {
   std::vector<char> staged(commands.size());  // not bool: written by several threads
   const auto stage = [&](int shard) {
     const auto replayed = shards_[shard].StageAssign(commands[shard], context);
     staged[shard] = replayed.ok() && !*replayed;
     return replayed.status();
   };
-  const AssignCommand* const any = &commands.front();
+  const host::AssignCommand* const any = &commands.front();
   if (absl::Status status = shards_.OnAll(stage); !status.ok()) {
     mutations_.Abandon(any->mutation, any->attempt);
     return status;
@@ -289,7 +290,7 @@ absl::StatusOr<MadeMutation> Coordinator::TryAssign(const std::vector<AssignComm
     return mutations_.Commit(shard, any->mutation, any->attempt, context->trace()).status();
   }));
   ReachFailpoint("assign.is_made");
-  return MadeMutation{{}, /*replayed=*/any != nullptr && holding.empty()};
+  return step::MadeMutation{{}, /*replayed=*/any != nullptr && holding.empty()};
 }
 
 absl::StatusOr<std::unique_ptr<Coordinator::Export>> Coordinator::StartExport(
@@ -330,4 +331,4 @@ absl::StatusOr<v1::ExportTableResponse> Coordinator::Export::Next() {
   return response;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -10,10 +10,10 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/served_model.h"
 #include "server/rpc/call_context.h"
+#include "server/step/served_model.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Which values of which table.
 struct RowTarget {
@@ -31,7 +31,7 @@ class Coordinator::Export {
 
  private:
   friend class Coordinator;
-  Export(Coordinator* coordinator, std::shared_ptr<const ServedModel> model, RowTarget target,
+  Export(Coordinator* coordinator, std::shared_ptr<const step::ServedModel> model, RowTarget target,
          int64_t first, int64_t end, rpc::CallContext* context)
       : coordinator_(coordinator),
         model_(std::move(model)),
@@ -41,11 +41,11 @@ class Coordinator::Export {
         context_(context) {}
 
   Coordinator* const coordinator_;
-  const std::shared_ptr<const ServedModel> model_;
+  const std::shared_ptr<const step::ServedModel> model_;
   const RowTarget target_;
   int64_t next_;
   const int64_t end_;
   rpc::CallContext* const context_;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -26,7 +26,6 @@
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "emberd/v1/program_service.grpc.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
-#include "server/coordinator/lookup_response.h"
 #include "server/coordinator/response_streams.h"
 #include "server/coordinator/row_access.h"
 #include "server/ops/metrics.h"
@@ -37,8 +36,9 @@
 #include "server/rpc/spans.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
+#include "server/step/lookup_response.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 // What the methods of a service have in common.
@@ -151,7 +151,7 @@ class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
           return security::MayTrain(context) ? coordinator->Lookup(request, call)
                                              : coordinator->LookupForReader(request, call);
         },
-        &EncodeLookupResponse);
+        &step::EncodeLookupResponse);
     Serve<v1::ShareMemoryRequest>(
         ops::Rpc::kShareMemory,
         [regions = coordinator->regions(), lanes](const Context& context, const auto&, auto*) {
@@ -349,12 +349,12 @@ class LaneLookup {
     if (!request.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
       return absl::InvalidArgumentError("the request is not a valid emberd.v1.LookupRequest");
     }
-    ASSIGN_OR_RETURN(const LookupOutput output,
+    ASSIGN_OR_RETURN(const step::LookupOutput output,
                      security::MayTrain(authorization)
                          ? coordinator_->Lookup(request, &context_)
                          : coordinator_->LookupForReader(request, &context_));
     ops::StageTimer timer(coordinator_->metrics(), ops::Stage::kEncode);
-    answer->body = EncodeLookupText(output);
+    answer->body = step::EncodeLookupText(output);
     answer->elsewhere = answer->body.size() > kMaxBody;
     // The trainer asks again over gRPC, and so never learns the handle of this batch.
     if (answer->elsewhere && output.batch_handle != 0) {
@@ -379,7 +379,7 @@ class LaneLookup {
   rpc::CallContext context_;
   rpc::Span span_;
   ops::RpcTimer timer_;
-  Admission::Grant grant_;
+  rpc::Admission::Grant grant_;
   std::vector<rpc::CallContext::Room> rooms_;
 };
 
@@ -417,4 +417,4 @@ LaneServer::Handler MakeLookupHandler(Coordinator* coordinator, const CallEnviro
   };
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -17,7 +17,7 @@
 #include "server/ops/samples.h"
 #include "server/security/security.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // What the arguments point to must outlive a service.
 
@@ -41,4 +41,4 @@ std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
 LaneServer::Handler MakeLookupHandler(Coordinator* coordinator, const CallEnvironment& environment,
                                       const security::Security* security);
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 using internal::v1::HostedModel;
 
@@ -21,7 +21,7 @@ bool Newer(const HostedModel& a, const HostedModel& b) {
 
 }  // namespace
 
-ShardModels ShardModels::Ask(const ShardSet& shards, rpc::CallContext* context) {
+ShardModels ShardModels::Ask(const step::ShardSet& shards, rpc::CallContext* context) {
   std::vector<Answer> answers(shards.size());
   const auto ask = [&](int shard) {
     answers[shard] = shards[shard].ListModels({}, context);
@@ -243,4 +243,4 @@ ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
   return verdict;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/internal/v1/shard_service.pb.h"
-#include "server/coordinator/shard_set.h"
 #include "server/rpc/call_context.h"
+#include "server/step/shard_set.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 enum class ModelState {
   kUnknown,     // no shard could be asked
@@ -40,7 +40,7 @@ class ShardModels {
   using Answer = absl::StatusOr<internal::v1::ListModelsResponse>;
   explicit ShardModels(std::vector<Answer> answers) : answers_(std::move(answers)) {}
   // Asks all shards at once.
-  static ShardModels Ask(const ShardSet& shards, rpc::CallContext* context);
+  static ShardModels Ask(const step::ShardSet& shards, rpc::CallContext* context);
 
   // Whether all shards have answered: the first error.
   absl::Status complete() const;
@@ -102,4 +102,4 @@ class ShardModels {
   std::map<uint64_t, std::string> lost_changes_;  // by model
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

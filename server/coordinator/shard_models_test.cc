@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace shard_models_test {
 
 using ::testing::ElementsAre;
@@ -188,4 +188,4 @@ TEST(ShardModelsTest, RowsThatHaveComeBackAreComparedWhereAllShardsServeThem) {
 }
 
 }  // namespace shard_models_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/shard/shard_backend.h"
+#include "server/host/shard_backend.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
-class TestingShard : public ShardBackend {
+class TestingShard : public host::ShardBackend {
  public:
   explicit TestingShard(int index) : index_(index), name_(absl::StrCat("shard ", index)) {}
 
@@ -20,20 +20,25 @@ class TestingShard : public ShardBackend {
   const std::string& name() const override { return name_; }
   const std::string& address() const override { return name_; }
 
-  std::unique_ptr<GatherCall> Gather(GatherCommand, rpc::CallContext*) override { return nullptr; }
-  std::unique_ptr<ApplyCall> Apply(ApplyCommand, rpc::CallContext*) override { return nullptr; }
+  std::unique_ptr<host::GatherCall> Gather(host::GatherCommand, rpc::CallContext*) override {
+    return nullptr;
+  }
+  std::unique_ptr<host::ApplyCall> Apply(host::ApplyCommand, rpc::CallContext*) override {
+    return nullptr;
+  }
   absl::Status ReadRows(const shard::RowSelection&, absl::Span<float>, rpc::CallContext*) override {
     return No();
   }
-  absl::StatusOr<bool> StageAssign(const AssignCommand&, rpc::CallContext*) override {
+  absl::StatusOr<bool> StageAssign(const host::AssignCommand&, rpc::CallContext*) override {
     return No();
   }
-  Collective* collective() override { return nullptr; }
+  group::Collective* collective() override { return nullptr; }
 
  protected:
   // From now on, `answer` answers the verb. For constructors.
   template <typename Shard, typename Request, typename Response>
-  void Answer(ShardVerb verb, absl::StatusOr<Response> (Shard::*answer)(const Request& request)) {
+  void Answer(host::ShardVerb verb,
+              absl::StatusOr<Response> (Shard::*answer)(const Request& request)) {
     answers_[verb] = [this, answer](const google::protobuf::Message& request,
                                     google::protobuf::Message* response) {
       auto result = (static_cast<Shard*>(this)->*answer)(static_cast<const Request&>(request));
@@ -43,7 +48,7 @@ class TestingShard : public ShardBackend {
   }
 
  private:
-  absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
+  absl::Status Control(host::ShardVerb verb, const google::protobuf::Message& request,
                        google::protobuf::Message* response, rpc::CallContext*) override {
     const auto answer = answers_.find(verb);
     return answer == answers_.end() ? No() : answer->second(request, response);
@@ -52,9 +57,9 @@ class TestingShard : public ShardBackend {
 
   const int index_;
   const std::string name_;
-  std::map<ShardVerb, std::function<absl::Status(const google::protobuf::Message&,
-                                                 google::protobuf::Message*)>>
+  std::map<host::ShardVerb, std::function<absl::Status(const google::protobuf::Message&,
+                                                       google::protobuf::Message*)>>
       answers_;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

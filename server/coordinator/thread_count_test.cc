@@ -13,9 +13,9 @@
 #include "absl/time/clock.h"
 #include "config/config.h"
 #include "server/coordinator/coordinator.h"
-#include "server/shard/shard_backend.h"
+#include "server/host/shard_backend.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace thread_count_test {
 
 int64_t ThreadsOfThisProcess() {
@@ -54,8 +54,9 @@ TEST(ThreadCountTest, FiftyModelsNeedTheThreadsOfOne) {
   ASSERT_TRUE(config::CompleteCluster(&cluster).ok());
   ops::Metrics metrics("test");
   ThreadPools threads(2);
-  std::vector<std::shared_ptr<ShardBackend>> shards;
-  for (int i = 0; i < 2; ++i) shards.push_back(*MakeLocalShard(cluster, i, &metrics, &threads));
+  std::vector<std::shared_ptr<host::ShardBackend>> shards;
+  for (int i = 0; i < 2; ++i)
+    shards.push_back(*host::MakeLocalShard(cluster, i, &metrics, &threads));
   Coordinator coordinator(cluster, 0, shards, &metrics, &threads);
 
   // Threads that may block start when they are needed: more than a step needs are there already.
@@ -69,4 +70,4 @@ TEST(ThreadCountTest, FiftyModelsNeedTheThreadsOfOne) {
 }
 
 }  // namespace thread_count_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

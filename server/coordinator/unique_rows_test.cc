@@ -13,11 +13,11 @@
 #include "base/bfloat16.h"
 #include "base/testing/seed.h"
 #include "config/config.h"
-#include "server/coordinator/activations.h"
 #include "server/coordinator/coordinator.h"
-#include "server/shard/shard_backend.h"
+#include "server/host/shard_backend.h"
+#include "server/step/activations.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace unique_rows_test {
 
 using testing::HasSubstr;
@@ -41,9 +41,9 @@ class Cluster {
                                     " shard_threads: 2 coordinators { address: '127.0.0.1:0' }");
     for (int i = 0; i < shards; ++i) absl::StrAppend(&text, " shards { address: '127.0.0.1:0' }");
     const v1::ClusterConfig cluster = *config::ParseCluster(text);
-    std::vector<std::shared_ptr<ShardBackend>> backends;
+    std::vector<std::shared_ptr<host::ShardBackend>> backends;
     for (int i = 0; i < shards; ++i)
-      backends.push_back(*MakeLocalShard(cluster, i, &metrics_, &threads_));
+      backends.push_back(*host::MakeLocalShard(cluster, i, &metrics_, &threads_));
     coordinator_ = std::make_unique<Coordinator>(cluster, 0, backends, &metrics_, &threads_);
   }
 
@@ -77,7 +77,7 @@ class Cluster {
     std::string all;
     if (!output.ok()) return all;
     for (const int feature : output->order) {
-      const FeatureActivationView& view = output->activations.features[feature];
+      const step::FeatureActivationView& view = output->activations.features[feature];
       all.append(view.bytes.data(), view.bytes.size());
     }
     return all;
@@ -96,7 +96,7 @@ class Cluster {
     apply.mutable_mutation()->set_sequence(++sequence_);
     std::string all;
     for (const int feature : output->order) {
-      const FeatureActivationView& view = output->activations.features[feature];
+      const step::FeatureActivationView& view = output->activations.features[feature];
       all.append(view.bytes.data(), view.bytes.size());
       v1::FeatureGradient* gradient = apply.add_gradients();
       gradient->set_feature(output->model->config.features(feature).name());
@@ -255,7 +255,7 @@ class WrongRowsTest : public testing::Test {
  protected:
   // Two stacks of one table each, of 8 and 16 columns; ids 0 and 1 in each.
   WrongRowsTest()
-      : model_(*MakeServedModel(
+      : model_(*step::MakeServedModel(
             *config::ParseModel(
                 "name: 'm' tables { name: 'a' vocabulary_size: 40 embedding_dim: 8 }"
                 "tables { name: 'b' vocabulary_size: 40 embedding_dim: 16 storage_dtype: BFLOAT16 }"
@@ -266,19 +266,19 @@ class WrongRowsTest : public testing::Test {
     batch_ = *model_->preprocessor->Run(inputs);
   }
 
-  StackRowsView Rows(int stack, int64_t row_bytes, int64_t count) {
+  host::StackRowsView Rows(int stack, int64_t row_bytes, int64_t count) {
     return {stack, row_bytes, absl::MakeConstSpan(bytes_).first(count * row_bytes), 2};
   }
-  absl::Status Check(std::vector<StackSumsView> sums, std::vector<StackRowsView> rows,
+  absl::Status Check(std::vector<host::StackSumsView> sums, std::vector<host::StackRowsView> rows,
                      v1::DataType dtype = v1::BFLOAT16) {
-    return CheckGatherResult({1, std::move(sums), std::move(rows), nullptr}, *model_, *batch_,
-                             dtype);
+    return step::CheckGatherResult({1, std::move(sums), std::move(rows), nullptr}, *model_, *batch_,
+                                   dtype);
   }
 
   ops::Metrics metrics_{"test"};
   const std::vector<int64_t> ids_ = {0, 1};
   const std::vector<char> bytes_ = std::vector<char>(1000);
-  const std::shared_ptr<const ServedModel> model_;
+  const std::shared_ptr<const step::ServedModel> model_;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch_;
   CpuPool cpu_{1};
   BufferPool pool_;
@@ -286,7 +286,7 @@ class WrongRowsTest : public testing::Test {
 
 // Room for two rows, or two samples and their sums, of each stack.
 TEST_F(WrongRowsTest, AnAnswerHasAtMostTheBytesThatAreReserved) {
-  const int64_t bytes = MaxGatherBytes(*model_, batch_->ShardView(0));
+  const int64_t bytes = step::MaxGatherBytes(*model_, batch_->ShardView(0));
   EXPECT_GE(bytes, 2 * 32 + 2 * 32);
   EXPECT_LE(bytes, 2 * (4 + 8 * 4) + 2 * (4 + 16 * 4));
 }
@@ -294,7 +294,7 @@ TEST_F(WrongRowsTest, AnAnswerHasAtMostTheBytesThatAreReserved) {
 TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
   const std::vector<int32_t> samples = {0, 1};
   const std::vector<float> zeros(32);
-  const StackSumsView sums = {0, samples, absl::MakeConstSpan(zeros).first(16), 2};
+  const host::StackSumsView sums = {0, samples, absl::MakeConstSpan(zeros).first(16), 2};
   EXPECT_TRUE(Check({sums}, {Rows(1, 32, 2)}).ok());
   EXPECT_TRUE(Check({}, {Rows(0, 32, 2), Rows(1, 32, 2)}).ok());
   const auto expect_internal = [](const absl::Status& status) {
@@ -313,7 +313,7 @@ TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
 // The batch has one id a sample. Rows of bfloat16 are no shorter for being rounded.
 TEST_F(WrongRowsTest, RoundedRowsHaveTheirOwnSize) {
   const auto rounded = [&](int stack, int64_t row_bytes) {
-    StackRowsView rows = Rows(stack, row_bytes, 2);
+    host::StackRowsView rows = Rows(stack, row_bytes, 2);
     rows.rounded = true;
     return rows;
   };
@@ -321,15 +321,15 @@ TEST_F(WrongRowsTest, RoundedRowsHaveTheirOwnSize) {
   EXPECT_FALSE(Check({}, {rounded(0, 16), Rows(1, 32, 2)}, v1::FLOAT32).ok());
   EXPECT_FALSE(Check({}, {rounded(0, 32), Rows(1, 32, 2)}).ok());
   EXPECT_FALSE(Check({}, {Rows(0, 16, 2), Rows(1, 32, 2)}).ok());
-  GatherResult result{1, {}, {Rows(0, 32, 2), rounded(1, 32)}, nullptr};
-  const absl::Status status = ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result);
+  host::GatherResult result{1, {}, {Rows(0, 32, 2), rounded(1, 32)}, nullptr};
+  const absl::Status status = step::ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
 }
 
 TEST_F(WrongRowsTest, RowsMustBeAsManyAsTheBatchHas) {
   for (const int64_t count : {0, 1, 3}) {
-    GatherResult result{1, {}, {Rows(0, 32, 2), Rows(1, 32, count)}, nullptr};
-    const absl::Status status = ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result);
+    host::GatherResult result{1, {}, {Rows(0, 32, 2), Rows(1, 32, count)}, nullptr};
+    const absl::Status status = step::ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result);
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("the batch has 2 of 32 bytes"));
   }
@@ -338,17 +338,17 @@ TEST_F(WrongRowsTest, RowsMustBeAsManyAsTheBatchHas) {
 TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
   const std::vector<int32_t> samples = {0, 1};
   const std::vector<float> ones(32, 1);
-  GatherResult result{1, {{1, samples, ones, 2}}, {Rows(0, 32, 2)}, nullptr};
-  ASSERT_TRUE(CheckGatherResult(result, *model_, *batch_, v1::FLOAT32).ok());
-  ASSERT_TRUE(ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result).ok());
+  host::GatherResult result{1, {{1, samples, ones, 2}}, {Rows(0, 32, 2)}, nullptr};
+  ASSERT_TRUE(step::CheckGatherResult(result, *model_, *batch_, v1::FLOAT32).ok());
+  ASSERT_TRUE(step::ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result).ok());
   EXPECT_TRUE(result.rows.empty());
   ASSERT_EQ(result.stacks.size(), 2u);
   EXPECT_EQ(result.stacks[0].stack, 0);
   EXPECT_NE(result.stacks[0].later, nullptr);
   EXPECT_EQ(result.stacks[1].later, nullptr);
-  const auto output = TakeOutput(*model_, batch_->feature_samples(), v1::FLOAT32);
-  const Activations activations = ActivationsIn(*output, *model_, *batch_, v1::FLOAT32);
-  CombineActivations({&result, 1}, *model_, *batch_, v1::FLOAT32, *output, {0, 1});
+  const auto output = step::TakeOutput(*model_, batch_->feature_samples(), v1::FLOAT32);
+  const step::Activations activations = step::ActivationsIn(*output, *model_, *batch_, v1::FLOAT32);
+  step::CombineActivations({&result, 1}, *model_, *batch_, v1::FLOAT32, *output, {0, 1});
   EXPECT_EQ(activations.features[0].bytes, std::string(2 * 32, 0));
   const std::string last(activations.features[1].bytes.data(), 2 * 64);
   EXPECT_EQ(std::memcmp(last.data(), ones.data(), last.size()), 0);
@@ -357,7 +357,7 @@ TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
 // Shards of several versions: one rounds its rows, one sends them as they are stored, one sums.
 TEST(MixedAnswersTest, GiveTheBitsOfSums) {
   ops::Metrics metrics("test");
-  const auto model = *MakeServedModel(
+  const auto model = *step::MakeServedModel(
       *config::ParseModel("name: 'm' tables { name: 't' vocabulary_size: 40 embedding_dim: 8 }"
                           "features { name: 'f' table: 't' }"),
       {.shards = 4, .sparsecores_per_shard = 1}, nullptr, &metrics);
@@ -373,9 +373,9 @@ TEST(MixedAnswersTest, GiveTheBitsOfSums) {
   const std::vector<float> stored(10 * 8, kTiny);
   const std::vector<uint16_t> rounded(10 * 8, ToBfloat16(kTiny));
   std::vector<int32_t> samples;
-  std::vector<GatherResult> results(4);
+  std::vector<host::GatherResult> results(4);
   for (int shard = 0; shard < 4; ++shard) {
-    GatherResult& result = results[shard];
+    host::GatherResult& result = results[shard];
     if (shard == 3) {
       const auto views = batch->ShardView(shard);
       for (const auto& segment : views[0].segments) {
@@ -392,12 +392,12 @@ TEST(MixedAnswersTest, GiveTheBitsOfSums) {
       result.rows.push_back(
           {0, 16, {reinterpret_cast<const char*>(rounded.data()), 10 * 16}, 10, true});
     }
-    ASSERT_TRUE(CheckGatherResult(result, *model, *batch, v1::BFLOAT16).ok());
-    ASSERT_TRUE(ArrangeUniqueRows(*model, *batch, shard, pool, cpu, &result).ok());
+    ASSERT_TRUE(step::CheckGatherResult(result, *model, *batch, v1::BFLOAT16).ok());
+    ASSERT_TRUE(step::ArrangeUniqueRows(*model, *batch, shard, pool, cpu, &result).ok());
   }
-  const auto output = TakeOutput(*model, batch->feature_samples(), v1::BFLOAT16);
-  const Activations activations = ActivationsIn(*output, *model, *batch, v1::BFLOAT16);
-  CombineActivations(results, *model, *batch, v1::BFLOAT16, *output, {0});
+  const auto output = step::TakeOutput(*model, batch->feature_samples(), v1::BFLOAT16);
+  const step::Activations activations = step::ActivationsIn(*output, *model, *batch, v1::BFLOAT16);
+  step::CombineActivations(results, *model, *batch, v1::BFLOAT16, *output, {0});
   ASSERT_EQ(activations.features[0].bytes.size(), 40u * 16);
   for (size_t i = 0; i < 40 * 16; i += 2) {
     uint16_t half;
@@ -407,4 +407,4 @@ TEST(MixedAnswersTest, GiveTheBitsOfSums) {
 }
 
 }  // namespace unique_rows_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -12,7 +12,7 @@
 #include "emberd/internal/v1/collective_service.pb.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 struct GroupId {
   uint64_t model_id = 0;
@@ -57,4 +57,4 @@ class Collective {
                          StatusDone done) = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::group

@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 
-namespace emberd::server {
+namespace emberd::group {
 namespace {
 
 constexpr absl::Duration kLeaveDeadline = absl::Seconds(1);
@@ -149,4 +149,4 @@ void CollectiveRouter::Leave(const internal::v1::LeaveRequest& request) {
   }
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

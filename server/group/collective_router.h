@@ -15,7 +15,7 @@
 #include "server/group/rendezvous.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 // Which of `shards` hosts a group: the same on every coordinator, in every process and release. The
 // first 64 bits of the SHA-256 of the model id (8 bytes, little-endian) and the name, big-endian,
@@ -53,4 +53,4 @@ class CollectiveRouter {
   std::map<std::pair<GroupId, uint64_t>, std::unique_ptr<Watch>> watches_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::group

@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "server/group/testing_group.h"
 
-namespace emberd::server::testing {
+namespace emberd::group::testing {
 namespace collective_router_test {
 
 using ::testing::ElementsAre;
@@ -171,4 +171,4 @@ TEST_F(CollectiveRouterTest, BoundedGroupsMeetAtTheHost) {
 }
 
 }  // namespace collective_router_test
-}  // namespace emberd::server::testing
+}  // namespace emberd::group::testing

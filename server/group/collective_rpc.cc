@@ -20,7 +20,7 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
 
-namespace emberd::server {
+namespace emberd::group {
 namespace {
 
 namespace pb = internal::v1;
@@ -263,4 +263,4 @@ std::unique_ptr<Collective> MakeRemoteCollective(const std::shared_ptr<grpc::Cha
   return std::make_unique<RemoteCollective>(channel, std::move(host));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

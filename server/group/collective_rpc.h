@@ -11,7 +11,7 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/local_peers.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 // What is given must outlive the service; without `place`, calls need not say for which shard they
 // are meant. Close a rendezvous before the gRPC server is shut down: calls that wait would hold it
@@ -26,4 +26,4 @@ std::unique_ptr<grpc::Service> MakeCollectiveService(Collective* collective,
 std::unique_ptr<Collective> MakeRemoteCollective(const std::shared_ptr<grpc::Channel>& channel,
                                                  std::string host);
 
-}  // namespace emberd::server
+}  // namespace emberd::group

@@ -21,7 +21,7 @@
 #include "server/group/testing_group.h"
 #include "server/rpc/grpc_server.h"
 
-namespace emberd::server::testing {
+namespace emberd::group::testing {
 namespace collective_test {
 
 using ::testing::ElementsAre;
@@ -34,11 +34,12 @@ constexpr int64_t kLong = 60'000;  // ms: longer than any test
 class Host {
  public:
   Host() : service_(MakeCollectiveService(&rendezvous_, metrics_.Server("shard", 0))) {
-    auto server = GrpcServer::Start({.field = "address",
-                                     .address = "127.0.0.1:0",
-                                     .max_message_bytes = 1 << 20,
-                                     .services = {service_.get()},
-                                     .service_names = {"emberd.internal.v1.CollectiveService"}});
+    auto server =
+        rpc::GrpcServer::Start({.field = "address",
+                                .address = "127.0.0.1:0",
+                                .max_message_bytes = 1 << 20,
+                                .services = {service_.get()},
+                                .service_names = {"emberd.internal.v1.CollectiveService"}});
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
@@ -56,7 +57,7 @@ class Host {
   ops::Metrics metrics_{"shard"};
   Rendezvous rendezvous_;
   const std::unique_ptr<grpc::Service> service_;
-  std::unique_ptr<GrpcServer> server_;
+  std::unique_ptr<rpc::GrpcServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
 };
 
@@ -288,4 +289,4 @@ TEST(CollectiveServiceTest, BytesThatAreNoRequestAreRefused) {
 }
 
 }  // namespace collective_test
-}  // namespace emberd::server::testing
+}  // namespace emberd::group::testing

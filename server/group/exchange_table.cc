@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace emberd::server {
+namespace emberd::group {
 namespace {
 
 std::string Name(const ExchangeKey& key) {
@@ -174,4 +174,4 @@ std::map<ExchangeKey, ExchangeTable::Open>::const_iterator ExchangeTable::Oldest
   });
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

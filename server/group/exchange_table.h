@@ -18,7 +18,7 @@
 #include "server/group/collective.h"
 #include "server/group/group.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 struct ExchangeKey {
   int64_t instance_key = 0;  // the step
@@ -97,4 +97,4 @@ class ExchangeTable {
   int64_t bytes_ = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::group

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& options,
                                      absl::Time now) {
@@ -58,4 +58,4 @@ std::string RankList(const std::vector<int>& ranks) {
   return absl::StrCat("ranks ", absl::StrJoin(runs, ", "), " and ", last);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

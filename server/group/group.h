@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "server/group/collective.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 // Hosts count the generations of their groups one by one, and begin anywhere when they start
 // (RendezvousOptions): what is late of a former life of a host is known by its number. So one
@@ -155,4 +155,4 @@ std::unique_ptr<Group> MakeProgressGroup(const GroupId& id, const v1::GroupOptio
 // "rank 2", "ranks 0, 2 and 5-7"; ascending.
 std::string RankList(const std::vector<int>& ranks);
 
-}  // namespace emberd::server
+}  // namespace emberd::group

@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "server/group/exchange_table.h"
 
-namespace emberd::server {
+namespace emberd::group {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
@@ -85,4 +85,4 @@ absl::Status CheckAdvance(const internal::v1::AdvanceRequest& request) {
       "wait_for is ", request.wait_for(), "; it must be at most next_step, ", request.next_step()));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

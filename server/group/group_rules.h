@@ -12,7 +12,7 @@
 #include "emberd/v1/train.pb.h"
 #include "server/group/collective.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 inline constexpr int kMaxGroupSize = 1024;
 inline constexpr size_t kMaxGroupNameBytes = 128;
@@ -32,4 +32,4 @@ absl::Status CheckRank(int rank, int size);
 absl::Status CheckExchange(const internal::v1::AllGatherRequest& request);
 absl::Status CheckAdvance(const internal::v1::AdvanceRequest& request);
 
-}  // namespace emberd::server
+}  // namespace emberd::group

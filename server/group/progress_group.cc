@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "server/group/group.h"
 
-namespace emberd::server {
+namespace emberd::group {
 namespace {
 
 namespace pb = internal::v1;
@@ -242,4 +242,4 @@ std::unique_ptr<Group> MakeProgressGroup(const GroupId& id, const v1::GroupOptio
   return std::make_unique<ProgressGroup>(id, options, now);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

@@ -7,7 +7,7 @@
 #include "server/group/group.h"
 #include "server/group/testing_group.h"
 
-namespace emberd::server::testing {
+namespace emberd::group::testing {
 namespace progress_group_test {
 
 const GroupId kGroup{7, "g"};
@@ -234,4 +234,4 @@ TEST_F(ProgressGroupTest, ARankIsThereAsLongAsItsCoordinatorWatches) {
 }
 
 }  // namespace progress_group_test
-}  // namespace emberd::server::testing
+}  // namespace emberd::group::testing

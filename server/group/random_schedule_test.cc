@@ -19,7 +19,7 @@
 #include "server/group/collective_router.h"
 #include "server/group/testing_group.h"
 
-namespace emberd::server::testing {
+namespace emberd::group::testing {
 namespace random_schedule_test {
 
 const GroupId kGroup{7, "g"};
@@ -258,4 +258,4 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
 }
 
 }  // namespace random_schedule_test
-}  // namespace emberd::server::testing
+}  // namespace emberd::group::testing

@@ -10,7 +10,7 @@
 #include "base/steady_time.h"
 #include "server/group/group_rules.h"
 
-namespace emberd::server {
+namespace emberd::group {
 namespace {
 
 // A sleep is measured by the wall clock. Should somebody set that, deadlines are late by this much
@@ -354,4 +354,4 @@ void Rendezvous::RunTimers() {
   }
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

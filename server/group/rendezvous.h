@@ -21,7 +21,7 @@
 #include "server/group/collective.h"
 #include "server/group/group.h"
 
-namespace emberd::server {
+namespace emberd::group {
 
 struct RendezvousOptions {
   int max_groups = 4096;
@@ -126,4 +126,4 @@ class Rendezvous final : public Collective {
   std::thread timer_thread_;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::group

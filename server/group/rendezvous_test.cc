@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "server/group/testing_group.h"
 
-namespace emberd::server::testing {
+namespace emberd::group::testing {
 namespace rendezvous_test {
 
 const GroupId kGroup{7, "g"};
@@ -319,4 +319,4 @@ TEST(RendezvousTest, WatchesDeadlinesByItself) {
 }
 
 }  // namespace rendezvous_test
-}  // namespace emberd::server::testing
+}  // namespace emberd::group::testing

@@ -10,7 +10,7 @@
 #include "server/group/exchange_table.h"
 #include "server/group/group.h"
 
-namespace emberd::server {
+namespace emberd::group {
 namespace {
 
 namespace pb = internal::v1;
@@ -241,4 +241,4 @@ std::unique_ptr<Group> MakeSyncGroup(const GroupId& id, const v1::GroupOptions& 
   return std::make_unique<SyncGroup>(id, options, now);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::group

@@ -7,7 +7,7 @@
 #include "server/group/exchange_table.h"
 #include "server/group/testing_group.h"
 
-namespace emberd::server::testing {
+namespace emberd::group::testing {
 namespace sync_group_test {
 
 using ::testing::ElementsAre;
@@ -285,4 +285,4 @@ TEST(RankListTest, IsShortAndReadable) {
 }
 
 }  // namespace sync_group_test
-}  // namespace emberd::server::testing
+}  // namespace emberd::group::testing

@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "server/group/rendezvous.h"
 
-namespace emberd::server::testing {
+namespace emberd::group::testing {
 
 namespace pb = internal::v1;
 
@@ -167,4 +167,4 @@ class TestingHost {
   Rendezvous rendezvous_;
 };
 
-}  // namespace emberd::server::testing
+}  // namespace emberd::group::testing

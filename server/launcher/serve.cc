@@ -17,13 +17,13 @@
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/coordinator_server.h"
+#include "server/host/shard_server.h"
 #include "server/launcher/files.h"
 #include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"
-#include "server/shard/shard_server.h"
 #include "server/status_page/status_page.h"
 
 namespace emberd::launcher {
@@ -122,13 +122,13 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
 absl::Status ServeShard(const ServeOptions& options) {
   RETURN_IF_ERROR(CheckStorage(options.cluster, {options.index}));
   const auto start = [&](ops::Metrics* metrics, ThreadPools* threads, auto security) {
-    return server::ShardServer::Start({.cluster = options.cluster,
-                                       .shard_index = options.index,
-                                       .metrics = metrics,
-                                       .threads = threads,
-                                       .security = std::move(security)});
+    return host::ShardServer::Start({.cluster = options.cluster,
+                                     .shard_index = options.index,
+                                     .metrics = metrics,
+                                     .threads = threads,
+                                     .security = std::move(security)});
   };
-  const auto pages = [](const std::string& name, const security::Security&, server::ShardServer*,
+  const auto pages = [](const std::string& name, const security::Security&, host::ShardServer*,
                         const ops::Metrics& metrics,
                         std::function<bool()> serving) -> std::vector<ops::HttpRoute> {
     return {ops::MetricsRoute(metrics), ops::HealthRoute(std::move(serving)),
@@ -136,20 +136,20 @@ absl::Status ServeShard(const ServeOptions& options) {
   };
   return Serve(
       options, "shard", options.cluster.shards(options.index), options.cluster.shard_threads(),
-      start, [](const server::ShardServer& shard) { return shard.CheckReady(); }, pages);
+      start, [](const host::ShardServer& shard) { return shard.CheckReady(); }, pages);
 }
 
 absl::Status ServeCoordinator(const ServeOptions& options) {
   const auto start = [&](ops::Metrics* metrics, ThreadPools* threads, auto security) {
-    return server::CoordinatorServer::Start({.cluster = options.cluster,
-                                             .coordinator_index = options.index,
-                                             .shards = {},
-                                             .metrics = metrics,
-                                             .threads = threads,
-                                             .security = std::move(security)});
+    return coordinator::CoordinatorServer::Start({.cluster = options.cluster,
+                                                  .coordinator_index = options.index,
+                                                  .shards = {},
+                                                  .metrics = metrics,
+                                                  .threads = threads,
+                                                  .security = std::move(security)});
   };
   const auto pages = [&](const std::string& name, const security::Security& security,
-                         server::CoordinatorServer* coordinator, const ops::Metrics& metrics,
+                         coordinator::CoordinatorServer* coordinator, const ops::Metrics& metrics,
                          std::function<bool()> serving) {
     return CoordinatorPages(name, options.index, options.cluster, security, coordinator, metrics,
                             std::move(serving));
@@ -157,7 +157,7 @@ absl::Status ServeCoordinator(const ServeOptions& options) {
   return Serve(
       options, "coordinator", options.cluster.coordinators(options.index),
       options.cluster.coordinator_threads(), start,
-      [](const server::CoordinatorServer&) { return absl::OkStatus(); }, pages);
+      [](const coordinator::CoordinatorServer&) { return absl::OkStatus(); }, pages);
 }
 
 void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
@@ -214,7 +214,7 @@ std::unique_ptr<security::CredentialsWatch> WatchCredentials(security::Security*
 std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name, int index,
                                              const v1::ClusterConfig& cluster,
                                              const security::Security& security,
-                                             server::CoordinatorServer* coordinator,
+                                             coordinator::CoordinatorServer* coordinator,
                                              const ops::Metrics& metrics,
                                              std::function<bool()> serving) {
   const auto stats = [coordinator](const v1::GetStatsRequest& request) {

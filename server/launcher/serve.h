@@ -49,7 +49,7 @@ std::unique_ptr<security::CredentialsWatch> WatchCredentials(security::Security*
 std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name, int index,
                                              const v1::ClusterConfig& cluster,
                                              const security::Security& security,
-                                             server::CoordinatorServer* coordinator,
+                                             coordinator::CoordinatorServer* coordinator,
                                              const ops::Metrics& metrics,
                                              std::function<bool()> serving);
 

@@ -21,9 +21,10 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "emberd/internal/v1/log.pb.h"
-#include "server/checkpoint/files.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
+#include "server/files/files.h"
+#include "server/host/shard_backend.h"
 #include "server/log/inspect.h"
 #include "server/log/log_files.h"
 #include "server/log/log_format.h"
@@ -31,15 +32,14 @@
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::launcher {
 namespace {
 
+using files::IsThere;
+using files::PathIn;
 using ops::Log;
 using ops::LogLevel;
-using server::IsThere;
-using server::PathIn;
 
 constexpr char kShard[] = "shard-";
 constexpr char kMoving[] = "moving";
@@ -71,8 +71,8 @@ class QuietCluster {
 
   ops::Metrics metrics_;
   ThreadPools threads_;
-  std::vector<std::shared_ptr<server::ShardBackend>> shards_;
-  std::unique_ptr<server::Coordinator> coordinator_;
+  std::vector<std::shared_ptr<host::ShardBackend>> shards_;
+  std::unique_ptr<coordinator::Coordinator> coordinator_;
 };
 
 std::string MovedName(absl::Time time) {
@@ -90,11 +90,11 @@ absl::StatusOr<std::unique_ptr<QuietCluster>> QuietCluster::Start(v1::ClusterCon
       new QuietCluster(std::max(cluster.coordinator_threads(), shards * cluster.shard_threads())));
   for (int i = 0; i < shards; ++i) {
     ASSIGN_OR_RETURN(started->shards_.emplace_back(),
-                     server::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_));
+                     host::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_));
   }
   // So that no checkpoint comes or goes by itself.
   cluster.mutable_storage()->set_durability(v1::StorageConfig::MEMORY);
-  started->coordinator_ = std::make_unique<server::Coordinator>(
+  started->coordinator_ = std::make_unique<coordinator::Coordinator>(
       cluster, /*index=*/0, started->shards_, &started->metrics_, &started->threads_);
   return started;
 }
@@ -115,12 +115,12 @@ absl::StatusOr<std::vector<SavedModel>> QuietCluster::SaveAll(
 absl::StatusOr<SavedModel> QuietCluster::Save(const std::string& model,
                                               const std::function<bool()>& stopped) {
   rpc::CallContext context(absl::InfiniteFuture());
-  const server::CoordinatorResources& resources = coordinator_->resources();
-  server::Checkpoints& checkpoints = *resources.checkpoints;
+  const coordinator::CoordinatorResources& resources = coordinator_->resources();
+  coordinator::Checkpoints& checkpoints = *resources.checkpoints;
   ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
-  const server::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
-                                       .incremental = true,
-                                       .automatic = true};
+  const coordinator::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
+                                            .incremental = true,
+                                            .automatic = true};
   ASSIGN_OR_RETURN(const auto save,
                    checkpoints.BeginSave(found, options, checkpoints.MakePause(found), &context));
   const auto report = [&](int64_t, int64_t) {
@@ -140,7 +140,7 @@ absl::Status QuietCluster::RestoreAll(const std::vector<SavedModel>& models,
 
 absl::Status QuietCluster::Restore(const SavedModel& saved, const std::function<bool()>& stopped) {
   rpc::CallContext context(absl::InfiniteFuture());
-  server::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+  coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
   v1::RestoreCheckpointRequest request;
   request.set_model(saved.model);
   request.set_name(saved.checkpoint);
@@ -199,16 +199,16 @@ std::optional<Move> Decode(const std::string& text) {
 
 // Of how many shards the log is; 0: it had hardly begun.
 absl::StatusOr<int> ShardsOf(const std::string& log) {
-  ASSIGN_OR_RETURN(const server::LogFolder found, server::ListLog(log));
+  ASSIGN_OR_RETURN(const log::LogFolder found, log::ListLog(log));
   for (auto segment = found.records.rbegin(); segment != found.records.rend(); ++segment) {
-    std::ifstream file(PathIn(log, server::RecordsName(*segment)), std::ios::binary);
-    std::string bytes(server::kLogHeadBytes, '\0');
-    file.read(bytes.data(), server::kLogHeadBytes);
+    std::ifstream file(PathIn(log, log::RecordsName(*segment)), std::ios::binary);
+    std::string bytes(log::kLogHeadBytes, '\0');
+    file.read(bytes.data(), log::kLogHeadBytes);
     // Not even short.
     if (!file.is_open() || file.bad()) {
-      return server::FileError(errno, PathIn(log, server::RecordsName(*segment)), "cannot be read");
+      return files::FileError(errno, PathIn(log, log::RecordsName(*segment)), "cannot be read");
     }
-    ASSIGN_OR_RETURN(const std::optional<server::LogHead> head, server::DecodeLogHead(bytes));
+    ASSIGN_OR_RETURN(const std::optional<log::LogHead> head, log::DecodeLogHead(bytes));
     if (head.has_value()) return static_cast<int>(head->shards);
   }
   return 0;
@@ -216,7 +216,7 @@ absl::StatusOr<int> ShardsOf(const std::string& log) {
 
 // The same of a whole storage.directory; 0: there are no logs.
 absl::StatusOr<int> ShardsOfLogs(const std::string& folder) {
-  const auto logs = server::FindLogs(folder);
+  const auto logs = log::FindLogs(folder);
   if (absl::IsNotFound(logs.status())) return 0;
   RETURN_IF_ERROR(logs.status());
   int shards = 0;
@@ -237,7 +237,7 @@ absl::StatusOr<int> ShardsOfLogs(const std::string& folder) {
 // How many each of the shards had; nothing: no model tells.
 absl::StatusOr<std::optional<int>> SparseCoresOf(const std::string& log) {
   std::optional<int> sparsecores;
-  const auto learn = [&](const internal::v1::LogRecord& record, const server::LogPosition&) {
+  const auto learn = [&](const internal::v1::LogRecord& record, const log::LogPosition&) {
     if (record.has_model_made()) {
       sparsecores = record.model_made().create().sparsecores_per_shard();
     }
@@ -246,17 +246,17 @@ absl::StatusOr<std::optional<int>> SparseCoresOf(const std::string& log) {
     }
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(server::ReadLog(log, learn).status());
+  RETURN_IF_ERROR(log::ReadLog(log, learn).status());
   return sparsecores;
 }
 
 // On the disk, and intact.
 absl::Status CheckLog(const std::string& log) {
-  ASSIGN_OR_RETURN(const server::LogFolder found, server::ListLog(log));
+  ASSIGN_OR_RETURN(const log::LogFolder found, log::ListLog(log));
   for (const auto& [segment, name] : found.files()) {
-    RETURN_IF_ERROR(server::SystemLogFiles().Sync(PathIn(log, name)));
+    RETURN_IF_ERROR(log::SystemLogFiles().Sync(PathIn(log, name)));
   }
-  return server::VerifyLog(log).status();
+  return log::VerifyLog(log).status();
 }
 
 class LogMove {
@@ -291,12 +291,12 @@ class LogMove {
 };
 
 absl::StatusOr<std::optional<Move>> LogMove::ReadMove() const {
-  const absl::StatusOr<std::string> text = server::ReadFileWhole(PathIn(folder_, kMoving));
+  const absl::StatusOr<std::string> text = files::ReadFileWhole(PathIn(folder_, kMoving));
   if (absl::IsNotFound(text.status())) return std::nullopt;
   RETURN_IF_ERROR(text.status());
   std::optional<Move> move = Decode(*text);
   if (move.has_value()) return move;
-  return server::DamagedFile(PathIn(folder_, kMoving), "does not name the checkpoints to restore");
+  return files::DamagedFile(PathIn(folder_, kMoving), "does not name the checkpoints to restore");
 }
 
 absl::Status LogMove::CheckPartitions(const Shape& old) const {
@@ -319,16 +319,16 @@ absl::StatusOr<Move> LogMove::Save(const Shape& old) const {
   }
   ReachFailpoint("move.models_are_saved");
   // Of an earlier move, which has ended: what is to become of them would be unclear.
-  RETURN_IF_ERROR(server::RemoveFolder(PathIn(folder_, kOldShards)));
-  RETURN_IF_ERROR(server::WriteFileWhole(folder_, kMoving, Encode(move)));
+  RETURN_IF_ERROR(files::RemoveFolder(PathIn(folder_, kOldShards)));
+  RETURN_IF_ERROR(files::WriteFileWhole(folder_, kMoving, Encode(move)));
   ReachFailpoint("move.checkpoints_count");
   return move;
 }
 
 absl::Status LogMove::SetLogsAside(const Move& move) const {
   const std::string old_shards = PathIn(folder_, kOldShards);
-  RETURN_IF_ERROR(server::MakeFolders(old_shards));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, server::FoldersIn(folder_));
+  RETURN_IF_ERROR(files::MakeFolders(old_shards));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, files::FoldersIn(folder_));
   for (const std::string& name : names) {
     absl::string_view number = name;
     int shard = 0;
@@ -338,14 +338,14 @@ absl::Status LogMove::SetLogsAside(const Move& move) const {
     ASSIGN_OR_RETURN(const bool aside, IsThere(to));
     if (shard >= move.old.shards || aside) {
       // Was in the making when an earlier attempt ended.
-      RETURN_IF_ERROR(server::RemoveFolder(from));
+      RETURN_IF_ERROR(files::RemoveFolder(from));
     } else if (rename(from.c_str(), to.c_str()) != 0) {
-      return server::FileError(errno, from, "cannot be moved to " + to);
+      return files::FileError(errno, from, "cannot be moved to " + to);
     }
     ReachFailpoint("move.log_is_aside");
   }
-  RETURN_IF_ERROR(server::SyncFolder(old_shards));
-  return server::SyncFolder(folder_);
+  RETURN_IF_ERROR(files::SyncFolder(old_shards));
+  return files::SyncFolder(folder_);
 }
 
 absl::Status LogMove::Restore(const Move& move) const {
@@ -354,11 +354,11 @@ absl::Status LogMove::Restore(const Move& move) const {
     RETURN_IF_ERROR(cluster->RestoreAll(move.models, stopped_));
   }
   ReachFailpoint("move.models_are_restored");
-  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(folder_));
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
   for (const std::string& log : logs) RETURN_IF_ERROR(CheckLog(log));
   const std::string moving = PathIn(folder_, kMoving);
-  if (unlink(moving.c_str()) != 0) return server::FileError(errno, moving, "cannot be removed");
-  RETURN_IF_ERROR(server::SyncFolder(folder_));
+  if (unlink(moving.c_str()) != 0) return files::FileError(errno, moving, "cannot be removed");
+  RETURN_IF_ERROR(files::SyncFolder(folder_));
   ReachFailpoint("move.is_over");
   return absl::OkStatus();
 }
@@ -372,7 +372,7 @@ absl::StatusOr<bool> LogMove::Needed() const {
 
 absl::StatusOr<Move> LogMove::Begin() const {
   ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
-  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(folder_));
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
   ASSIGN_OR_RETURN(const std::optional<int> sparsecores, SparseCoresOf(logs.front()));
   const Shape old = {shards, sparsecores.has_value() ? shards * *sparsecores : wanted_.partitions};
   RETURN_IF_ERROR(CheckPartitions(old));
@@ -410,7 +410,7 @@ absl::Status FitLogsToShards(const v1::ClusterConfig& cluster,
   ASSIGN_OR_RETURN(bool needed, move.Needed());
   if (!needed) return absl::OkStatus();
   // Two of these at once would move each other's logs.
-  ASSIGN_OR_RETURN(const server::FolderLock lock, server::FolderLock::Take(storage.directory()));
+  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(storage.directory()));
   ASSIGN_OR_RETURN(needed, move.Needed());
   return needed ? move.Run() : absl::OkStatus();
 }
@@ -424,7 +424,7 @@ bool HasOldLogs(const v1::ClusterConfig& cluster) {
 
 void RemoveOldLogs(const v1::ClusterConfig& cluster) {
   const std::string old_shards = PathIn(cluster.storage().directory(), kOldShards);
-  const absl::Status status = server::RemoveFolder(old_shards);
+  const absl::Status status = files::RemoveFolder(old_shards);
   if (status.ok()) {
     Log(LogLevel::kInfo, "removed the logs of the old shards", {{"folder", old_shards}});
   } else {

@@ -23,6 +23,7 @@
 #include "base/temp_dir.h"
 #include "config/config.h"
 #include "server/coordinator/coordinator_server.h"
+#include "server/host/shard_backend.h"
 #include "server/launcher/files.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/shard_count.h"
@@ -31,7 +32,6 @@
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/rpc/spans.h"
-#include "server/shard/shard_backend.h"
 
 namespace emberd::launcher {
 namespace {
@@ -266,16 +266,16 @@ absl::Status UpEmbedded(const UpOptions& options) {
   ThreadPools threads(
       std::max(cluster.coordinator_threads(), cluster.shards_size() * cluster.shard_threads()));
   std::atomic<bool> ending = false;
-  std::vector<std::shared_ptr<server::ShardBackend>> shards(cluster.shards_size());
+  std::vector<std::shared_ptr<host::ShardBackend>> shards(cluster.shards_size());
   for (int i = 0; i < cluster.shards_size(); ++i) {
-    ASSIGN_OR_RETURN(shards[i], server::MakeLocalShard(cluster, i, &metrics, &threads));
+    ASSIGN_OR_RETURN(shards[i], host::MakeLocalShard(cluster, i, &metrics, &threads));
   }
-  ASSIGN_OR_RETURN(auto server, server::CoordinatorServer::Start({.cluster = cluster,
-                                                                  .coordinator_index = 0,
-                                                                  .shards = std::move(shards),
-                                                                  .metrics = &metrics,
-                                                                  .threads = &threads,
-                                                                  .security = security}));
+  ASSIGN_OR_RETURN(auto server, coordinator::CoordinatorServer::Start({.cluster = cluster,
+                                                                       .coordinator_index = 0,
+                                                                       .shards = std::move(shards),
+                                                                       .metrics = &metrics,
+                                                                       .threads = &threads,
+                                                                       .security = security}));
   const auto serving = [&ending] { return !ending; };
   ASSIGN_OR_RETURN(auto http, StartHttp(coordinator.http_address(),
                                         CoordinatorPages("up", 0, cluster, *security, server.get(),

@@ -8,11 +8,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_format.h"
 #include "server/log/log_reader.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
 using internal::v1::LogBlob;
@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<FileLook>> LookAt(const std::string& folder) {
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
   std::vector<FileLook> looks;
   for (const auto& [segment, name] : found.files()) {
-    const std::string path = PathIn(folder, name);
+    const std::string path = files::PathIn(folder, name);
     std::error_code gone;
     looks.emplace_back(name, LogFileBytes(path), std::filesystem::last_write_time(path, gone));
   }
@@ -90,10 +90,10 @@ absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder) {
   ASSIGN_OR_RETURN(const bool own, HoldsLog(folder));
   if (own) return std::vector<std::string>{folder};
   std::vector<std::string> logs;
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersIn(folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, files::FoldersIn(folder));
   for (const std::string& name : folders) {
-    const std::string inside = PathIn(folder, name);
-    const std::string log = name == "log" ? inside : PathIn(inside, "log");
+    const std::string inside = files::PathIn(folder, name);
+    const std::string log = name == "log" ? inside : files::PathIn(inside, "log");
     if (name != "log" && !absl::StartsWith(name, "shard-")) continue;
     ASSIGN_OR_RETURN(const bool holds, HoldsLog(log));
     if (holds) logs.push_back(log);
@@ -347,4 +347,4 @@ void EntryWriter::DescribeStep(const LogRecord& record, LogEntry* entry) const {
   }
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -12,7 +12,7 @@
 #include "emberd/internal/v1/log.pb.h"
 #include "server/log/log_reader.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 // The folders of logs that a folder stands for: itself, that of a shard, or those of all shards of
 // a storage.directory, in order. NOT_FOUND: there is no log.
@@ -80,4 +80,4 @@ class EntryWriter {
   std::map<std::string, uint64_t> changes_;  // models of changes that are held
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -9,12 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_format.h"
 #include "server/log/testing/records.h"
 #include "server/log/testing/sample.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace inspect_test {
 
 using internal::v1::LogRecord;
@@ -61,7 +61,7 @@ TEST(InspectTest, ShowsAndVerifiesTheSameRecords) {
     EXPECT_EQ(each.fsync, "INTERVAL");
   }
   EXPECT_EQ(summary.bytes, verified.bytes);
-  ASSERT_TRUE(WriteFileWhole(dir.path(), BlobsName(1), std::string(5000, 'x')).ok());
+  ASSERT_TRUE(files::WriteFileWhole(dir.path(), BlobsName(1), std::string(5000, 'x')).ok());
   EXPECT_TRUE(ShowLog(dir.path(), [](const LogEntry&) { return absl::OkStatus(); }).ok());
   EXPECT_EQ(VerifyLog(dir.path()).status().code(), absl::StatusCode::kDataLoss);
 }
@@ -81,7 +81,7 @@ TEST(InspectTest, VerifiesWhatTheFirstStateHolds) {
     ASSERT_TRUE(writer->DropBefore(2).ok());
   }
   EXPECT_EQ(VerifyLog(dir.path())->blobs, 1u);
-  ASSERT_TRUE(std::filesystem::remove(PathIn(dir.path(), BlobsName(1))));
+  ASSERT_TRUE(std::filesystem::remove(files::PathIn(dir.path(), BlobsName(1))));
   EXPECT_EQ(VerifyLog(dir.path()).status().code(), absl::StatusCode::kDataLoss);
 }
 
@@ -113,19 +113,19 @@ TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
   EXPECT_EQ(read(1000).status(), absl::NotFoundError("gone 10"));
   EXPECT_EQ(reads, 10);
   // Records go before blobs, and blobs that later records name stay.
-  ASSERT_TRUE(WriteFileWhole(dir.path(), BlobsName(1), "blobs").ok());
+  ASSERT_TRUE(files::WriteFileWhole(dir.path(), BlobsName(1), "blobs").ok());
   reads = 0;
   const auto moved = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
     if (reads++ > 0) return LogSummary();
     EXPECT_TRUE(writer->StartSegment(StateRecord(segment + 1)).ok());
-    EXPECT_TRUE(std::filesystem::remove(PathIn(dir.path(), RecordsName(segment))));
+    EXPECT_TRUE(std::filesystem::remove(files::PathIn(dir.path(), RecordsName(segment))));
     return absl::NotFoundError("gone");
   });
   EXPECT_TRUE(moved.ok()) << moved.status();
   EXPECT_EQ(reads, 2);
   // The room of a segment goes when it ends, which a reader sees as a file that was cut off.
   reads = 0;
-  const std::string records = PathIn(dir.path(), RecordsName(segment + 1));
+  const std::string records = files::PathIn(dir.path(), RecordsName(segment + 1));
   const auto cut = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
     if (reads++ > 0) return LogSummary();
     std::filesystem::resize_file(records, std::filesystem::file_size(records) / 2);
@@ -185,8 +185,8 @@ TEST(InspectTest, ShowsEachRecordOfAMovingLogOnce) {
         return;
       }
       // As a segment that could not be begun.
-      std::filesystem::remove(PathIn(dir.path(), BlobsName(3)));
-      std::filesystem::remove(PathIn(dir.path(), RecordsName(3)));
+      std::filesystem::remove(files::PathIn(dir.path(), BlobsName(3)));
+      std::filesystem::remove(files::PathIn(dir.path(), RecordsName(3)));
     };
     EXPECT_EQ(show_while(dir.path(), move),
               drops ? std::vector<uint64_t>({1, 3}) : std::vector<uint64_t>({1, 2}));
@@ -199,7 +199,7 @@ TEST(InspectTest, ShowIsEndedByWhoeverIsShown) {
   int shown = 0;
   const auto summary = ShowLog(dir.path(), [&](const LogEntry&) {
     ++shown;
-    EXPECT_TRUE(WriteFileWhole(dir.path(), BlobsName(9), "moves").ok());
+    EXPECT_TRUE(files::WriteFileWhole(dir.path(), BlobsName(9), "moves").ok());
     return absl::CancelledError("enough");
   });
   EXPECT_EQ(summary.status(), absl::CancelledError("enough"));
@@ -224,4 +224,4 @@ TEST(InspectTest, EachKindOfRecordHasWords) {
 }
 
 }  // namespace inspect_test
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -15,10 +15,10 @@
 #include "absl/base/attributes.h"
 #include "absl/strings/ascii.h"
 #include "base/file_descriptor.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_format.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
 constexpr char kCannotBeWritten[] = "cannot be written";
@@ -49,7 +49,7 @@ class DiskFile : public LogFile {
       const int vectors_now = static_cast<int>(std::min<size_t>(left.size(), IOV_MAX));
       const ssize_t count = pwritev(file_.get(), left.data(), vectors_now, offset);
       if (count < 0 && errno == EINTR) continue;
-      if (count < 0) return FileError(errno, path_, kCannotBeWritten);
+      if (count < 0) return files::FileError(errno, path_, kCannotBeWritten);
       offset += count;
       left.remove_prefix(Advance(left, count));
     }
@@ -61,17 +61,17 @@ class DiskFile : public LogFile {
     do {
       error = posix_fallocate(file_.get(), offset, bytes);
     } while (error == EINTR);
-    return error == 0 ? absl::OkStatus() : FileError(error, path_, "cannot be enlarged");
+    return error == 0 ? absl::OkStatus() : files::FileError(error, path_, "cannot be enlarged");
   }
 
   absl::Status Truncate(int64_t bytes) override {
     if (ftruncate(file_.get(), bytes) == 0) return absl::OkStatus();
-    return FileError(errno, path_, kCannotBeWritten);
+    return files::FileError(errno, path_, kCannotBeWritten);
   }
 
   absl::Status Sync() override {
     if (fdatasync(file_.get()) == 0) return absl::OkStatus();
-    return FileError(errno, path_, kCannotBeWritten);
+    return files::FileError(errno, path_, kCannotBeWritten);
   }
 
  private:
@@ -83,31 +83,31 @@ class Disk : public LogFiles {
  public:
   absl::StatusOr<std::unique_ptr<LogFile>> Create(const std::string& path) override {
     FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-    if (file.get() < 0) return FileError(errno, path, "cannot be created");
+    if (file.get() < 0) return files::FileError(errno, path, "cannot be created");
     return std::make_unique<DiskFile>(path, std::move(file));
   }
 
   absl::Status Sync(const std::string& path) override {
     const FileDescriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
-    if (file.get() < 0) return FileError(errno, path, "cannot be opened");
-    return SyncFile(file, path);
+    if (file.get() < 0) return files::FileError(errno, path, "cannot be opened");
+    return files::SyncFile(file, path);
   }
 
-  absl::Status SyncFolder(const std::string& folder) override { return server::SyncFolder(folder); }
+  absl::Status SyncFolder(const std::string& folder) override { return files::SyncFolder(folder); }
 
   absl::Status Remove(const std::string& path) override {
     if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
-    return FileError(errno, path, "cannot be removed");
+    return files::FileError(errno, path, "cannot be removed");
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
     if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-    return FileError(errno, from, "cannot be renamed");
+    return files::FileError(errno, from, "cannot be renamed");
   }
 
   absl::StatusOr<std::unique_ptr<LogFile>> Open(const std::string& path) override {
     FileDescriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
-    if (file.get() < 0) return FileError(errno, path, "cannot be opened");
+    if (file.get() < 0) return files::FileError(errno, path, "cannot be opened");
     return std::make_unique<DiskFile>(path, std::move(file));
   }
 
@@ -129,10 +129,10 @@ class Disk : public LogFiles {
   // Its size says nothing.
   static absl::StatusOr<std::string> ReadProcFile(const std::string& path) {
     const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (file.get() < 0) return FileError(errno, path, "cannot be opened");
+    if (file.get() < 0) return files::FileError(errno, path, "cannot be opened");
     char bytes[256];
     const ssize_t count = read(file.get(), bytes, sizeof(bytes));
-    if (count < 0) return FileError(errno, path, "cannot be read");
+    if (count < 0) return files::FileError(errno, path, "cannot be read");
     return std::string(bytes, count);
   }
 };
@@ -147,4 +147,4 @@ LogFiles& DiskLogFiles() {
 // Weak: the tests' build has others.
 ABSL_ATTRIBUTE_WEAK LogFiles& SystemLogFiles() { return DiskLogFiles(); }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 // A file that is open for writing. Thread-safe: several may write to different places at once.
 class LogFile {
@@ -24,7 +24,7 @@ class LogFile {
   virtual absl::Status Sync() = 0;
 };
 
-// Thread-safe. Errors name the file and are those of FileError (server/checkpoint/files.h).
+// Thread-safe. Errors name the file and are those of FileError (server/files/files.h).
 class LogFiles {
  public:
   virtual ~LogFiles() = default;
@@ -51,4 +51,4 @@ LogFiles& DiskLogFiles();
 // (tests/testing/power_loss.cc).
 LogFiles& SystemLogFiles();
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -14,9 +14,9 @@
 #include "absl/types/span.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
@@ -194,7 +194,7 @@ absl::StatusOr<LogFolder> ListLog(const std::string& folder) {
     AddIfNamed(name, kSpareSuffix, &found.spares);
   }
   if (error && error != std::errc::no_such_file_or_directory) {
-    return FileError(error.value(), folder, "cannot be listed");
+    return files::FileError(error.value(), folder, "cannot be listed");
   }
   std::sort(found.records.begin(), found.records.end());
   std::sort(found.blobs.begin(), found.blobs.end());
@@ -208,4 +208,4 @@ int64_t LogFileBytes(const std::string& path) {
   return error ? 0 : static_cast<int64_t>(bytes);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

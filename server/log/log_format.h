@@ -30,7 +30,7 @@
 #include "absl/strings/string_view.h"
 #include "emberd/v1/cluster.pb.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 inline constexpr int64_t kLogHeadBytes = 128;
 inline constexpr int64_t kFrameHeadBytes = 32;
@@ -92,4 +92,4 @@ absl::StatusOr<LogFolder> ListLog(const std::string& folder);
 // Bytes of a file; 0 if the system does not say.
 int64_t LogFileBytes(const std::string& path);
 
-}  // namespace emberd::server
+}  // namespace emberd::log

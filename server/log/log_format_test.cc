@@ -5,9 +5,9 @@
 #include "absl/strings/escaping.h"
 #include "base/temp_dir.h"
 #include "emberd/internal/v1/log.pb.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace log_format_test {
 
 using internal::v1::LogRecord;
@@ -95,7 +95,7 @@ TEST(LogFormatTest, OnlyFilesOfTheLogAreListed) {
   for (const char* name : {"0000000002.blobs", "0000000003.records", "0000000003.blobs", "x",
                            "3.records", "0000000004.record", "0000000000.records",
                            "00000000005.records", "-000000006.records", ".records"}) {
-    ASSERT_TRUE(WriteFileWhole(dir.path(), name, "").ok());
+    ASSERT_TRUE(files::WriteFileWhole(dir.path(), name, "").ok());
   }
   const LogFolder found = *ListLog(dir.path());
   EXPECT_EQ(found.records, std::vector<uint64_t>{3});
@@ -108,4 +108,4 @@ TEST(LogFormatTest, OnlyFilesOfTheLogAreListed) {
 }
 
 }  // namespace log_format_test
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -16,11 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "base/testing/seed.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/testing/forgetful_files.h"
 #include "server/log/testing/records.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace log_loss_test {
 
 using internal::v1::LogBlob;
@@ -239,4 +239,4 @@ TEST(LogBeginTest, MayLoseThePowerAtEveryStep) {
 }
 
 }  // namespace log_loss_test
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -22,11 +22,11 @@
 #include "base/file_descriptor.h"
 #include "base/status.h"
 #include "emberd/internal/v1/log.pb.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_files.h"
 #include "server/log/log_format.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
 // Finds out what of a log counts, and whether anything is missing. One thread at a time.
@@ -123,10 +123,10 @@ absl::StatusOr<std::string> ReadFileBegin(const std::string& path, int64_t most)
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status;
   if (file.get() < 0 || fstat(file.get(), &status) != 0) {
-    return FileError(errno, path, "cannot be opened");
+    return files::FileError(errno, path, "cannot be opened");
   }
   std::string bytes(std::min<int64_t>(most, status.st_size), '\0');
-  RETURN_IF_ERROR(ReadAt(file, path, 0, bytes.data(), static_cast<int64_t>(bytes.size())));
+  RETURN_IF_ERROR(files::ReadAt(file, path, 0, bytes.data(), static_cast<int64_t>(bytes.size())));
   return bytes;
 }
 
@@ -144,12 +144,12 @@ std::string LogAdvice(const std::string& folder) {
 }
 
 std::string LogScan::Path(const Segment& segment) const {
-  return PathIn(folder_, RecordsName(segment.number));
+  return files::PathIn(folder_, RecordsName(segment.number));
 }
 
 absl::Status LogScan::Damaged(const Break& broken, absl::string_view what) const {
-  return DamagedFile(Path(segments_[broken.segment]),
-                     absl::StrCat("byte ", broken.offset, ": ", what, LogAdvice(folder_)));
+  return files::DamagedFile(Path(segments_[broken.segment]),
+                            absl::StrCat("byte ", broken.offset, ": ", what, LogAdvice(folder_)));
 }
 
 absl::Status LogScan::Run() {
@@ -172,8 +172,8 @@ absl::Status LogScan::List() {
   if (found.newest() - first > found.files().size()) {
     uint64_t missing = first;
     while (std::binary_search(found.records.begin(), found.records.end(), missing)) ++missing;
-    return DamagedFile(PathIn(folder_, RecordsName(missing)),
-                       absl::StrCat("is missing, and so are others", LogAdvice(folder_)));
+    return files::DamagedFile(files::PathIn(folder_, RecordsName(missing)),
+                              absl::StrCat("is missing, and so are others", LogAdvice(folder_)));
   }
   for (uint64_t number = first; number <= found.newest(); ++number) {
     Segment& segment = segments_.emplace_back();
@@ -189,7 +189,7 @@ absl::StatusOr<absl::string_view> LogScan::Bytes(size_t segment) {
   any_loaded_ = false;
   bytes_.clear();
   if (segments_[segment].has_records) {
-    ASSIGN_OR_RETURN(bytes_, ReadFileWhole(Path(segments_[segment])));
+    ASSIGN_OR_RETURN(bytes_, files::ReadFileWhole(Path(segments_[segment])));
   }
   loaded_ = segment;
   any_loaded_ = true;
@@ -215,14 +215,15 @@ absl::Status LogScan::ReadHeads() {
 
 absl::Status LogScan::CheckHead(Segment& segment, const LogHead& head) {
   if (head.segment != segment.number) {
-    return DamagedFile(Path(segment), absl::StrCat("is segment ", head.segment,
-                                                   " under another name", LogAdvice(folder_)));
+    return files::DamagedFile(
+        Path(segment),
+        absl::StrCat("is segment ", head.segment, " under another name", LogAdvice(folder_)));
   }
   for (const Segment& other : segments_) {
     if (!other.head.has_value()) continue;
     if (other.head->shard == head.shard && other.head->shards == head.shards) break;
-    return DamagedFile(Path(segment),
-                       absl::StrCat("is of shard ", head.shard, " of ", head.shards,
+    return files::DamagedFile(
+        Path(segment), absl::StrCat("is of shard ", head.shard, " of ", head.shards,
                                     ", but segment ", other.number, " of shard ", other.head->shard,
                                     " of ", other.head->shards, LogAdvice(folder_)));
   }
@@ -445,8 +446,8 @@ absl::Status LogScan::CheckBlobFiles() {
     const size_t at = blob->segment() - segments_[0].number;
     if (at >= segments_.size() || !missing(segments_[at])) return absl::OkStatus();
     if (frame.sequence > durable_ && PowerMayHaveGone(at)) return absl::OkStatus();
-    return DamagedFile(PathIn(folder_, BlobsName(segments_[at].number)),
-                       absl::StrCat("is missing", LogAdvice(folder_)));
+    return files::DamagedFile(files::PathIn(folder_, BlobsName(segments_[at].number)),
+                              absl::StrCat("is missing", LogAdvice(folder_)));
   });
 }
 
@@ -498,9 +499,9 @@ absl::StatusOr<LogEnd> ReadLog(const std::string& folder, absl::string_view boot
   RETURN_IF_ERROR(
       scan.ForEach([&](const LogScan::Segment& segment, int64_t offset, const Frame& frame) {
         const auto damaged = [&](absl::string_view what) {
-          return DamagedFile(PathIn(folder, RecordsName(segment.number)),
-                             absl::StrCat("byte ", offset, ": record ", frame.sequence, " ", what,
-                                          LogAdvice(folder)));
+          return files::DamagedFile(files::PathIn(folder, RecordsName(segment.number)),
+                                    absl::StrCat("byte ", offset, ": record ", frame.sequence, " ",
+                                                 what, LogAdvice(folder)));
         };
         if (!record.ParseFromArray(frame.payload.data(), static_cast<int>(frame.payload.size()))) {
           return damaged("cannot be read, although its checksum is right");
@@ -521,27 +522,29 @@ absl::StatusOr<absl::Span<const char>> ReadBlob(const std::string& folder, const
                                                 Buffer<char>& buffer) {
   // Nothing was written for it, so nothing of it can be lost.
   if (blob.bytes() == 0) return absl::Span<const char>();
-  const std::string path = PathIn(folder, BlobsName(blob.segment()));
+  const std::string path = files::PathIn(folder, BlobsName(blob.segment()));
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0 && errno == ENOENT) {
-    return DamagedFile(path, absl::StrCat("is missing, but a record names it", LogAdvice(folder)));
+    return files::DamagedFile(path,
+                              absl::StrCat("is missing, but a record names it", LogAdvice(folder)));
   }
-  if (file.get() < 0) return FileError(errno, path, "cannot be opened");
+  if (file.get() < 0) return files::FileError(errno, path, "cannot be opened");
   struct stat status;
-  if (fstat(file.get(), &status) != 0) return FileError(errno, path, "cannot be read");
+  if (fstat(file.get(), &status) != 0) return files::FileError(errno, path, "cannot be read");
   const auto size = static_cast<uint64_t>(status.st_size);
   if (blob.offset() > size || blob.bytes() > size - blob.offset()) {
-    return DamagedFile(path, absl::StrCat("ends at byte ", size, ", but a record names ",
-                                          blob.bytes(), " bytes at byte ", blob.offset(),
-                                          ": it was cut off", LogAdvice(folder)));
+    return files::DamagedFile(path, absl::StrCat("ends at byte ", size, ", but a record names ",
+                                                 blob.bytes(), " bytes at byte ", blob.offset(),
+                                                 ": it was cut off", LogAdvice(folder)));
   }
   const auto bytes = static_cast<int64_t>(blob.bytes());
   char* const data = buffer.Reserve(bytes);
-  RETURN_IF_ERROR(ReadAt(file, path, static_cast<int64_t>(blob.offset()), data, bytes));
+  RETURN_IF_ERROR(files::ReadAt(file, path, static_cast<int64_t>(blob.offset()), data, bytes));
   const absl::Span<const char> read(data, bytes);
   if (ExtendCrc32c(0, read) == blob.crc32c()) return read;
-  return DamagedFile(path, absl::StrCat("byte ", blob.offset(), ": the next ", bytes,
-                                        " bytes are not what was written", LogAdvice(folder)));
+  return files::DamagedFile(path,
+                            absl::StrCat("byte ", blob.offset(), ": the next ", bytes,
+                                         " bytes are not what was written", LogAdvice(folder)));
 }
 
 const LogBlob* BlobOf(const LogRecord& record) {
@@ -577,4 +580,4 @@ void NoteOlderBlob(uint64_t segment, uint64_t blob_segment,
   oldest->second = std::min(oldest->second, blob_segment);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -15,7 +15,7 @@
 #include "emberd/internal/v1/log.pb.h"
 #include "emberd/v1/cluster.pb.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 struct LogPosition {
   uint64_t segment = 0;
@@ -75,4 +75,4 @@ uint64_t OldestBlobSegment(const internal::v1::LogRecord& record);
 void NoteOlderBlob(uint64_t segment, uint64_t blob_segment,
                    std::map<uint64_t, uint64_t>* older_blobs);
 
-}  // namespace emberd::server
+}  // namespace emberd::log

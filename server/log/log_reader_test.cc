@@ -9,11 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_format.h"
 #include "server/log/testing/records.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace log_reader_test {
 
 using absl::StatusCode;
@@ -62,18 +62,18 @@ class LogReaderTest : public ::testing::Test {
       EXPECT_TRUE(writer->StartSegment(StateRecord(writer->records() + 1)).ok());
     }
   }
-  std::string Path(uint64_t segment) { return PathIn(folder_, RecordsName(segment)); }
-  std::string BlobPath(uint64_t segment) { return PathIn(folder_, BlobsName(segment)); }
+  std::string Path(uint64_t segment) { return files::PathIn(folder_, RecordsName(segment)); }
+  std::string BlobPath(uint64_t segment) { return files::PathIn(folder_, BlobsName(segment)); }
   static void Change(const std::string& path, int64_t offset, const std::string& bytes) {
-    std::string all = *ReadFileWhole(path);
+    std::string all = *files::ReadFileWhole(path);
     all.resize(std::max(all.size(), offset + bytes.size()), '\0');
     all.replace(offset, bytes.size(), bytes);
-    ASSERT_TRUE(WriteFileWhole(std::filesystem::path(path).parent_path(),
-                               std::filesystem::path(path).filename(), all)
+    ASSERT_TRUE(files::WriteFileWhole(std::filesystem::path(path).parent_path(),
+                                      std::filesystem::path(path).filename(), all)
                     .ok());
   }
   static void Flip(const std::string& path, int64_t offset) {
-    const char flipped = static_cast<char>(ReadFileWhole(path)->at(offset) ^ 0x20);
+    const char flipped = static_cast<char>(files::ReadFileWhole(path)->at(offset) ^ 0x20);
     Change(path, offset, std::string(1, flipped));
   }
   absl::StatusOr<WholeLog> Read() { return ReadWhole(folder_); }
@@ -107,7 +107,7 @@ TEST_F(LogReaderTest, NoLogIsAnEmptyOne) {
   EXPECT_EQ(Read()->end.first_segment, 0u);
   // A process that died before its first segment counted.
   std::filesystem::create_directory(folder_);
-  ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(1), std::string(10000, '\0')).ok());
+  ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(1), std::string(10000, '\0')).ok());
   EXPECT_EQ(Read()->end.next_segment, 2u);
   EXPECT_EQ(Read()->end.next_sequence, 1u);
   EXPECT_EQ(Read()->end.torn_bytes, 0);
@@ -120,13 +120,13 @@ TEST_F(LogReaderTest, EveryCutOfTheTailEndsTheLog) {
   WriteLog(2, 3);
   const WholeLog whole = *Read();
   ASSERT_THAT(whole.numbers(), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
-  const std::string bytes = *ReadFileWhole(Path(2));
+  const std::string bytes = *files::ReadFileWhole(Path(2));
   const LogPosition last = whole.records.back().position;
   for (int64_t cut = last.offset; cut < last.offset + last.bytes; ++cut) {
     for (const bool zeros : {false, true}) {
       std::string part = bytes.substr(0, cut);
       if (zeros) part.resize(bytes.size(), '\0');
-      ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(2), part).ok());
+      ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(2), part).ok());
       const absl::StatusOr<WholeLog> log = Read();
       ASSERT_TRUE(log.ok()) << log.status();
       // Of its end, zeros may be missing.
@@ -166,7 +166,7 @@ TEST_F(LogReaderTest, AFlippedByteIsNoticedWhereverItIs) {
   WriteLog(2, 3);
   const WholeLog whole = *Read();
   for (const uint64_t segment : {1, 2}) {
-    const std::string bytes = *ReadFileWhole(Path(segment));
+    const std::string bytes = *files::ReadFileWhole(Path(segment));
     for (const ReadRecord& read : whole.records) {
       const LogPosition& position = read.position;
       if (position.segment != segment || position.sequence == 8) continue;
@@ -176,13 +176,13 @@ TEST_F(LogReaderTest, AFlippedByteIsNoticedWhereverItIs) {
         Flip(Path(segment), position.offset + i);
         ExpectDamage(Path(segment), absl::StrCat("byte ", position.offset, ": record ",
                                                  position.sequence, " is damaged"));
-        ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(segment), bytes).ok());
+        ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(segment), bytes).ok());
       }
     }
     for (int64_t i = 0; i < kLogHeadBytes; ++i) {
       Flip(Path(segment), i);
       ExpectDamage(Path(segment), "byte 0: the header of the segment is damaged");
-      ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(segment), bytes).ok());
+      ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(segment), bytes).ok());
     }
   }
   EXPECT_TRUE(Read().ok());
@@ -206,15 +206,15 @@ TEST_F(LogReaderTest, ASegmentWithoutItsHeadDoesNotCount) {
 TEST_F(LogReaderTest, AFileOfRecordsThatWasCutIsNamed) {
   for (const uint64_t newest : {1, 2}) {
     WriteLog(static_cast<int>(newest), 3);
-    const std::string bytes = *ReadFileWhole(Path(newest));
+    const std::string bytes = *files::ReadFileWhole(Path(newest));
     for (const int64_t left : {int64_t{0}, kLogHeadBytes - 1}) {
-      ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(newest), bytes.substr(0, left)).ok());
+      ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(newest), bytes.substr(0, left)).ok());
       ExpectDamageAnyhow(Path(newest), absl::StrCat(BlobsName(newest), " exists"));
     }
     std::filesystem::remove(Path(newest));
     if (newest > 1) ExpectDamageAnyhow(Path(newest), "the file is missing");
     // A process that dies before that has lost nothing.
-    ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(newest), "").ok());
+    ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(newest), "").ok());
     ASSERT_TRUE(std::filesystem::remove(BlobPath(newest)));
     const absl::StatusOr<WholeLog> log = Read();
     ASSERT_TRUE(log.ok()) << log.status();
@@ -313,12 +313,12 @@ TEST_F(LogReaderTest, OnlyWhatWasNotSyncedMayBeGoneAfterALossOfPower) {
       while (i == 3 && writer->durable() < 3) std::this_thread::yield();
     }
   }
-  const std::string bytes = *ReadFileWhole(Path(1));
+  const std::string bytes = *files::ReadFileWhole(Path(1));
   const WholeLog synced = *Read();
   for (const int lost : {1, 2}) {  // records 2 and 3, which record 4 knows to be on the disk
     Flip(Path(1), synced.records[lost].position.offset);
     EXPECT_EQ(ReadAfterPowerLoss().status().code(), StatusCode::kDataLoss);
-    ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(1), bytes).ok());
+    ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(1), bytes).ok());
   }
   Flip(Path(1), synced.records[3].position.offset);
   EXPECT_THAT(ReadAfterPowerLoss()->numbers(), ElementsAre(1, 2, 3));
@@ -327,9 +327,9 @@ TEST_F(LogReaderTest, OnlyWhatWasNotSyncedMayBeGoneAfterALossOfPower) {
 // The disk has the names of segments, and room for their heads, before anything else of them.
 TEST_F(LogReaderTest, NoLossOfPowerTakesSegments) {
   WriteLog(4, 2);
-  const std::string bytes = *ReadFileWhole(Path(2));
+  const std::string bytes = *files::ReadFileWhole(Path(2));
   for (const int64_t left : {int64_t{0}, kLogHeadBytes - 1}) {
-    ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(2), bytes.substr(0, left)).ok());
+    ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(2), bytes.substr(0, left)).ok());
     ExpectDamageAnyhow(Path(2), "the header of the segment is damaged, but ");
   }
   for (const uint64_t segment : {2, 3}) std::filesystem::remove(Path(segment));
@@ -391,8 +391,8 @@ TEST_F(LogReaderTest, RecordsOfWrongKindsAreNamed) {
     head.first_sequence = 1;
     std::string frame = FrameFor(record);
     SealFrame(0, 1, 0, &frame);
-    ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(1), EncodeLogHead(head) + frame).ok());
-    ASSERT_TRUE(WriteFileWhole(folder_, BlobsName(1), "").ok());
+    ASSERT_TRUE(files::WriteFileWhole(folder_, RecordsName(1), EncodeLogHead(head) + frame).ok());
+    ASSERT_TRUE(files::WriteFileWhole(folder_, BlobsName(1), "").ok());
   };
   replace_first(PlainRecord(1));
   ExpectDamage(Path(1), "byte 128: record 1 begins a segment, but is not a state");
@@ -414,4 +414,4 @@ TEST_F(LogReaderTest, AnErrorOfTheVisitorIsReturned) {
 }
 
 }  // namespace log_reader_test
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -7,10 +7,10 @@
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_format.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 bool SpareBlobs::HasRoom(int64_t bytes) const {
   for (const Spare& spare : spares_) bytes += spare.bytes;
@@ -24,7 +24,7 @@ void SpareBlobs::Find() {
   if (!found.ok()) return;
   MutexLock lock(&mutex_);
   for (const uint64_t segment : found->spares) {
-    const std::string path = PathIn(folder_, SpareName(segment));
+    const std::string path = files::PathIn(folder_, SpareName(segment));
     const int64_t bytes = LogFileBytes(path);
     if (HasRoom(bytes)) {
       spares_.push_back({segment, bytes});
@@ -35,20 +35,20 @@ void SpareBlobs::Find() {
 }
 
 absl::Status SpareBlobs::Keep(uint64_t segment) {
-  const std::string path = PathIn(folder_, BlobsName(segment));
+  const std::string path = files::PathIn(folder_, BlobsName(segment));
   const int64_t bytes = LogFileBytes(path);
   MutexLock lock(&mutex_);
   if (bytes == 0 || !HasRoom(bytes)) return files_.Remove(path);
-  RETURN_IF_ERROR(files_.Rename(path, PathIn(folder_, SpareName(segment))));
+  RETURN_IF_ERROR(files_.Rename(path, files::PathIn(folder_, SpareName(segment))));
   spares_.push_back({segment, bytes});
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<LogFile>> SpareBlobs::Take(uint64_t segment) {
-  const std::string path = PathIn(folder_, BlobsName(segment));
+  const std::string path = files::PathIn(folder_, BlobsName(segment));
   MutexLock lock(&mutex_);
   while (!spares_.empty()) {
-    const std::string spare = PathIn(folder_, SpareName(spares_.back().segment));
+    const std::string spare = files::PathIn(folder_, SpareName(spares_.back().segment));
     spares_.pop_back();
     if (files_.Rename(spare, path).ok()) return files_.Open(path);
   }
@@ -59,7 +59,7 @@ bool SpareBlobs::Clear() {
   MutexLock lock(&mutex_);
   const bool any = !spares_.empty();
   for (const Spare& spare : spares_) {
-    files_.Remove(PathIn(folder_, SpareName(spare.segment))).IgnoreError();
+    files_.Remove(files::PathIn(folder_, SpareName(spare.segment))).IgnoreError();
   }
   spares_.clear();
   return any;
@@ -86,16 +86,16 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(
   if (segment->records_ == nullptr) return status;
   // The records last, also for a loss of power: without them the blobs would look like what is left
   // of a segment.
-  absl::Status removed = files.Remove(PathIn(folder, BlobsName(head.segment)));
+  absl::Status removed = files.Remove(files::PathIn(folder, BlobsName(head.segment)));
   if (removed.ok()) removed = files.SyncFolder(folder);
-  if (removed.ok()) removed = files.Remove(PathIn(folder, RecordsName(head.segment)));
+  if (removed.ok()) removed = files.Remove(files::PathIn(folder, RecordsName(head.segment)));
   if (!segment->head_written_ || removed.ok()) return status;
   return absl::AbortedError(status.message());
 }
 
 absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::string state,
                                SpareBlobs& spares) {
-  ASSIGN_OR_RETURN(records_, files.Create(PathIn(folder, RecordsName(number()))));
+  ASSIGN_OR_RETURN(records_, files.Create(files::PathIn(folder, RecordsName(number()))));
   // No loss of power takes this, so blobs without it are what is left of a segment that somebody
   // has cut or removed (LogScan::FindBehind).
   RETURN_IF_ERROR(WriteBytes(*records_, 0, std::string(kLogHeadBytes, '\0')));
@@ -164,4 +164,4 @@ absl::Status LogSegment::SyncIf(std::atomic<bool>* written, LogFile& file) {
   return file.Sync();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

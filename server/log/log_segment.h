@@ -15,7 +15,7 @@
 #include "server/log/log_files.h"
 #include "server/log/log_format.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 // Files of blobs that a log no longer needs, kept for its later segments: the system has their
 // pages and the disk their places already, which would otherwise be looked for again with every
@@ -112,4 +112,4 @@ class LogSegment {
   std::atomic<bool> records_written_{false};
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::log

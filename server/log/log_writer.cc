@@ -8,10 +8,10 @@
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/status.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_reader.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
 using internal::v1::LogBlob;
@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<LogWriter>> LogWriter::Open(LogOptions options,
 
 absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   const std::string& folder = options_.folder;
-  RETURN_IF_ERROR(MakeFolders(folder));
+  RETURN_IF_ERROR(files::MakeFolders(folder));
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
   if (next_segment <= found.newest()) {
     return absl::InternalError(absl::StrCat(folder, ": segment ", next_segment,
@@ -78,7 +78,7 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   }
   for (const auto& [segment, name] : found.files()) {
     MutexLock lock(&mutex_);
-    older_bytes_[name] = LogFileBytes(PathIn(folder, name));
+    older_bytes_[name] = LogFileBytes(files::PathIn(folder, name));
   }
   spares_.Find();
   MutexLock round(&sync_mutex_);
@@ -99,7 +99,7 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
 absl::Status LogWriter::SyncOlder(const LogFolder& found) {
   if (older_synced_) return absl::OkStatus();
   for (const auto& [segment, name] : found.files()) {
-    RETURN_IF_ERROR(files_.Sync(PathIn(options_.folder, name)));
+    RETURN_IF_ERROR(files_.Sync(files::PathIn(options_.folder, name)));
   }
   RETURN_IF_ERROR(files_.SyncFolder(options_.folder));
   older_synced_ = true;
@@ -221,7 +221,7 @@ absl::StatusOr<uint64_t> LogWriter::StartSegment(const LogRecord& state) {
   const uint64_t number = current_->number() + 1;
   // Of an attempt that failed.
   for (const std::string& name : {BlobsName(number), RecordsName(number)}) {
-    if (absl::Status status = files_.Remove(PathIn(options_.folder, name)); !status.ok()) {
+    if (absl::Status status = files_.Remove(files::PathIn(options_.folder, name)); !status.ok()) {
       return record_failure_ = Refusal(status);
     }
   }
@@ -275,7 +275,7 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
   for (const uint64_t old : found.records) {
     if (old >= segment) break;
     RETURN_IF_ERROR(
-        Dropped(RecordsName(old), files_.Remove(PathIn(options_.folder, RecordsName(old)))));
+        Dropped(RecordsName(old), files_.Remove(files::PathIn(options_.folder, RecordsName(old)))));
   }
   for (const uint64_t old : found.blobs) {
     if (old >= blobs) break;
@@ -394,4 +394,4 @@ absl::Status LogWriter::SyncSegments(absl::Span<const std::shared_ptr<LogSegment
   return absl::OkStatus();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

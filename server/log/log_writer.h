@@ -20,7 +20,7 @@
 #include "server/log/log_files.h"
 #include "server/log/log_segment.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 struct LogOptions {
   std::string folder;  // made if it is not there
@@ -150,4 +150,4 @@ class LogWriter {
   std::unique_ptr<PeriodicTask> each_interval_;  // INTERVAL
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -14,12 +14,12 @@
 #include "absl/cleanup/cleanup.h"
 #include "base/buffer.h"
 #include "base/temp_dir.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_reader.h"
 #include "server/log/testing/faulty_files.h"
 #include "server/log/testing/records.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace log_writer_test {
 
 using absl::StatusCode;
@@ -40,7 +40,7 @@ class LogWriterTest : public ::testing::Test {
     return log.ok() ? *std::move(log) : WholeLog();
   }
   bool Exists(const std::string& name) {
-    return std::filesystem::exists(PathIn(options_.folder, name));
+    return std::filesystem::exists(files::PathIn(options_.folder, name));
   }
 
   const TempDir dir_ = *TempDir::Create();
@@ -202,7 +202,7 @@ TEST_F(LogWriterTest, BlobsStayAsLongAsARecordNamesThem) {
 TEST_F(LogWriterTest, BlobsOfDroppedSegmentsAreWrittenOver) {
   const auto inode = [&](const std::string& name) {
     struct stat status = {};
-    EXPECT_EQ(stat(PathIn(options_.folder, name).c_str(), &status), 0) << name;
+    EXPECT_EQ(stat(files::PathIn(options_.folder, name).c_str(), &status), 0) << name;
     return status.st_ino;
   };
   {
@@ -439,4 +439,4 @@ TEST_F(LogWriterTest, ASegmentBeginsWholeOrNotAtAll) {
 }
 
 }  // namespace log_writer_test
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -50,7 +50,7 @@ namespace emberd::ops {
   RPC(Program, ReadHandle, TRAINER)
 
 // RPC(service, method) of those between the processes of a cluster, but for the control verbs of
-// shards (server/shard/verbs.h).
+// shards (server/host/verbs.h).
 #define EMBERD_INTERNAL_RPCS(RPC) \
   RPC(Shard, Gather)              \
   RPC(Shard, Apply)               \

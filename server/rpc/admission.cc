@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace emberd::server {
+namespace emberd::rpc {
 
 Admission::Admission(const v1::BudgetConfig& budgets)
     : Admission(budgets, rpc::MemoryBudget(budgets.in_flight_bytes(), "budgets.in_flight_bytes")) {}
@@ -86,4 +86,4 @@ absl::StatusOr<std::shared_ptr<const void>> Admission::Grant::Reserve(int64_t by
   return std::shared_ptr<const void>(std::make_shared<Room>(std::move(room)));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::rpc

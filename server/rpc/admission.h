@@ -15,7 +15,7 @@
 #include "emberd/v1/cluster.pb.h"
 #include "server/rpc/memory_budget.h"
 
-namespace emberd::server {
+namespace emberd::rpc {
 
 // Thread-safe. Costs one short lock a request, and atomic additions for bytes that come later.
 class Admission {
@@ -77,4 +77,4 @@ class Admission {
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::rpc

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace emberd::server {
+namespace emberd::rpc {
 namespace admission_test {
 
 using ::testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST(AdmissionTest, WhatARequestProducesCountsUntilItIsGone) {
 }
 
 }  // namespace admission_test
-}  // namespace emberd::server
+}  // namespace emberd::rpc

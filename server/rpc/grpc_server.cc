@@ -32,7 +32,7 @@
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 
-namespace emberd::server {
+namespace emberd::rpc {
 // Takes the connections of a gRPC server. gRPC's own listener hears no more of connections once it
 // could not take one for want of a descriptor; this one goes on when there are some, and leaves the
 // last few to the process's own files.
@@ -310,4 +310,4 @@ void GrpcServer::Drain(absl::Duration grace) {
   server_->Wait();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::rpc

@@ -17,7 +17,7 @@ class Server;
 class Service;
 }  // namespace grpc
 
-namespace emberd::server {
+namespace emberd::rpc {
 
 class Acceptor;
 
@@ -64,4 +64,4 @@ class GrpcServer {
   bool stopping_ ABSL_GUARDED_BY(health_mutex_) = false;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::rpc

@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-namespace emberd::server {
+namespace emberd::rpc {
 
 struct HandleStoreOptions {
   int64_t max_bytes = 0;  // budgets.batch_bytes
@@ -160,4 +160,4 @@ class HandleStore {
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::rpc

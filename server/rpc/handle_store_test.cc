@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace emberd::server {
+namespace emberd::rpc {
 namespace handle_store_test {
 
 const absl::Time kStart = absl::FromUnixSeconds(1000);
@@ -70,4 +70,4 @@ TEST(HandleStoreTest, SweepsWhatExpiredUnlessItIsInUse) {
 }
 
 }  // namespace handle_store_test
-}  // namespace emberd::server
+}  // namespace emberd::rpc

@@ -20,7 +20,7 @@ namespace emberd::bench {
 namespace collective_bench {
 
 constexpr int kRepeats = 11, kSteps = 500;
-const server::GroupId kGroup{1, "bench"};
+const group::GroupId kGroup{1, "bench"};
 
 // One thread per member runs `work(rank)`.
 template <typename Work>
@@ -31,7 +31,7 @@ void OnAllRanks(int members, const Work& work) {
 }
 
 // False: a call has failed.
-bool Run(Report& report, const std::string& place, server::Collective& host, int members) {
+bool Run(Report& report, const std::string& place, group::Collective& host, int members) {
   const std::string name = "collective/" + place + "/members" + std::to_string(members);
   if (!report.Wants(name)) return true;
   v1::GroupOptions options;
@@ -40,11 +40,11 @@ bool Run(Report& report, const std::string& place, server::Collective& host, int
   options.set_step_timeout_ms(60'000);
   rpc::CallContext context(absl::Now() + absl::Minutes(10));
   std::vector<uint64_t> generations(members);
-  server::CollectiveRouter router({&host});
+  group::CollectiveRouter router({&host});
   OnAllRanks(members, [&](int rank) {
     // Coordinators of their own, so that all meet at the host.
     const auto joined =
-        router.Join(server::testing::JoinOf(kGroup, rank, options, std::to_string(rank)), &context);
+        router.Join(group::testing::JoinOf(kGroup, rank, options, std::to_string(rank)), &context);
     if (joined.ok()) generations[rank] = joined->generation();
   });
   int64_t begin = 0;
@@ -53,15 +53,15 @@ bool Run(Report& report, const std::string& place, server::Collective& host, int
     OnAllRanks(members, [&](int rank) {
       for (int64_t step = begin; step < begin + kSteps; ++step) {
         const auto gathered =
-            router.AllGather(server::testing::GatherOf(kGroup, generations[rank], rank, step,
-                                                       /*group_key=*/0, std::string(8, 'v')),
+            router.AllGather(group::testing::GatherOf(kGroup, generations[rank], rank, step,
+                                                      /*group_key=*/0, std::string(8, 'v')),
                              &context);
         if (!gathered.ok()) good = false;
       }
     });
     begin += kSteps;
   });
-  router.Leave(server::testing::LeaveOf(kGroup, generations[0], 0, "done", /*finished=*/true));
+  router.Leave(group::testing::LeaveOf(kGroup, generations[0], 0, "done", /*finished=*/true));
   report.Add({name, seconds / kSteps * 1e6, "us", members, 0, 0});
   return good;
 }
@@ -69,16 +69,15 @@ bool Run(Report& report, const std::string& place, server::Collective& host, int
 EMBERD_BENCHMARK(collective, argc, argv) {
   Report report(argc, argv);
   ops::Metrics metrics("shard");
-  server::Rendezvous rendezvous;
-  const auto service = server::MakeCollectiveService(&rendezvous, metrics.Server("shard", 0));
-  auto server =
-      server::GrpcServer::Start({.field = "address",
-                                 .address = "127.0.0.1:0",
-                                 .max_message_bytes = 1 << 20,
-                                 .services = {service.get()},
-                                 .service_names = {"emberd.internal.v1.CollectiveService"}});
+  group::Rendezvous rendezvous;
+  const auto service = group::MakeCollectiveService(&rendezvous, metrics.Server("shard", 0));
+  auto server = rpc::GrpcServer::Start({.field = "address",
+                                        .address = "127.0.0.1:0",
+                                        .max_message_bytes = 1 << 20,
+                                        .services = {service.get()},
+                                        .service_names = {"emberd.internal.v1.CollectiveService"}});
   if (!server.ok()) return 1;
-  const auto remote = server::MakeRemoteCollective(
+  const auto remote = group::MakeRemoteCollective(
       grpc::CreateChannel((*server)->address(), grpc::InsecureChannelCredentials()), "host");
   bool good = true;
   for (const int members : {1, 2, 4}) good = Run(report, "local", rendezvous, members) && good;

@@ -91,7 +91,7 @@ bool Chaos::KillAll() {
   kills_ += kShards + kCoordinators + (trainers ? static_cast<int64_t>(trainers_.size()) : 0);
   std::string what = trainers ? "kill everything, trainers too" : "kill everything";
   if (options_.power) {
-    const auto loss = server::LosePower(machine(), random_());
+    const auto loss = log::LosePower(machine(), random_());
     if (loss.ok()) {
       ++power_losses_;
       lost_bytes_ += loss->lost_bytes;

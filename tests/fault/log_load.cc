@@ -16,7 +16,7 @@
 #include "base/mutex.h"
 #include "server/log/testing/records.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
 void Say(const std::string& line) {
@@ -89,6 +89,6 @@ int Main(const std::string& folder, const std::string& fsync) {
 }
 
 }  // namespace
-}  // namespace emberd::server
+}  // namespace emberd::log
 
-int main(int argc, char** argv) { return argc == 3 ? emberd::server::Main(argv[1], argv[2]) : 1; }
+int main(int argc, char** argv) { return argc == 3 ? emberd::log::Main(argv[1], argv[2]) : 1; }

@@ -162,7 +162,7 @@ absl::Status LosePowerAfterUpdates(CountingCluster& cluster, const std::string& 
   for (uint64_t update = 1; update <= 4; ++update) {
     RETURN_IF_ERROR(Update(cluster, update));
     KillShards(cluster);
-    RETURN_IF_ERROR(server::LosePower(MachineIn(folder), /*seed=*/update).status());
+    RETURN_IF_ERROR(log::LosePower(MachineIn(folder), /*seed=*/update).status());
     RETURN_IF_ERROR(BringShardsBack(cluster));
     RETURN_IF_ERROR(ExpectCounts(cluster, static_cast<float>(update)));
   }
@@ -171,17 +171,17 @@ absl::Status LosePowerAfterUpdates(CountingCluster& cluster, const std::string& 
 
 // Adds the first half of a vote to a log, as a kill in the middle of writing it does.
 absl::Status TearTail(const std::string& log) {
-  ASSIGN_OR_RETURN(const server::WholeLog whole, server::ReadWhole(log));
-  const server::LogPosition& last = whole.records.back().position;
-  const std::string path = absl::StrCat(log, "/", server::RecordsName(last.segment));
-  ASSIGN_OR_RETURN(const auto head, server::DecodeLogHead(ReadFile(path)));
+  ASSIGN_OR_RETURN(const log::WholeLog whole, log::ReadWhole(log));
+  const log::LogPosition& last = whole.records.back().position;
+  const std::string path = absl::StrCat(log, "/", log::RecordsName(last.segment));
+  ASSIGN_OR_RETURN(const auto head, log::DecodeLogHead(ReadFile(path)));
   if (!head.has_value()) return absl::InternalError(path + " has no head");
   internal::v1::LogBlob blob;
   blob.set_segment(last.segment);
   blob.set_bytes(1000);
-  std::string frame = server::FrameFor(server::VoteRecord(/*number=*/1, blob));
-  server::SealFrame(head->salt, whole.end.next_sequence, last.durable, &frame);
-  const int64_t half = (server::kFrameHeadBytes + static_cast<int64_t>(frame.size())) / 2;
+  std::string frame = log::FrameFor(log::VoteRecord(/*number=*/1, blob));
+  log::SealFrame(head->salt, whole.end.next_sequence, last.durable, &frame);
+  const int64_t half = (log::kFrameHeadBytes + static_cast<int64_t>(frame.size())) / 2;
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(last.offset + last.bytes);
   file.write(frame.data(), half);

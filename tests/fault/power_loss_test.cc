@@ -27,8 +27,8 @@
 namespace emberd::testing {
 namespace power_loss_test {
 
-using server::ReadRecord;
-using server::WholeLog;
+using log::ReadRecord;
+using log::WholeLog;
 
 constexpr int kLogs = 2;
 
@@ -74,8 +74,8 @@ void PowerLossTest::Collect(int log) {
 }
 
 void PowerLossTest::Check(int log, const std::map<uint64_t, uint64_t>& promised) {
-  server::ForgetfulFiles files(machine_);
-  const absl::StatusOr<WholeLog> read = server::ReadWhole(Folder(log), files);
+  log::ForgetfulFiles files(machine_);
+  const absl::StatusOr<WholeLog> read = log::ReadWhole(Folder(log), files);
   if (!read.ok() && !mistake_.empty()) {
     ++missing_;
     return;
@@ -96,17 +96,16 @@ void PowerLossTest::Check(int log, const std::map<uint64_t, uint64_t>& promised)
       ++lost_records_;
       continue;
     }
-    ASSERT_EQ(server::NumberOf(record->second->record), number) << sequence;
-    const internal::v1::LogBlob& blob = *server::BlobOf(record->second->record);
+    ASSERT_EQ(log::NumberOf(record->second->record), number) << sequence;
+    const internal::v1::LogBlob& blob = *log::BlobOf(record->second->record);
     if (blob.segment() < read->end.first_segment) continue;
-    const auto bytes = server::ReadBlob(Folder(log), blob, buffer);
+    const auto bytes = log::ReadBlob(Folder(log), blob, buffer);
     if (!bytes.ok() && !mistake_.empty()) {
       ++missing_;
       continue;
     }
     ASSERT_TRUE(bytes.ok()) << bytes.status();
-    ASSERT_EQ(std::string(bytes->begin(), bytes->end()),
-              server::BlobBytes(number, number % 20'000));
+    ASSERT_EQ(std::string(bytes->begin(), bytes->end()), log::BlobBytes(number, number % 20'000));
   }
   for (auto* numbers : {&expected.appended, &expected.durable}) {
     numbers->erase(numbers->lower_bound(read->end.next_sequence), numbers->end());
@@ -138,7 +137,7 @@ void PowerLossTest::Round(const std::string& fsync) {
   for (const auto& process : processes) process->WaitFor(absl::InfiniteDuration());
   const bool power_lost = Below(3) > 0;
   if (power_lost) {
-    const auto loss = server::LosePower(machine_, random_());
+    const auto loss = log::LosePower(machine_, random_());
     ASSERT_TRUE(loss.ok()) << loss.status();
     lost_bytes_ += loss->lost_bytes;
   }
@@ -155,7 +154,7 @@ void PowerLossTest::Round(const std::string& fsync) {
 void PowerLossTest::Run(const std::string& fsync, int rounds, const std::string& mistake) {
   random_.seed(TestSeed());
   mistake_ = mistake;
-  { server::ForgetfulFiles made(machine_); }
+  { log::ForgetfulFiles made(machine_); }
   setenv("EMBERD_POWER", machine_.c_str(), /*overwrite=*/1);
   setenv("EMBERD_FAILPOINT", mistake.c_str(), /*overwrite=*/1);
   const absl::Cleanup restore = [] {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/temp_dir.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/log_format.h"
 #include "server/log/log_reader.h"
 #include "server/log/log_writer.h"
@@ -17,34 +17,34 @@ namespace emberd {
 namespace log_fuzz {
 
 using fuzz::Require;
-using server::LogEnd;
-using server::LogPosition;
+using log::LogEnd;
+using log::LogPosition;
 
 // Checksums would keep a fuzzer out: what looks like a head or a record gets the right one.
 void Seal(uint64_t segment, std::string* bytes) {
-  server::LogHead head;
+  log::LogHead head;
   head.shards = 1;
   head.segment = segment;
-  head.boot_id = std::string(server::kBootIdBytes, 'b');
+  head.boot_id = std::string(log::kBootIdBytes, 'b');
   constexpr size_t kMagic = 8;
-  if (bytes->size() < static_cast<size_t>(server::kLogHeadBytes)) return;
+  if (bytes->size() < static_cast<size_t>(log::kLogHeadBytes)) return;
   if (bytes->compare(0, kMagic, "EMBERLOG") != 0) return;
   std::memcpy(&head.first_sequence, bytes->data() + kMagic, sizeof(head.first_sequence));
   std::memcpy(&head.durable, bytes->data() + 2 * kMagic, sizeof(head.durable));
-  bytes->replace(0, server::kLogHeadBytes, server::EncodeLogHead(head));
-  size_t at = server::kLogHeadBytes;
-  while (at + server::kFrameHeadBytes <= bytes->size() && bytes->compare(at, 4, "LREC") == 0) {
+  bytes->replace(0, log::kLogHeadBytes, log::EncodeLogHead(head));
+  size_t at = log::kLogHeadBytes;
+  while (at + log::kFrameHeadBytes <= bytes->size() && bytes->compare(at, 4, "LREC") == 0) {
     uint64_t sequence, durable;
     uint32_t length;
     std::memcpy(&sequence, bytes->data() + at + 8, sizeof(sequence));
     std::memcpy(&durable, bytes->data() + at + 16, sizeof(durable));
     std::memcpy(&length, bytes->data() + at + 24, sizeof(length));
-    if (length > bytes->size() - at - server::kFrameHeadBytes) return;
-    std::string frame = bytes->substr(at, server::kFrameHeadBytes + length);
-    server::SealFrame(head.salt, sequence, durable, &frame);
+    if (length > bytes->size() - at - log::kFrameHeadBytes) return;
+    std::string frame = bytes->substr(at, log::kFrameHeadBytes + length);
+    log::SealFrame(head.salt, sequence, durable, &frame);
     bytes->replace(at, frame.size(), frame);
-    at += static_cast<size_t>(
-        server::RoundUp(static_cast<int64_t>(frame.size()), server::kFrameAlignment));
+    at +=
+        static_cast<size_t>(log::RoundUp(static_cast<int64_t>(frame.size()), log::kFrameAlignment));
   }
 }
 
@@ -55,14 +55,13 @@ struct Read {
 
 Read ReadAll(const std::string& folder, char boot) {
   Read read;
-  read.end =
-      server::ReadLog(folder, std::string(server::kBootIdBytes, boot),
-                      [&](const internal::v1::LogRecord& record, const LogPosition& position) {
-                        Require(record.has_state() == (position.offset == server::kLogHeadBytes),
-                                "a state begins a segment");
-                        read.positions.push_back(position);
-                        return absl::OkStatus();
-                      });
+  read.end = log::ReadLog(folder, std::string(log::kBootIdBytes, boot),
+                          [&](const internal::v1::LogRecord& record, const LogPosition& position) {
+                            Require(record.has_state() == (position.offset == log::kLogHeadBytes),
+                                    "a state begins a segment");
+                            read.positions.push_back(position);
+                            return absl::OkStatus();
+                          });
   return read;
 }
 
@@ -81,7 +80,7 @@ void CheckRead(const Read& read) {
 // Where a log can be read, it goes on, and holds what it held.
 void GoOn(const std::string& folder, const Read& before) {
   if (before.end->next_sequence == 0 || before.end->next_sequence > (uint64_t{1} << 40)) return;
-  server::LogOptions options;
+  log::LogOptions options;
   options.folder = folder;
   options.fsync = v1::StorageConfig::NEVER;
   options.shard = before.end->shard;
@@ -90,7 +89,7 @@ void GoOn(const std::string& folder, const Read& before) {
   internal::v1::LogRecord state;
   state.mutable_state();
   auto writer =
-      server::LogWriter::Open(options, before.end->next_segment, before.end->next_sequence, state);
+      log::LogWriter::Open(options, before.end->next_segment, before.end->next_sequence, state);
   Require(writer.ok(), "a writer goes on");
   writer->reset();
   const Read after = ReadAll(folder, 'b');
@@ -106,8 +105,8 @@ EMBERD_FUZZ_TARGET(log, data, size) {
     std::string bytes = text.substr(0, end);
     text = end == std::string::npos ? "" : text.substr(end + 8);
     Seal(segment, &bytes);
-    if (!server::WriteFileWhole(dir.path(), server::RecordsName(segment), bytes).ok() ||
-        !server::WriteFileWhole(dir.path(), server::BlobsName(segment), "").ok()) {
+    if (!files::WriteFileWhole(dir.path(), log::RecordsName(segment), bytes).ok() ||
+        !files::WriteFileWhole(dir.path(), log::BlobsName(segment), "").ok()) {
       std::abort();
     }
   }

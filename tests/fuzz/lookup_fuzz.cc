@@ -12,8 +12,8 @@
 #include "config/config.h"
 #include "preprocess/batch/batch_statistics.h"
 #include "preprocess/batch/cuts.h"
-#include "server/coordinator/request_reader.h"
-#include "server/coordinator/served_model.h"
+#include "server/step/request_reader.h"
+#include "server/step/served_model.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 
@@ -21,7 +21,7 @@ namespace emberd {
 namespace lookup_fuzz {
 
 using fuzz::Require;
-using server::ServedModel;
+using step::ServedModel;
 
 // The protobuf library writes what it refuses to standard error.
 const google::protobuf::LogSilencer kSilence;
@@ -89,7 +89,7 @@ using BatchOr = absl::StatusOr<std::shared_ptr<const preprocess::PreprocessedBat
 
 // `whole`: nothing was dropped when the request was parsed.
 BatchOr Preprocess(const v1::LookupRequest& request, bool whole, const ServedModel& model) {
-  auto input = server::DecodeLookup(request, model, kMaxActivationBytes);
+  auto input = step::DecodeLookup(request, model, kMaxActivationBytes);
   if (!input.ok()) return input.status();
   // Even if no mini-batch can be within the limits.
   fuzz::accepted |= whole && !request.features().empty();

@@ -18,9 +18,9 @@
 #include "absl/synchronization/notification.h"
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
+#include "server/host/hosted_models.h"
+#include "server/host/step_codec.h"
 #include "server/rpc/message.h"
-#include "server/shard/hosted_models.h"
-#include "server/shard/step_codec.h"
 #include "shard/engine.h"
 #include "shard/gather/pooling.h"
 #include "tests/fuzz/canonical.h"
@@ -72,7 +72,7 @@ class Shard {
     auto plan = preprocess::MakePlan(model_, {2, kSparseCores});
     Require(plan.ok(), "the model can be planned");
     plan_ = *std::move(plan);
-    spec_ = server::ModelSpecFromPlan(kModelId, model_, plan_, 0);
+    spec_ = host::ModelSpecFromPlan(kModelId, model_, plan_, 0);
     auto engine = shard::Engine::Create({.cpu = &cpu_});
     Require(engine.ok(), "there is an engine");
     engine_ = *std::move(engine);
@@ -92,10 +92,9 @@ class Shard {
   }
 
   void TryGather(const rpc::IncomingMessage& message) {
-    auto command = server::DecodeGather(message, kSparseCores);
+    auto command = host::DecodeGather(message, kSparseCores);
     if (!command.ok()) return;
-    const bool whole =
-        ReadWhole<internal::v1::GatherHeader>(message, server::EncodeGather(*command));
+    const bool whole = ReadWhole<internal::v1::GatherHeader>(message, host::EncodeGather(*command));
     const bool empty = command->stacks.empty();
     auto batch = engine_->PrepareBatch(kModelId, std::move(command->stacks), command->owner,
                                        command->places);
@@ -107,9 +106,9 @@ class Shard {
   }
 
   void TryApply(const rpc::IncomingMessage& message) {
-    auto command = server::DecodeApply(message, nullptr);
+    auto command = host::DecodeApply(message, nullptr);
     if (!command.ok()) return;
-    const bool whole = ReadWhole<internal::v1::ApplyHeader>(message, server::EncodeApply(*command));
+    const bool whole = ReadWhole<internal::v1::ApplyHeader>(message, host::EncodeApply(*command));
     const bool empty = command->input.stacks.empty();
     auto part = shard::CheckedPart::Make(batch_, std::move(command->input));
     if (!part.ok()) return;
@@ -124,26 +123,26 @@ class Shard {
   }
 
   void TryGatherResult(const rpc::IncomingMessage& message) {
-    auto result = server::DecodeGatherResult(message);
+    auto result = host::DecodeGatherResult(message);
     if (!result.ok()) return;
     const bool whole =
-        ReadWhole<internal::v1::GatherReply>(message, server::EncodeGatherResult(*result));
+        ReadWhole<internal::v1::GatherReply>(message, host::EncodeGatherResult(*result));
     bool all_fit = !result->stacks.empty() || !result->rows.empty();
-    for (const server::StackSumsView& sums : result->stacks) all_fit &= SumsFit(sums);
-    for (const server::StackRowsView& rows : result->rows) all_fit &= PoolRows(rows);
+    for (const host::StackSumsView& sums : result->stacks) all_fit &= SumsFit(sums);
+    for (const host::StackRowsView& rows : result->rows) all_fit &= PoolRows(rows);
     fuzz::accepted |= whole && all_fit;
   }
 
  private:
   // Whether these can be sums of the batch.
-  bool SumsFit(const server::StackSumsView& sums) const {
+  bool SumsFit(const host::StackSumsView& sums) const {
     if (sums.stack < 0 || sums.stack >= static_cast<int>(spec_.stacks.size())) return false;
     const size_t width = spec_.stacks[sums.stack].embedding_dim;
     return !sums.samples.empty() && sums.sums.size() == sums.samples.size() * width;
   }
 
   // Whether these can be the rows of the batch.
-  bool PoolRows(const server::StackRowsView& rows) {
+  bool PoolRows(const host::StackRowsView& rows) {
     const auto views = preprocessed_->ShardView(0);
     if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) return false;
     const shard::StackSpec& stack = spec_.stacks[rows.stack];

@@ -29,7 +29,7 @@ grpc::ByteBuffer Cut(const std::string& bytes, size_t longest) {
 }
 
 // With the bytes of gradients back in their tensors.
-std::string Whole(const server::TrainMessage& message) {
+std::string Whole(const coordinator::TrainMessage& message) {
   v1::TrainRequest whole = message.request;
   for (size_t i = 0; i < message.data.size(); ++i) {
     if (message.data[i].pieces.empty()) continue;
@@ -48,7 +48,7 @@ std::string Whole(const server::TrainMessage& message) {
 EMBERD_FUZZ_TARGET(train, data, size) {
   if (size == 0) return 0;
   const std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
-  auto message = server::DecodeTrainMessage(Cut(bytes, std::max<size_t>(1, data[0])));
+  auto message = coordinator::DecodeTrainMessage(Cut(bytes, std::max<size_t>(1, data[0])));
   if (!message.ok()) {
     Require(message.status().code() == absl::StatusCode::kInvalidArgument, "the code is right");
     return 0;
@@ -57,7 +57,7 @@ EMBERD_FUZZ_TARGET(train, data, size) {
   Require(request.ParseFromString(bytes), "what is read is valid");
   Require(Whole(*message) == fuzz::Canonical<v1::TrainRequest>(bytes), "protobuf reads the same");
   fuzz::accepted = Whole(*message) == bytes;
-  server::TrainAssembler assembler;
+  coordinator::TrainAssembler assembler;
   const bool update = message->request.has_update();
   const auto taken = assembler.Add(&*message, static_cast<int64_t>(size));
   Require(!taken.ok() || !update || taken->has_value(), "a part of an update is handed on");

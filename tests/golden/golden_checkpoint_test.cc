@@ -23,12 +23,12 @@
 #include "config/config.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
-#include "server/checkpoint/files.h"
 #include "server/checkpoint/partition_file.h"
 #include "server/checkpoint/store.h"
 #include "server/checkpoint/table_reader.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace golden_checkpoint_test {
 
 using nlohmann::json;
@@ -144,7 +144,7 @@ class GoldenCheckpointTest : public testing::Test {
           *FindPartitionArray(chain[0].manifest(), stack, kWeightsArray, file.partition());
       const int64_t begin = array.rows_per_partition * array.partition;
       if (file.stack() != stack || begin < first || begin >= first + count) continue;
-      EXPECT_EQ(Metadata(PathIn(chain[0].folder(), file.path())).at("slice_spec"),
+      EXPECT_EQ(Metadata(files::PathIn(chain[0].folder(), file.path())).at("slice_spec"),
                 absl::StrCat(all, " ", columns, " ", begin, ",", array.rows_per_partition, ":0,",
                              columns));
       auto reader = PartitionFileReader::Open(chain[0].folder(), file, array);
@@ -162,7 +162,7 @@ class GoldenCheckpointTest : public testing::Test {
   }
 
   static std::map<std::string, std::string> Metadata(const std::string& path) {
-    const std::string bytes = *ReadFileWhole(path);
+    const std::string bytes = *files::ReadFileWhole(path);
     const auto size = static_cast<int64_t>(bytes.size());
     const int64_t header = *SafetensorsHeaderSize(bytes.substr(0, 8), size);
     return ParseSafetensorsHeader(bytes.substr(8, header - 8), size - header)->metadata;
@@ -349,4 +349,4 @@ TEST_F(GoldenCheckpointTest, TablesAreServedAsTheyWereTrained) {
 }
 
 }  // namespace golden_checkpoint_test
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -1,4 +1,4 @@
-// Covers: server/coordinator/administration.cc, server/coordinator/step.cc
+// Covers: server/coordinator/administration.cc, server/step/step.cc
 // Covers: server/coordinator/model_registry.cc
 // Limits from a live cluster: what emberctl suggests must be what the batches needed, over all
 // coordinators, and a batch must fit the written config without mini-batches.

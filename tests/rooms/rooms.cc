@@ -51,9 +51,9 @@ class Cluster {
                      "sparsecores_per_shard: 2 storage { durability: LOG directory: '",
                      folder, "' }")));
     DieUnless(config::CompleteCluster(&cluster));
-    server_ = Have(server::CoordinatorServer::Start(
+    server_ = Have(coordinator::CoordinatorServer::Start(
         {.cluster = cluster,
-         .shards = {Have(server::MakeLocalShard(cluster, 0, &metrics_, &threads_))},
+         .shards = {Have(host::MakeLocalShard(cluster, 0, &metrics_, &threads_))},
          .metrics = &metrics_,
          .threads = &threads_}));
   }
@@ -62,7 +62,7 @@ class Cluster {
  private:
   ops::Metrics metrics_{"rooms"};
   ThreadPools threads_{1};
-  std::unique_ptr<server::CoordinatorServer> server_;
+  std::unique_ptr<coordinator::CoordinatorServer> server_;
 };
 
 // Every call is made once before it is counted: what is made only at first is not on the way.

@@ -6,7 +6,7 @@
 #include "server/log/log_files.h"
 #include "server/log/testing/forgetful_files.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 LogFiles& SystemLogFiles() {
   static LogFiles* const files = []() -> LogFiles* {
@@ -17,4 +17,4 @@ LogFiles& SystemLogFiles() {
   return *files;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -12,8 +12,8 @@
 namespace emberd::emberctl {
 namespace {
 
-using server::LogEntry;
-using server::LogSummary;
+using log::LogEntry;
+using log::LogSummary;
 
 constexpr char kFolderHelp[] =
     "storage.directory of a cluster, the folder of a shard in it, or that of its log";
@@ -79,7 +79,7 @@ absl::Status ShowOne(Session& session, const LogShowOptions& options, const std:
     PrintHeading(session.out);
   }
   int64_t shown = 0;
-  const auto summary = server::ShowLog(folder, [&](const LogEntry& entry) {
+  const auto summary = log::ShowLog(folder, [&](const LogEntry& entry) {
     if (entry.sequence < options.from) return absl::OkStatus();
     if (options.limit > 0 && shown == options.limit) return Enough();
     ++shown;
@@ -100,7 +100,7 @@ absl::Status ShowOne(Session& session, const LogShowOptions& options, const std:
 }
 
 absl::Status Show(Session& session, const LogShowOptions& options) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(options.folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(options.folder));
   for (const std::string& log : logs) RETURN_IF_ERROR(ShowOne(session, options, log));
   return absl::OkStatus();
 }
@@ -135,10 +135,10 @@ Json JsonOf(const std::string& folder, const LogSummary& summary) {
 }
 
 absl::Status Verify(Session& session, const std::string& folder) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder));
   Json all = Json::array();
   for (const std::string& log : logs) {
-    ASSIGN_OR_RETURN(const LogSummary summary, server::VerifyLog(log));
+    ASSIGN_OR_RETURN(const LogSummary summary, log::VerifyLog(log));
     if (session.json) {
       all.push_back(JsonOf(log, summary));
     } else {

@@ -7,7 +7,7 @@
 #include "server/checkpoint/partition_file.h"
 #include "shard/store/stack_store.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace {
 
 // Rows 3 to 5 and then 1 of ten; column c of row r is 16 * r + c.
@@ -50,10 +50,10 @@ absl::Status WriteAll(const std::string& folder) {
 }
 
 }  // namespace
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint
 
 int main(int argc, char** argv) {
-  const absl::Status status = emberd::server::WriteAll(argv[argc - 1]);
+  const absl::Status status = emberd::checkpoint::WriteAll(argv[argc - 1]);
   if (!status.ok()) std::cerr << status << "\n";
   return status.ok() ? 0 : 1;
 }

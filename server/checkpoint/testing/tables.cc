@@ -11,12 +11,12 @@
 #include "config/optimizers.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
-#include "server/checkpoint/files.h"
 #include "server/checkpoint/partition_file.h"
+#include "server/files/files.h"
 #include "shard/store/initializer.h"
 #include "shard/store/stack_store.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 namespace {
 
 template <typename T>
@@ -158,10 +158,10 @@ absl::Status TestTables::Save(const CheckpointStore& store, const std::string& n
     }
   }
   ASSIGN_OR_RETURN(*manifest.add_states(),
-                   WriteListedFile(folder, "state.s0000.pb", std::string(100, 's')));
+                   files::WriteListedFile(folder, "state.s0000.pb", std::string(100, 's')));
   RETURN_IF_ERROR(store.Commit(folder, manifest));
   changed_.clear();
   return absl::OkStatus();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

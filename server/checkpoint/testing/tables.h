@@ -14,7 +14,7 @@
 #include "emberd/v1/plan.pb.h"
 #include "server/checkpoint/store.h"
 
-namespace emberd::server {
+namespace emberd::checkpoint {
 
 // A complete config with one to four tables of any shapes, storage types, optimizers and initial
 // values.
@@ -66,4 +66,4 @@ class TestTables {
   int64_t clock_ = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::checkpoint

@@ -8,10 +8,10 @@
 #include "base/status.h"
 #include "server/coordinator/programs/elementwise.h"
 #include "server/coordinator/programs/program_spec.h"
+#include "server/host/mutation_record.h"
 #include "server/rpc/spans.h"
-#include "server/shard/mutation_record.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 using v1::ChainedInput;
@@ -186,8 +186,8 @@ absl::Status Chain::CheckUpdate(int position) {
   if (!request_.config().execution_instance_key().client_id().empty() ||
       request_.config().execution_instance_key().sequence() != 0) {
     const v1::MutationId name = MutationOf(position);
-    RETURN_IF_ERROR(
-        Annotate(CheckMutation({name.client_id(), name.sequence(), 0}), "execution_instance_key"));
+    RETURN_IF_ERROR(Annotate(host::CheckMutation({name.client_id(), name.sequence(), 0}),
+                             "execution_instance_key"));
   }
   if (gradients.value == nullptr) return absl::OkStatus();  // checked when it is there
   ASSIGN_OR_RETURN(const ValuePtr tuple,
@@ -354,4 +354,4 @@ absl::Status Chain::TakeOutputs(int position) {
   return absl::OkStatus();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -15,7 +15,7 @@
 #include "server/coordinator/programs/values.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // One plan, by one thread: Check, then Run. What an operation makes goes when it is not needed any
 // more.
@@ -85,4 +85,4 @@ class Chain {
   std::vector<ValuePtr> last_arguments_;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

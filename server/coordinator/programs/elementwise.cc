@@ -13,9 +13,9 @@
 #include "base/bfloat16.h"
 #include "base/status.h"
 #include "server/coordinator/programs/program_spec.h"
-#include "server/coordinator/request_reader.h"
+#include "server/step/request_reader.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 using v1::ElementwiseOutput;
@@ -83,7 +83,7 @@ v1::Tensor Cut(const v1::Tensor& from, int64_t n) {
     to.add_shape(std::min(extent, n));
     elements *= std::min(extent, n);
   }
-  const int64_t size = ElementSize(from.dtype());
+  const int64_t size = step::ElementSize(from.dtype());
   std::string data(elements * size, '\0');
   for (int64_t i = 0; i < elements; ++i) {
     int64_t rest = i, offset = 0, stride = 1;
@@ -113,13 +113,13 @@ absl::StatusOr<int64_t> SizeOf(const ElementwiseOutput& output, int index,
     return absl::InvalidArgumentError(
         absl::StrCat(at, " is ", tensors.size(), " tensors; it must be one scalar"));
   }
-  ASSIGN_OR_RETURN(const preprocess::IntSpan values, IntsOf(tensors[0]->tensor(), at));
-  if (IntCount(values) != 1) {
+  ASSIGN_OR_RETURN(const preprocess::IntSpan values, step::IntsOf(tensors[0]->tensor(), at));
+  if (step::IntCount(values) != 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat(at, " has ", IntCount(values), " elements; it must be a scalar"));
+        absl::StrCat(at, " has ", step::IntCount(values), " elements; it must be a scalar"));
   }
   int64_t n = 0;
-  if (__builtin_add_overflow(IntAt(values, 0), output.size_offset(), &n) || n < 0) {
+  if (__builtin_add_overflow(step::IntAt(values, 0), output.size_offset(), &n) || n < 0) {
     return absl::InvalidArgumentError(absl::StrCat(at, " is ", n, "; it must be >= 0"));
   }
   return n;
@@ -203,7 +203,7 @@ absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
     }
     for (const v1::NamedTensor* tensor : OperandTensors(output.a(), arguments)) {
       const v1::Tensor& whole = tensor->tensor();
-      int64_t data = ElementSize(whole.dtype());
+      int64_t data = step::ElementSize(whole.dtype());
       for (const int64_t extent : whole.shape()) data *= std::min(extent, n);
       bytes += TensorBytes(*tensor) - static_cast<int64_t>(whole.data().size()) + data;
     }
@@ -245,4 +245,4 @@ absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<
   return static_cast<int>(results);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // The tensors of an argument.
 using ArgumentTensors = std::vector<const v1::NamedTensor*>;
@@ -34,4 +34,4 @@ inline constexpr int64_t kMaxTupleTensors = 65'536;
 // `counts[i]`: tensors of argument i.
 absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<int>& counts);
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -8,11 +8,11 @@
 #include "base/steady_time.h"
 #include "server/coordinator/programs/program_spec.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 absl::StatusOr<std::shared_ptr<const Program>> Program::Compile(
-    v1::ProgramSpec spec, const std::string& key, const std::shared_ptr<const ServedModel>& model,
-    CpuPool* cpu) {
+    v1::ProgramSpec spec, const std::string& key,
+    const std::shared_ptr<const step::ServedModel>& model, CpuPool* cpu) {
   std::shared_ptr<Program> program(new Program());
   program->cpu_ = cpu;
   v1::CompileResponse& info = program->info_;
@@ -31,8 +31,8 @@ absl::StatusOr<std::shared_ptr<const Program>> Program::Compile(
   return program;
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> Program::ModelFor(
-    const std::shared_ptr<const ServedModel>& now) const {
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> Program::ModelFor(
+    const std::shared_ptr<const step::ServedModel>& now) const {
   if (now->id != info_.model_id() || now->plan.fingerprint != plan_fingerprint_) {
     return absl::FailedPreconditionError(
         absl::StrCat("the plan of model '", now->config.name(),
@@ -45,8 +45,8 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> Program::ModelFor(
   return model_;
 }
 
-std::shared_ptr<const ServedModel> Program::WithLimits(const ServedModel& model) const {
-  auto limited = std::make_shared<ServedModel>();
+std::shared_ptr<const step::ServedModel> Program::WithLimits(const step::ServedModel& model) const {
+  auto limited = std::make_shared<step::ServedModel>();
   limited->id = model.id;
   limited->history = model.history;
   limited->config = model.config;
@@ -193,4 +193,4 @@ ProgramCache::Counts ProgramCache::counts() const {
   return counts;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

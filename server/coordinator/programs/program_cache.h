@@ -20,9 +20,9 @@
 #include "base/cpu_pool.h"
 #include "base/steady_time.h"
 #include "emberd/v1/program_service.pb.h"
-#include "server/coordinator/served_model.h"
+#include "server/step/served_model.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // A compiled program: a spec that was completed, the sizes of its buffers, and the model with its
 // limits.
@@ -33,8 +33,8 @@ class Program {
   // `spec` is complete, for `model` (null: ELEMENTWISE); `key` is theirs. RESOURCE_EXHAUSTED: the
   // program allows more than its buffers hold. `cpu` must outlive the program.
   static absl::StatusOr<std::shared_ptr<const Program>> Compile(
-      v1::ProgramSpec spec, const std::string& key, const std::shared_ptr<const ServedModel>& model,
-      CpuPool* cpu);
+      v1::ProgramSpec spec, const std::string& key,
+      const std::shared_ptr<const step::ServedModel>& model, CpuPool* cpu);
 
   const v1::ProgramSpec& spec() const { return info_.spec(); }
   v1::ProgramSpec::Kind kind() const { return info_.spec().kind(); }
@@ -45,18 +45,19 @@ class Program {
 
   // The model as it is now, with the limits of a LOOKUP. FAILED_PRECONDITION if its plan is not the
   // one that the program was compiled for.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> ModelFor(
-      const std::shared_ptr<const ServedModel>& now) const;
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelFor(
+      const std::shared_ptr<const step::ServedModel>& now) const;
 
  private:
   Program() = default;
-  std::shared_ptr<const ServedModel> WithLimits(const ServedModel& model) const;
+  std::shared_ptr<const step::ServedModel> WithLimits(const step::ServedModel& model) const;
 
   v1::CompileResponse info_;
   uint64_t plan_fingerprint_ = 0;
   CpuPool* cpu_ = nullptr;
   mutable absl::Mutex mutex_;
-  mutable std::shared_ptr<const ServedModel> model_ ABSL_GUARDED_BY(mutex_);  // of the last call
+  mutable std::shared_ptr<const step::ServedModel> model_
+      ABSL_GUARDED_BY(mutex_);  // of the last call
 };
 
 // Thread-safe.
@@ -125,4 +126,4 @@ class ProgramCache {
   Counts counts_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

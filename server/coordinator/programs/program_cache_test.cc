@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace program_cache_test {
 
 absl::StatusOr<std::shared_ptr<const Program>> AnyProgram() {
@@ -94,4 +94,4 @@ TEST_F(ProgramCacheTest, UnusedOnesThatWerePushedOutAreForgotten) {
 }
 
 }  // namespace program_cache_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

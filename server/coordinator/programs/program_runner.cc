@@ -8,22 +8,22 @@
 #include "server/coordinator/programs/elementwise.h"
 #include "server/coordinator/programs/program_spec.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 // Batches of lookups live as long as somebody has them.
-class OwnedBatch final : public StepHooks {
+class OwnedBatch final : public step::StepHooks {
  public:
   bool owns_batch() const override { return true; }
 };
 
 // The batch for the model as it is now: its rows may have been reset since, its plan is the same.
-PreparedLookup ForModel(const PreparedLookup& prepared,
-                        const std::shared_ptr<const ServedModel>& now) {
+step::PreparedLookup ForModel(const step::PreparedLookup& prepared,
+                              const std::shared_ptr<const step::ServedModel>& now) {
   if (prepared.model == now) return prepared;
-  PreparedLookup result = prepared;
+  step::PreparedLookup result = prepared;
   // The preprocessor that made the batch has its memory.
-  const auto owner = std::make_shared<PreparedLookup>(prepared);
+  const auto owner = std::make_shared<step::PreparedLookup>(prepared);
   result.batch = {owner, prepared.batch.get()};
   result.model = now;
   return result;
@@ -42,8 +42,8 @@ ProgramRunner::ProgramRunner(Coordinator* coordinator)
       path_(coordinator->resources().path),
       client_id_(NewClientId()) {}
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> ProgramRunner::Find(const Program& program,
-                                                                       rpc::CallContext* context) {
+absl::StatusOr<std::shared_ptr<const step::ServedModel>> ProgramRunner::Find(
+    const Program& program, rpc::CallContext* context) {
   auto model = registry_->Find(program.model_id(), context);
   // It may have been dropped and declared with another plan.
   if (absl::IsNotFound(model.status())) {
@@ -65,9 +65,9 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
   ASSIGN_OR_RETURN(const auto model, Find(program, context));
   ASSIGN_OR_RETURN(const v1::LookupRequest request,
                    BatchRequest(program.spec(), *model, std::move(batch)));
-  StepHooks no_hooks;
-  StageTimes times;
-  ASSIGN_OR_RETURN(PreparedLookup prepared,
+  step::StepHooks no_hooks;
+  step::StageTimes times;
+  ASSIGN_OR_RETURN(step::PreparedLookup prepared,
                    path_->Prepare(model, request, /*context=*/nullptr, &no_hooks, &times));
   auto value = std::make_shared<Value>();
   ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store(), prepared.batch->bytes()));
@@ -80,9 +80,9 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
 
 absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Value& batch,
                                                rpc::CallContext* context) {
-  const auto look_up = [&](const std::shared_ptr<const ServedModel>& model) {
+  const auto look_up = [&](const std::shared_ptr<const step::ServedModel>& model) {
     OwnedBatch owned;
-    StageTimes times;
+    step::StageTimes times;
     return path_->LookUp(ForModel(*batch.prepared, model), program.spec().inference(), context,
                          &owned, &times);
   };
@@ -103,7 +103,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
   std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
   for (int i = 0; i < program.spec().inputs_size(); ++i) {  // they come first in the request
     const int feature = found->order[i];
-    const FeatureActivationView& view = found->activations.features[feature];
+    const step::FeatureActivationView& view = found->activations.features[feature];
     auto tensor = std::make_shared<v1::NamedTensor>();
     tensor->set_name(model->config.features(feature).name());
     tensor->mutable_tensor()->set_dtype(found->activations.dtype);
@@ -164,4 +164,4 @@ absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
   return MakeTuple(store(), bytes, [&] { return Compute(program.spec(), tensors); });
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

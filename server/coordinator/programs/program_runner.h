@@ -15,7 +15,7 @@
 #include "server/coordinator/programs/values.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Thread-safe.
 class ProgramRunner {
@@ -42,18 +42,18 @@ class ProgramRunner {
   absl::StatusOr<ValuePtr> Elementwise(const Program& program,
                                        const std::vector<ValuePtr>& arguments);
 
-  BatchStore* store() { return &path_->batches(); }
+  step::BatchStore* store() { return &path_->batches(); }
 
  private:
   // The model of the program as it is now. FAILED_PRECONDITION: its plan has changed.
-  absl::StatusOr<std::shared_ptr<const ServedModel>> Find(const Program& program,
-                                                          rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Find(const Program& program,
+                                                                rpc::CallContext* context);
 
   Coordinator* const coordinator_;
   ModelRegistry* const registry_;
-  StepPath* const path_;
+  step::StepPath* const path_;
   const std::string client_id_;  // of updates that nobody named
   std::atomic<uint64_t> sequence_ = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

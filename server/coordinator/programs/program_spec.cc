@@ -12,9 +12,9 @@
 #include "base/suggest.h"
 #include "config/config.h"
 #include "preprocess/batch/buffer_limits.h"
-#include "server/coordinator/request_reader.h"
+#include "server/step/request_reader.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 using v1::ProgramInput;
@@ -39,7 +39,7 @@ absl::Status CheckAbsent(const ProgramSpec& spec, bool absent, absl::string_view
       field, absl::StrCat("is not for programs of the kind ", ProgramSpec::Kind_Name(spec.kind())));
 }
 
-absl::Status CompleteFeatures(const ServedModel& model, ProgramSpec* spec) {
+absl::Status CompleteFeatures(const step::ServedModel& model, ProgramSpec* spec) {
   if (spec->inputs().empty()) {
     for (const auto& feature : model.config.features())
       spec->add_inputs()->set_feature(feature.name());
@@ -69,7 +69,7 @@ absl::Status CompleteFeatures(const ServedModel& model, ProgramSpec* spec) {
   return absl::OkStatus();
 }
 
-absl::Status CompleteLimits(const ServedModel& model, ProgramSpec* spec) {
+absl::Status CompleteLimits(const step::ServedModel& model, ProgramSpec* spec) {
   absl::flat_hash_map<std::string, v1::ProgramLimits> given;
   for (int i = 0; i < spec->limits_size(); ++i) {
     const v1::ProgramLimits& limits = spec->limits(i);
@@ -104,7 +104,7 @@ absl::Status CompleteLimits(const ServedModel& model, ProgramSpec* spec) {
                               "' does not have; ", KnownNames("stacks", unknown, names)));
 }
 
-absl::Status CompleteLookup(const ServedModel& model, ProgramSpec* spec) {
+absl::Status CompleteLookup(const step::ServedModel& model, ProgramSpec* spec) {
   RETURN_IF_ERROR(CompleteFeatures(model, spec));
   RETURN_IF_ERROR(CompleteLimits(model, spec));
   RETURN_IF_ERROR(CheckSpecRange("max_ids_per_chip_per_sample", spec->max_ids_per_chip_per_sample(),
@@ -287,10 +287,10 @@ void SetNoIds(v1::DenseIds* dense) {
 }  // namespace
 
 std::string TensorText(const v1::Tensor& tensor) {
-  return absl::StrCat(v1::DataType_Name(tensor.dtype()), ShapeText(tensor.shape()));
+  return absl::StrCat(v1::DataType_Name(tensor.dtype()), step::ShapeText(tensor.shape()));
 }
 
-absl::StatusOr<ProgramSpec> CompleteSpec(ProgramSpec spec, const ServedModel* model) {
+absl::StatusOr<ProgramSpec> CompleteSpec(ProgramSpec spec, const step::ServedModel* model) {
   if (spec.kind() == ProgramSpec::ELEMENTWISE) {
     RETURN_IF_ERROR(CompleteElementwise(&spec));
     return spec;
@@ -299,24 +299,24 @@ absl::StatusOr<ProgramSpec> CompleteSpec(ProgramSpec spec, const ServedModel* mo
   RETURN_IF_ERROR(CheckAbsent(spec, spec.outputs().empty(), "outputs"));
   RETURN_IF_ERROR(CheckAbsent(spec, spec.aliases().empty(), "aliases"));
   if (spec.kind() == ProgramSpec::LOOKUP) {
-    RETURN_IF_ERROR(CheckInference(*model, spec.inference()));
+    RETURN_IF_ERROR(step::CheckInference(*model, spec.inference()));
     RETURN_IF_ERROR(CompleteLookup(*model, &spec));
     return spec;
   }
-  RETURN_IF_ERROR(CheckTrainable(*model));
+  RETURN_IF_ERROR(step::CheckTrainable(*model));
   RETURN_IF_ERROR(CheckNoLookup(spec));
   RETURN_IF_ERROR(CompleteFeatures(*model, &spec));
   return spec;
 }
 
-std::string ProgramKey(const ProgramSpec& spec, const ServedModel* model) {
+std::string ProgramKey(const ProgramSpec& spec, const step::ServedModel* model) {
   std::string text = spec.SerializeAsString();
   if (model != nullptr) absl::StrAppend(&text, "|", model->id, "|", model->plan.fingerprint);
   return Sha256Hex(text);
 }
 
 absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const ProgramSpec& spec,
-                                                          const ServedModel& model) {
+                                                          const step::ServedModel& model) {
   std::vector<int64_t> samples(model.config.features_size()), ids(model.config.features_size());
   for (const ProgramInput& input : spec.inputs()) {
     const int feature = model.features.at(input.feature());
@@ -355,8 +355,8 @@ absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const ProgramSpec& spe
   return sized;
 }
 
-absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec, const ServedModel& model,
-                                               v1::Literal batch) {
+absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec,
+                                               const step::ServedModel& model, v1::Literal batch) {
   if (batch.tensors_size() > 0) {
     return absl::InvalidArgumentError("a batch of a LOOKUP has features; it was given tensors");
   }
@@ -439,7 +439,7 @@ absl::Status CheckArgument(const ProgramSpec& spec, int index,
   const std::string expected =
       absl::StrJoin(input.tensors(), ", ", [&](std::string* out, const v1::TensorBound& bound) {
         absl::StrAppend(out, v1::DataType_Name(bound.dtype()), input.dynamic() ? "<=" : "",
-                        ShapeText(bound.shape()));
+                        step::ShapeText(bound.shape()));
       });
   const std::string got =
       absl::StrJoin(tensors, ", ", [](std::string* out, const v1::NamedTensor* tensor) {
@@ -449,4 +449,4 @@ absl::Status CheckArgument(const ProgramSpec& spec, int index,
                   absl::StrCat("(", got, ")"));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -10,25 +10,25 @@
 #include "absl/status/statusor.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/program_service.pb.h"
-#include "server/coordinator/served_model.h"
+#include "server/step/served_model.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Every field filled in. `model` is the one that the spec names; null: it is an ELEMENTWISE.
 // INVALID_ARGUMENT names the field, the value and the allowed range.
-absl::StatusOr<v1::ProgramSpec> CompleteSpec(v1::ProgramSpec spec, const ServedModel* model);
+absl::StatusOr<v1::ProgramSpec> CompleteSpec(v1::ProgramSpec spec, const step::ServedModel* model);
 
 // SHA-256 of a completed spec and the plan.
-std::string ProgramKey(const v1::ProgramSpec& spec, const ServedModel* model);
+std::string ProgramKey(const v1::ProgramSpec& spec, const step::ServedModel* model);
 
 // What the buffers of a LOOKUP hold. RESOURCE_EXHAUSTED if it allows more ids than they do.
 absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const v1::ProgramSpec& spec,
-                                                          const ServedModel& model);
+                                                          const step::ServedModel& model);
 
 // The request of a lookup: the features that the batch gives, and those that the program does not
 // have, without ids. INVALID_ARGUMENT where a feature is not as the program says.
 absl::StatusOr<v1::LookupRequest> BatchRequest(const v1::ProgramSpec& spec,
-                                               const ServedModel& model, v1::Literal batch);
+                                               const step::ServedModel& model, v1::Literal batch);
 
 // Whether the gradients of an UPDATE, its argument 1, are of its features and sizes.
 absl::Status CheckGradients(const v1::ProgramSpec& spec,
@@ -41,4 +41,4 @@ absl::Status CheckArgument(const v1::ProgramSpec& spec, int index,
 // "FLOAT32[2, 3]"
 std::string TensorText(const v1::Tensor& tensor);
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -10,7 +10,7 @@
 #include "base/steady_time.h"
 #include "server/coordinator/programs/program_spec.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 constexpr absl::Duration kProgramSweep = absl::Seconds(1);
@@ -97,7 +97,7 @@ void Programs::Count() {
 
 absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& request,
                                                       rpc::CallContext* context) {
-  std::shared_ptr<const ServedModel> model;
+  std::shared_ptr<const step::ServedModel> model;
   if (request.spec().kind() != v1::ProgramSpec::ELEMENTWISE) {
     ASSIGN_OR_RETURN(
         model, coordinator_->resources().registry->FindByName(request.spec().model(), context));
@@ -241,4 +241,4 @@ absl::StatusOr<v1::ReadHandleResponse> Programs::ReadHandle(const v1::ReadHandle
   return response;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -17,7 +17,7 @@
 #include "server/coordinator/programs/values.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 struct ProgramOptions {
   int coordinator_index = 0;
@@ -64,4 +64,4 @@ class Programs {
   PeriodicTask sweeper_;  // last: it ends before what it sweeps
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -9,11 +9,11 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/coordinator/programs/elementwise.h"
-#include "server/coordinator/request_reader.h"
+#include "server/step/request_reader.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
-absl::StatusOr<std::shared_ptr<const BudgetShare>> BudgetShare::Take(BatchStore* store,
+absl::StatusOr<std::shared_ptr<const BudgetShare>> BudgetShare::Take(step::BatchStore* store,
                                                                      int64_t bytes) {
   RETURN_IF_ERROR(store->Reserve(bytes));
   return absl::WrapUnique(new BudgetShare(store, bytes));
@@ -58,7 +58,7 @@ ValuePtr BatchAlone(const Value& found) {
 }
 
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors) {
+    step::BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors) {
   int64_t bytes = 0;
   for (const auto& tensor : tensors) bytes += TensorBytes(*tensor);
   return MakeTuple(store, bytes,
@@ -68,7 +68,7 @@ absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
 }
 
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    BatchStore* store, int64_t bytes,
+    step::BatchStore* store, int64_t bytes,
     absl::FunctionRef<absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>>()> make) {
   auto value = std::make_shared<Value>();
   ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store, kValueBytes + bytes));
@@ -77,14 +77,14 @@ absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
   return value;
 }
 
-absl::StatusOr<std::shared_ptr<Value>> ReadTuple(BatchStore* store, v1::Literal literal) {
+absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, v1::Literal literal) {
   if (literal.features_size() > 0) {
     return absl::InvalidArgumentError("a tuple has tensors; it was given features");
   }
   std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
   for (v1::NamedTensor& tensor : *literal.mutable_tensors()) {
     const std::string path = absl::StrCat("tensors[", tensors.size(), "] '", tensor.name(), "'");
-    RETURN_IF_ERROR(CheckedSize(tensor.tensor(), path).status());
+    RETURN_IF_ERROR(step::CheckedSize(tensor.tensor(), path).status());
     tensors.push_back(std::make_shared<const v1::NamedTensor>(std::move(tensor)));
   }
   return MakeTuple(store, std::move(tensors));
@@ -203,4 +203,4 @@ int64_t Handles::count() const {
   return static_cast<int64_t>(entries_.size());
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

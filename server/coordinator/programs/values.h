@@ -18,30 +18,31 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "emberd/v1/program_service.pb.h"
-#include "server/coordinator/step.h"
+#include "server/step/step.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Bytes of the budget of batches, given back at its end.
 class BudgetShare {
  public:
   // RESOURCE_EXHAUSTED if there is no room for them.
-  static absl::StatusOr<std::shared_ptr<const BudgetShare>> Take(BatchStore* store, int64_t bytes);
+  static absl::StatusOr<std::shared_ptr<const BudgetShare>> Take(step::BatchStore* store,
+                                                                 int64_t bytes);
   ~BudgetShare() { store_->Unreserve(bytes_); }
   BudgetShare(const BudgetShare&) = delete;
   BudgetShare& operator=(const BudgetShare&) = delete;
   int64_t bytes() const { return bytes_; }
 
  private:
-  BudgetShare(BatchStore* store, int64_t bytes) : store_(store), bytes_(bytes) {}
-  BatchStore* const store_;
+  BudgetShare(step::BatchStore* store, int64_t bytes) : store_(store), bytes_(bytes) {}
+  step::BatchStore* const store_;
   const int64_t bytes_;
 };
 
 // The batch of a lookup, which the shards keep until an update takes it or nobody has it any more.
 class LookedUpBatch {
  public:
-  LookedUpBatch(StepPath* path, uint64_t model_id, uint64_t handle)
+  LookedUpBatch(step::StepPath* path, uint64_t model_id, uint64_t handle)
       : path_(path), model_id_(model_id), handle_(handle) {}
   ~LookedUpBatch() {
     if (!left_) path_->Discard(model_id_, handle_);
@@ -54,7 +55,7 @@ class LookedUpBatch {
   void LeaveToShards() { left_ = true; }
 
  private:
-  StepPath* const path_;
+  step::StepPath* const path_;
   const uint64_t model_id_;
   const uint64_t handle_;
   std::atomic<bool> left_ = false;
@@ -65,7 +66,7 @@ inline constexpr int64_t kValueBytes = 512;
 
 struct Value {
   // A batch, and the key of the program that it was prepared for.
-  std::optional<PreparedLookup> prepared;
+  std::optional<step::PreparedLookup> prepared;
   std::string program_key;
 
   // A tuple.
@@ -90,14 +91,14 @@ ValuePtr BatchAlone(const Value& found);
 
 // A tuple of these tensors. RESOURCE_EXHAUSTED if the budget has no room.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors);
+    step::BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors);
 // Of tensors that are made only when the budget has room for them. `bytes`: the sum of their
 // TensorBytes, in advance.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    BatchStore* store, int64_t bytes,
+    step::BatchStore* store, int64_t bytes,
     absl::FunctionRef<absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>>()> make);
 // Of a caller's tensors, which are checked: INVALID_ARGUMENT for what is no tensor.
-absl::StatusOr<std::shared_ptr<Value>> ReadTuple(BatchStore* store, v1::Literal literal);
+absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, v1::Literal literal);
 
 // Values under handles that clients hold. A handle belongs to a client and lives as long as this
 // client is heard of: a trainer that died releases nothing.
@@ -147,4 +148,4 @@ class Handles {
   absl::flat_hash_map<std::string, absl::Time> heard_ ABSL_GUARDED_BY(mutex_);  // by client
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -19,7 +19,7 @@
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 using internal::v1::OpenGroupRequest;
@@ -32,18 +32,19 @@ constexpr absl::Duration kMostOpenPause = absl::Milliseconds(20);
 using OpenAnswers = std::vector<OpenGroupResponse>;
 
 // The next number, opened on all shards; `request` keeps it.
-absl::StatusOr<OpenAnswers> TakeNumber(const ShardSet& shards, OpenGroupRequest* request,
+absl::StatusOr<OpenAnswers> TakeNumber(const step::ShardSet& shards, OpenGroupRequest* request,
                                        rpc::CallContext* context) {
   absl::BitGen random;
   for (int attempt = 1;; ++attempt) {
     request->set_generation(0);
     ASSIGN_OR_RETURN(const OpenAnswers asked,
-                     shards.Ask(&ShardBackend::OpenGroup, *request, context));
+                     shards.Ask(&host::ShardBackend::OpenGroup, *request, context));
     uint64_t newest = 0;
     for (const OpenGroupResponse& shard : asked) newest = std::max(newest, shard.generation());
     request->set_generation(newest + 1);
     request->set_opener(absl::Uniform<uint64_t>(random, 1, ~uint64_t{0}));
-    absl::StatusOr<OpenAnswers> opened = shards.Ask(&ShardBackend::OpenGroup, *request, context);
+    absl::StatusOr<OpenAnswers> opened =
+        shards.Ask(&host::ShardBackend::OpenGroup, *request, context);
     if (!absl::IsAborted(opened.status()) || attempt == kOpenAttempts) return opened;
     absl::SleepFor(absl::Uniform(random, 0.0, 1.0) * kMostOpenPause);
   }
@@ -51,7 +52,7 @@ absl::StatusOr<OpenAnswers> TakeNumber(const ShardSet& shards, OpenGroupRequest*
 
 // A step was decided if any shard has made it, and then all hold it or have made it.
 // Fills in the step that all shards have reached then.
-absl::Status FinishStep(const ShardSet& shards, const OpenGroupRequest& request,
+absl::Status FinishStep(const step::ShardSet& shards, const OpenGroupRequest& request,
                         const OpenAnswers& answers, rpc::CallContext* context,
                         OpenedGroup* opened) {
   for (const OpenGroupResponse& shard : answers) {
@@ -106,7 +107,7 @@ std::vector<internal::v1::RankProgress> MergeRanks(const OpenAnswers& shards) {
 
 }  // namespace
 
-absl::StatusOr<OpenedGroup> OpenGroup(const ShardSet& shards, OpenGroupRequest request,
+absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards, OpenGroupRequest request,
                                       rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const OpenAnswers answers, TakeNumber(shards, &request, context));
   OpenedGroup opened;
@@ -124,13 +125,13 @@ namespace {
 // One call of DropGroup.
 class Dropping {
  public:
-  Dropping(const ServedModel& model, const std::string& group, const ShardSet& shards,
+  Dropping(const step::ServedModel& model, const std::string& group, const step::ShardSet& shards,
            rpc::CallContext* context)
       : model_(model),
         group_(group),
         shards_(shards),
         context_(context),
-        host_(HostOf({model.id, group}, static_cast<int>(shards.size()))) {}
+        host_(group::HostOf({model.id, group}, static_cast<int>(shards.size()))) {}
 
   absl::StatusOr<bool> Run() {
     // Nothing is begun while somebody is at work, or a shard is not there.
@@ -157,14 +158,15 @@ class Dropping {
   // As the shards have them: those that any of them knows.
   absl::StatusOr<std::vector<std::string>> FindNames() {
     internal::v1::OpenGroupRequest request = OpenRequest(absl::StrCat(group_, "#0"));
-    request.set_ranks(kMaxGroupSize);
-    ASSIGN_OR_RETURN(const auto answers, shards_.Ask(&ShardBackend::OpenGroup, request, context_));
+    request.set_ranks(group::kMaxGroupSize);
+    ASSIGN_OR_RETURN(const auto answers,
+                     shards_.Ask(&host::ShardBackend::OpenGroup, request, context_));
     std::set<std::string> names;
     for (const auto& shard : answers) {
       for (const auto& rank : shard.ranks()) names.insert(absl::StrCat(group_, "#", rank.rank()));
     }
     ASSIGN_OR_RETURN(const auto sync,
-                     shards_.Ask(&ShardBackend::OpenGroup, OpenRequest(group_), context_));
+                     shards_.Ask(&host::ShardBackend::OpenGroup, OpenRequest(group_), context_));
     for (const auto& shard : sync) {
       if (shard.here()) names.insert(group_);
     }
@@ -178,7 +180,7 @@ class Dropping {
     request.set_size(1);
     ASSIGN_OR_RETURN(const OpenedGroup opened, OpenGroup(shards_, request, context_));
     ASSIGN_OR_RETURN(const auto answers,
-                     shards_.Ask(&ShardBackend::OpenGroup, OpenRequest(name), context_));
+                     shards_.Ask(&host::ShardBackend::OpenGroup, OpenRequest(name), context_));
     internal::v1::DecideStepRequest decision;
     decision.set_model_id(model_.id);
     decision.set_history(model_.history);
@@ -207,18 +209,20 @@ class Dropping {
     return shards_[shard].DropGroups(request, context_).status();
   }
 
-  const ServedModel& model_;
+  const step::ServedModel& model_;
   const std::string& group_;
-  const ShardSet& shards_;
+  const step::ShardSet& shards_;
   rpc::CallContext* const context_;
   const size_t host_;
 };
 
 }  // namespace
 
-absl::StatusOr<v1::DropGroupResponse> DropGroup(const ServedModel& model, const std::string& group,
-                                                const ShardSet& shards, rpc::CallContext* context) {
-  RETURN_IF_ERROR(CheckGroupName("group", group));
+absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
+                                                const std::string& group,
+                                                const step::ShardSet& shards,
+                                                rpc::CallContext* context) {
+  RETURN_IF_ERROR(group::CheckGroupName("group", group));
   v1::DropGroupResponse response;
   ASSIGN_OR_RETURN(const bool dropped, Dropping(model, group, shards, context).Run());
   response.set_dropped(dropped);
@@ -240,11 +244,12 @@ constexpr int kStaged = 4;
 // What a trainer may say about its group, after the defaults.
 absl::Status CheckStart(const v1::TrainStart& start) {
   const v1::GroupOptions& options = start.options();
-  RETURN_IF_ERROR(CheckGroupName("group", start.group()));
-  RETURN_IF_ERROR(CheckGroupOptions(options));
-  RETURN_IF_ERROR(CheckRank(start.rank(), options.size()));
+  RETURN_IF_ERROR(group::CheckGroupName("group", start.group()));
+  RETURN_IF_ERROR(group::CheckGroupOptions(options));
+  RETURN_IF_ERROR(group::CheckRank(start.rank(), options.size()));
   if (options.consistency() != v1::BOUNDED) {
-    RETURN_IF_ERROR(CheckInRange("options.staleness_bound", options.staleness_bound(), 0, 0));
+    RETURN_IF_ERROR(
+        group::CheckInRange("options.staleness_bound", options.staleness_bound(), 0, 0));
   }
   if (options.consistency() != v1::SYNC && options.pipelined()) {
     return absl::InvalidArgumentError("options.pipelined is true; only a SYNC group may be");
@@ -254,7 +259,7 @@ absl::Status CheckStart(const v1::TrainStart& start) {
 
 // A request to the host of the group.
 template <typename Request>
-Request OfRank(const ServedModel& model, const v1::TrainStart& start) {
+Request OfRank(const step::ServedModel& model, const v1::TrainStart& start) {
   Request request;
   request.mutable_name()->set_model_id(model.id);
   request.mutable_name()->set_group(start.group());
@@ -282,7 +287,8 @@ absl::Status CompleteTrainStart(v1::TrainStart* start) {
   return absl::Status(status.code(), status.ok() ? "" : absl::StrCat("start.", status.message()));
 }
 
-GroupMember::GroupMember(const Environment& environment, std::shared_ptr<const ServedModel> model,
+GroupMember::GroupMember(const Environment& environment,
+                         std::shared_ptr<const step::ServedModel> model,
                          const v1::TrainStart& start, uint64_t membership)
     : environment_(environment),
       model_(std::move(model)),
@@ -293,7 +299,7 @@ GroupMember::GroupMember(const Environment& environment, std::shared_ptr<const S
 GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
 
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
-    const Environment& environment, std::shared_ptr<const ServedModel> model,
+    const Environment& environment, std::shared_ptr<const step::ServedModel> model,
     const v1::TrainStart& start, rpc::CallContext* context) {
   rpc::LinkedContext joining(
       context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
@@ -356,7 +362,7 @@ absl::Status GroupMember::OpenOnShards(rpc::CallContext* context) {
   return absl::OkStatus();
 }
 
-GroupPart GroupMember::Part(int64_t step) const {
+host::GroupPart GroupMember::Part(int64_t step) const {
   if (!sync()) return {shard_group_, opened_.generation, 0, 1, step};
   return {shard_group_, opened_.generation, start_.rank(), start_.options().size(), step};
 }
@@ -437,7 +443,7 @@ void GroupMember::TellFinished() {
   request.set_finished(true);
   rpc::CallContext context(SteadyNow() + kExchangeMargin);
   const absl::Status status =
-      environment_.fanout->shards().Ask(&ShardBackend::OpenGroup, request, &context).status();
+      environment_.fanout->shards().Ask(&host::ShardBackend::OpenGroup, request, &context).status();
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kInfo, "not all shards know that a rank has finished",
            {{"group", start_.group()}, {"rank", start_.rank()}, {"error", status.ToString()}});
@@ -455,4 +461,4 @@ void GroupMember::Leave(const std::string& reason, bool finished) {
   environment_.collective->Leave(request);
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

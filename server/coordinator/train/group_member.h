@@ -16,14 +16,14 @@
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/train.pb.h"
-#include "server/coordinator/fanout.h"
-#include "server/coordinator/served_model.h"
-#include "server/coordinator/shard_set.h"
 #include "server/group/collective.h"
 #include "server/group/collective_router.h"
 #include "server/rpc/call_context.h"
+#include "server/step/fanout.h"
+#include "server/step/served_model.h"
+#include "server/step/shard_set.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // Beginning a group anew on the shards, for its ranks or for who drops it, and dropping it.
 struct OpenedGroup {
@@ -39,13 +39,15 @@ struct OpenedGroup {
 // `request` has everything but generation and opener. A step that some shard has applied while
 // others only hold its parts is finished first. ABORTED: others begin the group at the same time,
 // again and again.
-absl::StatusOr<OpenedGroup> OpenGroup(const ShardSet& shards,
+absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards,
                                       internal::v1::OpenGroupRequest request,
                                       rpc::CallContext* context);
 
 // See AdminService.DropGroup. A step that was left half done is finished, or given up, first.
-absl::StatusOr<v1::DropGroupResponse> DropGroup(const ServedModel& model, const std::string& group,
-                                                const ShardSet& shards, rpc::CallContext* context);
+absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
+                                                const std::string& group,
+                                                const step::ShardSet& shards,
+                                                rpc::CallContext* context);
 
 // INVALID_ARGUMENT names the field; unset fields get their defaults.
 absl::Status CompleteTrainStart(v1::TrainStart* start);
@@ -63,8 +65,8 @@ struct RankWait {
 class GroupMember {
  public:
   struct Environment {
-    CollectiveRouter* collective = nullptr;
-    Fanout* fanout = nullptr;
+    group::CollectiveRouter* collective = nullptr;
+    step::Fanout* fanout = nullptr;
     std::string coordinator;    // one string per life of a coordinator process
     absl::Duration shard_call;  // time for what is asked of shards
   };
@@ -72,10 +74,9 @@ class GroupMember {
   // Joins, waits for the other ranks (SYNC), and finds out on the shards where the group is: a step
   // that some shard applied while others only hold its parts is finished there first.
   // FAILED_PRECONDITION: shards disagree and cannot be brought together.
-  static absl::StatusOr<std::unique_ptr<GroupMember>> Join(const Environment& environment,
-                                                           std::shared_ptr<const ServedModel> model,
-                                                           const v1::TrainStart& start,
-                                                           rpc::CallContext* context);
+  static absl::StatusOr<std::unique_ptr<GroupMember>> Join(
+      const Environment& environment, std::shared_ptr<const step::ServedModel> model,
+      const v1::TrainStart& start, rpc::CallContext* context);
   ~GroupMember();
 
   const v1::GroupOptions& options() const { return start_.options(); }
@@ -88,7 +89,7 @@ class GroupMember {
   const std::string& group() const { return start_.group(); }
   int rank() const { return start_.rank(); }
   // Names this rank's part of a step to the shards.
-  GroupPart Part(int64_t step) const;
+  host::GroupPart Part(int64_t step) const;
 
   // Whether any rank needs cuts in step `step`; `mine`: this one does.
   absl::StatusOr<bool> AnyNeedsCuts(int64_t step, bool mine, rpc::CallContext* context,
@@ -107,7 +108,7 @@ class GroupMember {
   void Leave(const std::string& reason, bool finished);
 
  private:
-  GroupMember(const Environment& environment, std::shared_ptr<const ServedModel> model,
+  GroupMember(const Environment& environment, std::shared_ptr<const step::ServedModel> model,
               const v1::TrainStart& start, uint64_t membership);
 
   bool sync() const { return start_.options().consistency() == v1::SYNC; }
@@ -123,7 +124,7 @@ class GroupMember {
                                                     rpc::CallContext* context, RankWait* wait);
 
   const Environment environment_;
-  const std::shared_ptr<const ServedModel> model_;
+  const std::shared_ptr<const step::ServedModel> model_;
   const v1::TrainStart start_;
   const uint64_t membership_;  // the generation at the host of the group, which counts its own
   // ASYNC and BOUNDED ranks are groups of their own to the shards.
@@ -136,4 +137,4 @@ class GroupMember {
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

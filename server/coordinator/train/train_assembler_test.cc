@@ -3,7 +3,7 @@
 
 #include "server/coordinator/train/train_message.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace train_assembler_test {
 
 using testing::HasSubstr;
@@ -128,4 +128,4 @@ TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
 }
 
 }  // namespace train_assembler_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 using google::protobuf::io::CodedOutputStream;
@@ -213,4 +213,4 @@ absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddUpdate(TrainM
   return part;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -18,7 +18,7 @@ namespace grpc {
 class ByteBuffer;
 }  // namespace grpc
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 struct TrainMessage {
   v1::TrainRequest request;
@@ -77,4 +77,4 @@ class TrainAssembler {
   std::optional<OpenUpdate> update_;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -13,7 +13,7 @@
 
 #include "base/testing/seed.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace train_message_test {
 
 grpc::ByteBuffer Cut(const std::string& bytes, std::mt19937* random) {
@@ -144,4 +144,4 @@ TEST(TrainMessageTest, RefusesWhatIsNoMessage) {
 }
 
 }  // namespace train_message_test
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -9,7 +9,7 @@
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration); }
@@ -17,7 +17,7 @@ int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration)
 }  // namespace
 
 // The exchanges of the ranks during a lookup, and what it waits for before it reads rows.
-class TrainSession::LookupHooks final : public StepHooks {
+class TrainSession::LookupHooks final : public step::StepHooks {
  public:
   LookupHooks(TrainSession* session, const TrainStepRequest& request, v1::StepTimes* times,
               const Forward* forward)
@@ -40,7 +40,7 @@ class TrainSession::LookupHooks final : public StepHooks {
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
   bool owns_batch() const override { return true; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
-  void OnCombined(const LookupOutput& output, absl::Span<const int> features) override {
+  void OnCombined(const step::LookupOutput& output, absl::Span<const int> features) override {
     forward_(output, features);
     forwarded_ += features.size();
   }
@@ -55,7 +55,7 @@ class TrainSession::LookupHooks final : public StepHooks {
   RankWait cuts_wait_;
 };
 
-class TrainSession::UpdateHooks final : public StepHooks {
+class TrainSession::UpdateHooks final : public step::StepHooks {
  public:
   UpdateHooks(TrainSession* session, int64_t step, v1::StepTimes* times)
       : session_(session), step_(step), times_(times) {}
@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
   RETURN_IF_ERROR(CompleteTrainStart(&start));
   rpc::LinkedContext finding(context, resources.shard_call);
   ASSIGN_OR_RETURN(auto model, resources.registry->FindAnew(start.model_id(), finding.get()));
-  RETURN_IF_ERROR(CheckTrainable(*model));
+  RETURN_IF_ERROR(step::CheckTrainable(*model));
   const GroupMember::Environment environment{resources.collective, resources.fanout,
                                              resources.identity, resources.shard_call};
   auto member = GroupMember::Join(environment, model, start, context);
@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
 }
 
 TrainSession::TrainSession(const CoordinatorResources& resources,
-                           std::shared_ptr<const ServedModel> model,
+                           std::shared_ptr<const step::ServedModel> model,
                            std::unique_ptr<GroupMember> member, rpc::CallContext* context)
     : resources_(resources),
       model_(std::move(model)),
@@ -211,9 +211,10 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& r
 void TrainSession::TakePart(int64_t step, TrainUpdatePart part) {
   ops::StageTimer timer(resources_.metrics, ops::Stage::kDecode);
   if (!update_.has_value()) {
-    update_.emplace(PartialUpdate{IncomingUpdate(/*sum_rows=*/member_->options().size() == 1)});
+    update_.emplace(
+        PartialUpdate{step::IncomingUpdate(/*sum_rows=*/member_->options().size() == 1)});
   }
-  IncomingUpdate& gradients = update_->gradients;
+  step::IncomingUpdate& gradients = update_->gradients;
   if (!gradients.begun()) {
     uint64_t handle = 0;
     {
@@ -249,7 +250,7 @@ absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest
   TrainLookupOutput output;
   output.times.set_slowest_rank(-1);
   LookupHooks hooks(this, request, &output.times, &forward);
-  StageTimes stages;
+  step::StageTimes stages;
   ASSIGN_OR_RETURN(output.lookup,
                    resources_.path->Lookup(model_, *request.lookup, context_, &hooks, &stages));
   output.forwarded = hooks.forwarded();
@@ -283,7 +284,7 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, Part
   v1::StepTimes* times = result.mutable_times();
   times->set_slowest_rank(-1);
   RETURN_IF_ERROR(AwaitLookups(step, times));
-  UpdateName name;
+  step::UpdateName name;
   name.model_id = model_->id;
   name.group_part = member_->Part(step);
   name.skip = update->skip;
@@ -293,13 +294,13 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, Part
   }
   checkpoints_.BeforeStep(update->checkpoint, *name.group_part, context_);
   UpdateHooks hooks(this, step, times);
-  StageTimes stages;
-  ASSIGN_OR_RETURN(const MadeMutation made,
+  step::StageTimes stages;
+  ASSIGN_OR_RETURN(const step::MadeMutation made,
                    resources_.path->Update(name, &update->gradients, context_, &hooks, &stages));
   checkpoints_.AfterStep(context_);
   checkpoints_.Tell(&result);
   times->set_shards_us(Us(stages.shards));
-  SetRowCounts(made.rows, &result);
+  host::SetRowCounts(made.rows, &result);
 
   absl::Duration lookup_time;
   {
@@ -343,7 +344,7 @@ void StreamCheckpoints::Outcomes::Add(const std::string& name, const absl::Statu
   known.push_back({name, status});
 }
 
-void StreamCheckpoints::BeforeStep(const std::string& name, const GroupPart& part,
+void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPart& part,
                                    rpc::CallContext* context) {
   pause_ = nullptr;
   if (name.empty()) return;
@@ -351,7 +352,7 @@ void StreamCheckpoints::BeforeStep(const std::string& name, const GroupPart& par
   save_.before.emplace().set_group(part.group);
   save_.before->set_next_step(part.step + 1);
   absl::Status status = checkpoints_->CheckEnabled();
-  if (status.ok()) status = CheckNewCheckpointName(name);
+  if (status.ok()) status = checkpoint::CheckNewCheckpointName(name);
   if (status.ok()) {
     pause_ = checkpoints_->MakePause(model_);
     status = pause_->HoldGroup(part.group, part.step, context);
@@ -382,4 +383,4 @@ void StreamCheckpoints::Tell(v1::TrainUpdateResult* result) {
   }
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

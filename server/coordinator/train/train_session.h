@@ -21,11 +21,11 @@
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/step.h"
 #include "server/coordinator/train/group_member.h"
 #include "server/coordinator/train/train_message.h"
+#include "server/step/step.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 // The checkpoints that a training stream asks for. Each holds exactly the steps up to one of the
 // stream's own: later steps of the group are held back before that one can be made, and go on when
@@ -34,11 +34,11 @@ namespace emberd::server {
 class StreamCheckpoints {
  public:
   // `checkpoints` must outlive it.
-  StreamCheckpoints(Checkpoints* checkpoints, std::shared_ptr<const ServedModel> model)
+  StreamCheckpoints(Checkpoints* checkpoints, std::shared_ptr<const step::ServedModel> model)
       : checkpoints_(checkpoints), model_(std::move(model)) {}
 
   // Before the part, which is the stream's own, is given to any shard. Names of "" ask for nothing.
-  void BeforeStep(const std::string& name, const GroupPart& part, rpc::CallContext* context);
+  void BeforeStep(const std::string& name, const host::GroupPart& part, rpc::CallContext* context);
   // The part's step has been made on all shards. Returns when the moment is fixed.
   void AfterStep(rpc::CallContext* context);
   // Says what became of one that was asked for, if that is known and has not been said.
@@ -57,14 +57,14 @@ class StreamCheckpoints {
   };
 
   Checkpoints* const checkpoints_;
-  const std::shared_ptr<const ServedModel> model_;
+  const std::shared_ptr<const step::ServedModel> model_;
   SaveOptions save_;                    // that the current step asks for
   std::unique_ptr<ChangePause> pause_;  // null: it does not
   const std::shared_ptr<Outcomes> outcomes_ = std::make_shared<Outcomes>();
 };
 
 struct TrainLookupOutput {
-  LookupOutput lookup;
+  step::LookupOutput lookup;
   v1::StepTimes times;
   size_t forwarded = 0;  // features that need no more sending, the first of lookup.order
 };
@@ -97,7 +97,8 @@ class TrainSession {
 
   // Features of `output`, in the order of the request, whose activations are there, while others
   // are still to come. One call at a time.
-  using Forward = std::function<void(const LookupOutput& output, absl::Span<const int> features)>;
+  using Forward =
+      std::function<void(const step::LookupOutput& output, absl::Span<const int> features)>;
 
   // Admitted steps, in order. After the calls of `forward`, the result is for the features that are
   // left.
@@ -120,12 +121,13 @@ class TrainSession {
     uint64_t handle = 0;
     absl::Duration lookup_time;  // from its arrival to the answer
   };
-  TrainSession(const CoordinatorResources& resources, std::shared_ptr<const ServedModel> model,
-               std::unique_ptr<GroupMember> member, rpc::CallContext* context);
+  TrainSession(const CoordinatorResources& resources,
+               std::shared_ptr<const step::ServedModel> model, std::unique_ptr<GroupMember> member,
+               rpc::CallContext* context);
 
   // An update whose parts have begun to come.
   struct PartialUpdate {
-    IncomingUpdate gradients;
+    step::IncomingUpdate gradients;
     std::string checkpoint = {};
     bool skip = false;
   };
@@ -151,7 +153,7 @@ class TrainSession {
   void LogIfSlow(int64_t step, absl::Duration time, const v1::StepTimes& times);
 
   const CoordinatorResources& resources_;
-  const std::shared_ptr<const ServedModel> model_;
+  const std::shared_ptr<const step::ServedModel> model_;
   const std::unique_ptr<GroupMember> member_;
   rpc::CallContext* const context_;
   ops::GroupMetrics* const metrics_;
@@ -172,4 +174,4 @@ class TrainSession {
   rpc::CancelWatch watch_;  // last: it may call Fail
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

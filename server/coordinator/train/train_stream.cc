@@ -6,13 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/coordinator/lookup_response.h"
 #include "server/coordinator/train/train_message.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
+#include "server/step/lookup_response.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 namespace {
 
 std::deque<grpc::ByteBuffer> OneMessage(const v1::TrainResponse& response) {
@@ -46,7 +46,8 @@ absl::Status Stopping() {
 
 TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
                          const CallEnvironment& environment,
-                         const grpc::CallbackServerContext& server_context, Admission::Grant grant)
+                         const grpc::CallbackServerContext& server_context,
+                         rpc::Admission::Grant grant)
     : streams_(streams),
       resources_(resources),
       environment_(environment),
@@ -262,15 +263,16 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
   }
   while (std::optional<Work> work = Next(&lookups_)) {
     const TrainStepRequest& request = work->request;
-    const auto forward = [&](const LookupOutput& output, absl::Span<const int> features) {
-      DeliverParts(work->place, EncodeTrainActivations(request.step, output, features));
+    const auto forward = [&](const step::LookupOutput& output, absl::Span<const int> features) {
+      DeliverParts(work->place, step::EncodeTrainActivations(request.step, output, features));
     };
     auto output = session->Lookup(request, forward);
     if (output.ok()) {
       ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
-      Deliver(work->place,
-              EncodeTrainLookup(request.step, output->lookup, output->forwarded, output->times),
-              /*of_lookup=*/true);
+      Deliver(
+          work->place,
+          step::EncodeTrainLookup(request.step, output->lookup, output->forwarded, output->times),
+          /*of_lookup=*/true);
     } else {
       Deliver(work->place, output.status());
     }
@@ -488,7 +490,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start
   auto grant = environment_.admission->Admit(security::ClientName(server_context), 0);
   const absl::Status refusal = grant.status();
   auto* stream = new TrainStream(this, resources_, environment_, server_context,
-                                 grant.ok() ? *std::move(grant) : Admission::Grant());
+                                 grant.ok() ? *std::move(grant) : rpc::Admission::Grant());
   absl::MutexLock lock(&mutex_);
   streams_.insert(stream);
   environment_.metrics->Set(ops::MetricId::kTrainStreams, static_cast<double>(streams_.size()));
@@ -538,4 +540,4 @@ void TrainStreams::Remove(TrainStream* stream) {
   environment_.metrics->Set(ops::MetricId::kTrainStreams, static_cast<double>(streams_.size()));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

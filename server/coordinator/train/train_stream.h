@@ -28,7 +28,7 @@
 #include "server/coordinator/train/train_session.h"
 #include "server/rpc/call_context.h"
 
-namespace emberd::server {
+namespace emberd::coordinator {
 
 class TrainStreams;
 
@@ -36,7 +36,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
  public:
   TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
               const CallEnvironment& environment, const grpc::CallbackServerContext& server_context,
-              Admission::Grant grant);
+              rpc::Admission::Grant grant);
   // Begins to read.
   void Begin() { StartRead(&incoming_); }
   // Takes no more requests; what is not answered fails with `status`, and the stream ends with it.
@@ -133,7 +133,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   std::optional<int64_t> refused_place_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> lookups_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> updates_ ABSL_GUARDED_BY(mutex_);
-  Admission::Grant grant_ ABSL_GUARDED_BY(mutex_);  // with the bytes of requests in work
+  rpc::Admission::Grant grant_ ABSL_GUARDED_BY(mutex_);  // with the bytes of requests in work
   int workers_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_start_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
@@ -192,4 +192,4 @@ class TrainStreams {
   TaskQueue workers_;  // last: its destructor waits for work that uses the rest
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::coordinator

@@ -4,9 +4,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 // One of a FaultyFiles, which outlives it.
 class FaultyFile : public LogFile {
@@ -25,12 +25,12 @@ class FaultyFile : public LogFile {
       const absl::Span<const char> part = pieces[0].first(pieces[0].size() / 2);
       if (!part.empty()) file_->Write(offset, {&part, 1}).IgnoreError();
     }
-    return FileError(error, path_, "cannot be written");
+    return files::FileError(error, path_, "cannot be written");
   }
 
   absl::Status Allocate(int64_t offset, int64_t bytes) override {
     if (const int error = faults_.Next(FaultyFiles::Call::kMakes); error != 0) {
-      return FileError(error, path_, "cannot be enlarged");
+      return files::FileError(error, path_, "cannot be enlarged");
     }
     room_ = std::max(room_, offset + bytes);
     return file_->Allocate(offset, bytes);
@@ -40,7 +40,7 @@ class FaultyFile : public LogFile {
 
   absl::Status Sync() override {
     const int error = faults_.Next(FaultyFiles::Call::kSyncs);
-    return error == 0 ? file_->Sync() : FileError(error, path_, "cannot be written");
+    return error == 0 ? file_->Sync() : files::FileError(error, path_, "cannot be written");
   }
 
  private:
@@ -82,7 +82,7 @@ int FaultyFiles::Next(Call call) {
 
 absl::StatusOr<std::unique_ptr<LogFile>> FaultyFiles::Create(const std::string& path) {
   if (const int error = Next(Call::kMakes); error != 0) {
-    return FileError(error, path, "cannot be created");
+    return files::FileError(error, path, "cannot be created");
   }
   absl::StatusOr<std::unique_ptr<LogFile>> file = files_.Create(path);
   if (!file.ok()) return file.status();
@@ -91,31 +91,32 @@ absl::StatusOr<std::unique_ptr<LogFile>> FaultyFiles::Create(const std::string& 
 
 absl::Status FaultyFiles::Sync(const std::string& path) {
   const int error = Next(Call::kSyncs);
-  return error == 0 ? files_.Sync(path) : FileError(error, path, "cannot be written");
+  return error == 0 ? files_.Sync(path) : files::FileError(error, path, "cannot be written");
 }
 
 absl::Status FaultyFiles::SyncFolder(const std::string& folder) {
   const int error = Next(Call::kSyncs);
-  return error == 0 ? files_.SyncFolder(folder) : FileError(error, folder, "cannot be written");
+  return error == 0 ? files_.SyncFolder(folder)
+                    : files::FileError(error, folder, "cannot be written");
 }
 
 absl::Status FaultyFiles::Remove(const std::string& path) {
   const int error = Next(Call::kRemoves);
-  return error == 0 ? files_.Remove(path) : FileError(error, path, "cannot be removed");
+  return error == 0 ? files_.Remove(path) : files::FileError(error, path, "cannot be removed");
 }
 
 absl::Status FaultyFiles::Rename(const std::string& from, const std::string& to) {
   const int error = Next(Call::kRemoves);
-  return error == 0 ? files_.Rename(from, to) : FileError(error, from, "cannot be renamed");
+  return error == 0 ? files_.Rename(from, to) : files::FileError(error, from, "cannot be renamed");
 }
 
 absl::StatusOr<std::unique_ptr<LogFile>> FaultyFiles::Open(const std::string& path) {
   if (const int error = Next(Call::kRemoves); error != 0) {
-    return FileError(error, path, "cannot be opened");
+    return files::FileError(error, path, "cannot be opened");
   }
   absl::StatusOr<std::unique_ptr<LogFile>> file = files_.Open(path);
   if (!file.ok()) return file.status();
   return std::make_unique<FaultyFile>(*this, path, *std::move(file));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -11,7 +11,7 @@
 #include "base/mutex.h"
 #include "server/log/log_files.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 // Thread-safe. Works on other files, which outlive it.
 class FaultyFiles : public LogFiles {
@@ -49,4 +49,4 @@ class FaultyFiles : public LogFiles {
   int sync_error_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -18,13 +18,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/testing/power_journal.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
-absl::Status Dead(const std::string& path) { return FileError(EIO, path, "is of a dead process"); }
+absl::Status Dead(const std::string& path) {
+  return files::FileError(EIO, path, "is of a dead process");
+}
 
 }  // namespace
 
@@ -76,7 +78,7 @@ class ForgetfulFile : public LogFile {
 
 ForgetfulFiles::ForgetfulFiles(const std::string& machine) : machine_(machine) {
   const auto prepare = [&]() -> absl::Status {
-    RETURN_IF_ERROR(MakeFolders(machine_));
+    RETURN_IF_ERROR(files::MakeFolders(machine_));
     ASSIGN_OR_RETURN(boot_id_, BootOf(machine_));
     MutexLock lock(&mutex_);
     ASSIGN_OR_RETURN(journal_, NewJournal(machine_));
@@ -139,7 +141,7 @@ absl::StatusOr<std::unique_ptr<LogFile>> ForgetfulFiles::Create(const std::strin
 }
 
 absl::Status ForgetfulFiles::Sync(const std::string& path) {
-  if (!std::filesystem::exists(path)) return FileError(ENOENT, path, "cannot be opened");
+  if (!std::filesystem::exists(path)) return files::FileError(ENOENT, path, "cannot be opened");
   return Note(absl::StrCat("synced-path ", path)) ? absl::OkStatus() : Dead(path);
 }
 
@@ -148,11 +150,11 @@ absl::Status ForgetfulFiles::SyncFolder(const std::string& folder) {
 }
 
 absl::Status ForgetfulFiles::Remove(const std::string& path) {
-  const std::string name = RandomName("", "removed-").substr(1);
+  const std::string name = files::RandomName("", "removed-").substr(1);
   MutexLock lock(&mutex_);
   if (!NoteLocked("")) return Dead(path);
-  if (rename(path.c_str(), PathIn(machine_, name).c_str()) != 0) {
-    return errno == ENOENT ? absl::OkStatus() : FileError(errno, path, "cannot be removed");
+  if (rename(path.c_str(), files::PathIn(machine_, name).c_str()) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : files::FileError(errno, path, "cannot be removed");
   }
   left_ += left_ == 0 ? 1 : 0;
   NoteLocked(absl::StrCat("removed ", name, " ", path));
@@ -163,7 +165,7 @@ absl::Status ForgetfulFiles::Rename(const std::string& from, const std::string& 
   RETURN_IF_ERROR(Create(to).status());
   std::error_code error;
   std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing, error);
-  if (error) return FileError(error.value(), from, "cannot be renamed");
+  if (error) return files::FileError(error.value(), from, "cannot be renamed");
   return Remove(from);
 }
 
@@ -171,9 +173,9 @@ absl::StatusOr<std::unique_ptr<LogFile>> ForgetfulFiles::Open(const std::string&
   MutexLock lock(&mutex_);
   if (!NoteLocked("")) return Dead(path);
   const auto id = made_.find(path);
-  if (id == made_.end()) return FileError(ENOENT, path, "cannot be opened");
+  if (id == made_.end()) return files::FileError(ENOENT, path, "cannot be opened");
   ASSIGN_OR_RETURN(auto file, DiskLogFiles().Open(path));
   return std::make_unique<ForgetfulFile>(*this, path, id->second, std::move(file));
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "server/log/log_files.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 // The disks of one machine, as one of its processes sees them. Writes to the real ones, syncs
 // nothing there, and keeps a journal of what was written and what was asked to be synced in a
@@ -68,4 +68,4 @@ struct PowerLoss {
 // all of it, or some of its sectors; and gives it another boot id.
 absl::StatusOr<PowerLoss> LosePower(const std::string& machine, uint64_t seed);
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -13,11 +13,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "server/checkpoint/files.h"
+#include "server/files/files.h"
 #include "server/log/testing/forgetful_files.h"
 #include "server/log/testing/power_journal.h"
 
-namespace emberd::server {
+namespace emberd::log {
 namespace {
 
 constexpr int64_t kSector = 512;
@@ -114,7 +114,7 @@ absl::Status Machine::Replay(int journal, const std::string& line) {
       name.meanings.erase(name.meanings.begin(), name.meanings.end() - 1);
     }
   } else if (event == "removed") {
-    kept_[FileAt(words.second)] = PathIn(folder_, words.first);
+    kept_[FileAt(words.second)] = files::PathIn(folder_, words.first);
     names_[words.second].meanings.push_back(std::nullopt);
   } else {
     return absl::InternalError(absl::StrCat("a journal has the line ", line));
@@ -132,17 +132,17 @@ absl::Status Machine::LoseNames() {
     if (then == now) continue;
     ++loss_.lost_names;
     if (now.has_value() && unlink(path.c_str()) != 0) {
-      return FileError(errno, path, "cannot be removed");
+      return files::FileError(errno, path, "cannot be removed");
     }
     if (then.has_value() && rename(kept_.at(*then).c_str(), path.c_str()) != 0) {
-      return FileError(errno, path, "cannot be put back");
+      return files::FileError(errno, path, "cannot be put back");
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status Machine::LoseBytes(const std::string& path, const MadeFile& file) {
-  absl::StatusOr<std::string> bytes = ReadFileWhole(path);
+  absl::StatusOr<std::string> bytes = files::ReadFileWhole(path);
   RETURN_IF_ERROR(bytes.status());
   std::vector<bool> lost(bytes->size(), false);
   const int mode = Below(3);  // what happens to sectors: all go, all stay, each decides
@@ -169,8 +169,8 @@ absl::Status Machine::LoseBytes(const std::string& path, const MadeFile& file) {
   // The file may have become longer for what is gone now; and it may not.
   if (count > 0 && Below(2) == 0) bytes->resize(end);
   const FileDescriptor out(open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC));
-  if (out.get() < 0) return FileError(errno, path, "cannot be opened");
-  return WriteAt(out, path, 0, *bytes);
+  if (out.get() < 0) return files::FileError(errno, path, "cannot be opened");
+  return files::WriteAt(out, path, 0, *bytes);
 }
 
 absl::StatusOr<PowerLoss> Machine::Lose() {
@@ -195,4 +195,4 @@ absl::StatusOr<PowerLoss> LosePower(const std::string& machine, uint64_t seed) {
   return lost.Lose();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

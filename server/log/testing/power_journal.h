@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "base/file_descriptor.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 // Made if there is none.
 absl::StatusOr<std::string> BootOf(const std::string& machine);
@@ -19,4 +19,4 @@ absl::StatusOr<std::vector<std::vector<std::string>>> ReadJournals(const std::st
 // The next boot: nothing is pending.
 absl::Status BootAgain(const std::string& machine);
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 using internal::v1::LogBlob;
 using internal::v1::LogRecord;
@@ -64,4 +64,4 @@ absl::StatusOr<WholeLog> ReadWhole(const std::string& folder, LogFiles& files) {
   return log;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

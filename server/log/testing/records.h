@@ -10,7 +10,7 @@
 #include "server/log/log_reader.h"
 #include "server/log/log_writer.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 internal::v1::LogRecord StateRecord(uint64_t number);
 internal::v1::LogRecord PlainRecord(uint64_t number, size_t padding = 0);
@@ -32,4 +32,4 @@ struct WholeLog {
 };
 absl::StatusOr<WholeLog> ReadWhole(const std::string& folder, LogFiles& files = DiskLogFiles());
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -2,7 +2,7 @@
 
 #include "server/log/testing/records.h"
 
-namespace emberd::server {
+namespace emberd::log {
 
 using internal::v1::LogRecord;
 
@@ -36,4 +36,4 @@ void WriteSampleLog(const std::string& folder, int shard, int shards) {
   writer->Append(part).value();
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::log

@@ -1,0 +1,206 @@
+// The models that one shard holds: their configs, what its engine must know of them, and where
+// their work is counted.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/v1/model.pb.h"
+#include "preprocess/plan/plan.h"
+#include "server/host/log/shard_log.h"
+#include "server/ops/metrics.h"
+#include "shard/engine.h"
+#include "shard/types.h"
+
+namespace emberd::host {
+
+// From a plan of the whole cluster to what one shard's engine must know. `config` is complete and
+// `plan` was made from it.
+shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& config,
+                                   const preprocess::Plan& plan, int shard_index);
+
+// Where a shard stands in its cluster.
+struct ShardPlace {
+  int shards = 1;
+  int sparsecores_per_shard = 1;
+  int index = 0;
+};
+
+// Thread-safe. What the calls mean and their errors: shard_service.proto. Create and Drop take
+// turns and may take long; nothing else waits for them.
+//
+// A model that is trained has one history here. One that serves checkpoints may have two, of which
+// the engine knows each by its history.
+class HostedModels {
+ public:
+  // `engine`, `metrics`, `log` and `order` must outlive it. `forget` gives up whatever else is kept
+  // of a model that goes; it runs before anybody can create the model again.
+  HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics, ShardLog* log,
+               Sequencer* order, std::function<void(uint64_t model_id)> forget)
+      : place_(place),
+        engine_(engine),
+        metrics_(metrics),
+        log_(log),
+        order_(order),
+        forget_(std::move(forget)) {}
+
+  // True: it was not here before.
+  absl::StatusOr<bool> Create(const internal::v1::CreateModelRequest& request);
+  absl::Status Serve(const internal::v1::ServeModelRequest& request);
+  absl::StatusOr<internal::v1::FindModelResponse> Find(
+      const internal::v1::FindModelRequest& request) const;
+  internal::v1::ListModelsResponse List() const;
+  // Here and in the engine.
+  absl::Status Drop(const internal::v1::DropModelRequest& request);
+
+  // Takes the place of what the request replaces, as Create does, for rows that come from a
+  // checkpoint. Until EndRestore nobody else's rows are here under this name. Returns what the
+  // engine must know.
+  absl::StatusOr<shard::ModelSpec> BeginRestore(const internal::v1::CreateModelRequest& request);
+  // The rows are here. `checkpoint_id`: the one that they are equal to; 0: to none. ABORTED: they
+  // were dropped or replaced meanwhile. `made` says which one it is for the log, where no segment
+  // begins before `rest` has put all else that comes from the checkpoint into its place.
+  absl::Status EndRestore(const internal::v1::LogModelMade& made,
+                          std::shared_ptr<shard::Model> model, int64_t changes,
+                          uint64_t checkpoint_id, const std::function<void()>& rest);
+  // Gives up rows that nobody was told to serve.
+  void Abandon(uint64_t model_id, uint64_t history);
+
+  // An update or assignment was made.
+  void AddChange(uint64_t model_id);
+  int64_t ChangesOf(uint64_t model_id) const;
+  uint64_t HistoryOf(uint64_t model_id) const;  // 0: it is not here
+  // The newest checkpoint since which it is known what has changed; 0: there is none.
+  uint64_t CheckpointOf(uint64_t model_id) const;
+  // `segment`: of the log, which begins with the checkpoint's rows. NOT_FOUND: the rows are gone.
+  // Another error: the log goes on from an older one.
+  absl::Status SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id,
+                             uint64_t segment);
+
+  // For the log, whose next segment this is: all that is known here. Nobody stays in the log.
+  void Describe(uint64_t segment, internal::v1::LogState* state) const;
+  // The segment has begun: what has not changed since another one counts from this.
+  void SegmentBegun(uint64_t segment);
+  // The oldest segment that some model's rows need; nothing: none needs any.
+  std::optional<uint64_t> OldestSegment() const;
+  // Whether the log is not cut: a model has shared tables, whose rows follow from the changes of
+  // all models that have ever had them, and from no checkpoint.
+  bool KeepLog() const;
+  // Keeps a model in the memory of its SparseCores, or no longer, and so that the log knows it.
+  // Errors are those of MemoryManager::SetPinned, and of the log; after one, it is as it was. The
+  // engine must have a memory manager.
+  absl::StatusOr<shard::MemoryChange> SetPinned(const std::string& name, bool pinned);
+  // For the log, when all of it was read: pins what it says. What no longer fits is not pinned any
+  // more, with a warning.
+  void PinAgain();
+
+  // Puts what a log has into its place. `model`: with the rows of a checkpoint after so many
+  // changes; null: its rows are initial. `tracked`: the checkpoint since which it is known what has
+  // changed; 0: none.
+  absl::Status Remember(const internal::v1::LogModel& from, std::shared_ptr<shard::Model> model,
+                        int64_t changes, uint64_t tracked);
+  absl::StatusOr<shard::ModelSpec> SpecOf(const internal::v1::CreateModelRequest& request) const;
+  void Renew(uint64_t model_id, uint64_t history);
+  void ServeAgain(const internal::v1::LogModelServed& served);
+  void RememberPinned(uint64_t model_id, bool pinned);
+  void RemoveAgain(uint64_t model_id);
+  void RememberDroppedHistory(uint64_t history);
+
+  struct Rows {
+    uint64_t engine_id = 0;  // what the engine knows the model by
+    bool read_only = false;
+    ops::ShardModelMetrics* metrics = nullptr;
+  };
+  // DATA_LOSS unless the model is served with rows of this history. UNAVAILABLE: they have come
+  // back, and no coordinator has compared them with those of the other shards.
+  absl::StatusOr<Rows> FindRows(uint64_t model_id, uint64_t history) const;
+  absl::Status Check(uint64_t model_id, uint64_t history) const {
+    return FindRows(model_id, history).status();
+  }
+  // Null for a model that is not here.
+  ops::ShardModelMetrics* MetricsOf(uint64_t model_id) const;
+
+ private:
+  struct Model {
+    uint64_t model_id = 0;
+    v1::ModelConfig config;
+    uint64_t history = 0;
+    internal::v1::ServedRows serves;  // of a model that is trained: empty
+    bool serving = false;
+    bool restored = false;  // not of initial rows
+    bool loading = false;   // BeginRestore, and not yet EndRestore
+    bool returned = false;  // from the log, and not compared yet
+    int64_t changes = 0;    // under this history
+    uint64_t checkpoint_id = 0;
+    // How the log makes it: the request, with the history of now, and the rows that its changes
+    // follow.
+    internal::v1::CreateModelRequest create;
+    internal::v1::LogRows rows;
+    bool is_trained() const { return serves.model().empty(); }
+    ops::ShardModelMetrics* metrics = nullptr;
+  };
+  // What the request finds in its place.
+  struct Place {
+    bool done = false;      // it had been carried out before
+    uint64_t occupant = 0;  // the model that has to go first; 0: there is none
+  };
+
+  absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
+  // Whether the model may have its shared tables, beside the other models that are here.
+  absl::Status CheckShared(const internal::v1::CreateModelRequest& request, bool initial_rows) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The oldest segment that the rows of a model follow from which was made, or read, in `segment`:
+  // those of the models that it shares tables with are its own.
+  uint64_t OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The plan of the model that the request is about.
+  absl::StatusOr<preprocess::Plan> CheckRequest(
+      const internal::v1::CreateModelRequest& request) const;
+  Model MakeEntry(const internal::v1::CreateModelRequest& request,
+                  const preprocess::Plan& plan) const;
+  // Null if it is not here.
+  const Model* FindEntry(uint64_t model_id, uint64_t history) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For rows that are only read.
+  absl::Status FindPlaceBeside(const internal::v1::CreateModelRequest& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request,
+                                  bool initial_rows);
+  absl::Status Remove(uint64_t engine_id);
+  absl::Status RecordRestore(const internal::v1::LogModelMade& made, int64_t changes,
+                             uint64_t checkpoint_id, const std::function<void()>& rest);
+  // Pins what was made to be pinned, and is here now.
+  void PinIfCreatedSo(uint64_t engine_id);
+  absl::Status RecordPinned(const std::string& name, bool pinned);
+  absl::Status SetLimits(const internal::v1::ModelLimits& limits, Model* model)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether no record since the segment of its rows has changed them, so that they may as well
+  // count from a later one.
+  bool MayMove(uint64_t model_id, const Model& model) const;
+  void RememberDropped(uint64_t history) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WasDropped(uint64_t history) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ShardPlace place_;
+  shard::Engine* const engine_;
+  ops::Metrics* const metrics_;
+  ShardLog* const log_;
+  Sequencer* const order_;
+  const std::function<void(uint64_t model_id)> forget_;
+  absl::Mutex changing_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while tables are filled
+  mutable absl::Mutex mutex_;                          // never held for long
+  absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);  // by engine id
+  std::deque<uint64_t> dropped_ ABSL_GUARDED_BY(mutex_);  // histories, the newest last
+};
+
+}  // namespace emberd::host

@@ -1,0 +1,231 @@
+#include "server/host/mutation_record.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace emberd::host {
+namespace {
+
+// Of changes that shards compare. What a shard has lost is the newest of its log, so that of each
+// client the newest would do, but for those that were in progress at once.
+constexpr int kNewestOfClient = 8;
+constexpr int kMostNewest = 8192;
+
+}  // namespace
+
+absl::Status CheckMutation(const Mutation& mutation) {
+  if (mutation.client_id.empty() || mutation.client_id.size() > 64) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "mutation.client_id has ", mutation.client_id.size(), " bytes; it must have 1 to 64"));
+  }
+  if (mutation.sequence == 0) {
+    return absl::InvalidArgumentError("mutation.sequence is 0; it must be >= 1");
+  }
+  return absl::OkStatus();
+}
+
+MutationRecord::Client& MutationRecord::Touch(const std::string& client_id) {
+  auto [it, is_new] = clients_.try_emplace(client_id);
+  Client& client = it->second;
+  if (!is_new) {
+    recency_.splice(recency_.begin(), recency_, client.recency);
+    return client;
+  }
+  recency_.push_front(client_id);
+  client.recency = recency_.begin();
+  const auto before = forgotten_.find(std::hash<std::string>()(client_id));
+  if (before != forgotten_.end()) client.forgotten_up_to = before->second;
+  MakeRoom();
+  return clients_.at(client_id);
+}
+
+void MutationRecord::MakeRoom() {
+  auto quiet = recency_.end();
+  while (static_cast<int>(clients_.size()) > options_.clients || entries_ > options_.entries) {
+    if (--quiet == recency_.begin()) return;
+    const std::string client_id = *quiet;
+    quiet = recency_.erase(quiet);
+    Forget(client_id);
+  }
+}
+
+void MutationRecord::Forget(const std::string& client_id) {
+  const Client& client = clients_.at(client_id);
+  uint64_t highest = client.forgotten_up_to;
+  for (const auto& [sequence, entry] : client.entries) highest = std::max(highest, sequence);
+  entries_ -= static_cast<int>(client.entries.size());
+  clients_.erase(client_id);
+  const size_t hash = std::hash<std::string>()(client_id);
+  if (!forgotten_.insert_or_assign(hash, highest).second) return;
+  forgotten_order_.push_back(hash);
+  if (static_cast<int>(forgotten_order_.size()) <= options_.forgotten_clients) return;
+  forgotten_.erase(forgotten_order_.front());
+  forgotten_order_.pop_front();
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationRecord::FindIn(const Client& client,
+                                                                const Mutation& mutation) const {
+  const auto found = client.entries.find(mutation.sequence);
+  if (found != client.entries.end()) {
+    const Entry& entry = found->second;
+    if (entry.tag != mutation.tag) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
+                       "' was used for another request; each request needs a number of its own"));
+    }
+    return entry.result;
+  }
+  if (mutation.sequence > client.forgotten_up_to) return std::optional<RowCounts>();
+  return absl::FailedPreconditionError(
+      absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
+                   "' is older than the record reaches: the newest forgotten number is ",
+                   client.forgotten_up_to));
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationRecord::Find(const Mutation& mutation) {
+  MutexLock lock(&mutex_);
+  const auto client = clients_.find(mutation.client_id);
+  if (client != clients_.end()) return FindIn(Touch(mutation.client_id), mutation);
+  Client unknown;
+  const auto before = forgotten_.find(std::hash<std::string>()(mutation.client_id));
+  if (before != forgotten_.end()) unknown.forgotten_up_to = before->second;
+  return FindIn(unknown, mutation);
+}
+
+void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry) {
+  if (client->entries.insert_or_assign(sequence, entry).second) ++entries_;
+  client->finished.push_back(sequence);
+  if (static_cast<int>(client->finished.size()) > options_.per_client) {
+    client->forgotten_up_to = std::max(client->forgotten_up_to, client->finished.front());
+    client->entries.erase(client->finished.front());
+    client->finished.pop_front();
+    --entries_;
+  }
+}
+
+void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id,
+                            uint64_t history) {
+  MutexLock lock(&mutex_);
+  Keep(&Touch(mutation.client_id), mutation.sequence, {mutation.tag, model_id, result, history});
+  MakeRoom();
+}
+
+void MutationRecord::ListNewest(uint64_t model_id, uint64_t history, Names* names) const {
+  MutexLock lock(&mutex_);
+  for (const std::string& client_id : recency_) {
+    const Client& client = clients_.at(client_id);
+    int listed = 0;
+    for (auto made = client.finished.rbegin(); made != client.finished.rend(); ++made) {
+      const Entry& entry = client.entries.at(*made);
+      if (entry.model_id != model_id || entry.history != history) continue;
+      if (names->size() == kMostNewest || ++listed > kNewestOfClient) break;
+      internal::v1::MutationName* to = names->Add();
+      to->set_client_id(client_id);
+      to->set_sequence(*made);
+      to->set_tag(entry.tag);
+    }
+  }
+}
+
+void MutationRecord::Save(uint64_t model_id, Clients* clients) {
+  MutexLock lock(&mutex_);
+  for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
+    const Client& client = clients_.at(*quiet);
+    internal::v1::ClientState* to = nullptr;
+    for (const uint64_t sequence : client.finished) {
+      const Entry& entry = client.entries.at(sequence);
+      if (entry.model_id != model_id) continue;
+      if (to == nullptr) {
+        to = clients->Add();
+        to->set_client_id(*quiet);
+        to->set_forgotten_up_to(client.forgotten_up_to);
+      }
+      internal::v1::MutationState* mutation = to->add_mutations();
+      mutation->set_sequence(sequence);
+      mutation->set_tag(entry.tag);
+      SetRowCounts(entry.result, mutation);
+    }
+  }
+}
+
+void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
+  MutexLock lock(&mutex_);
+  for (auto& entry : clients_) {
+    Client& client = entry.second;
+    std::erase_if(client.finished, [&](uint64_t sequence) {
+      return client.entries.at(sequence).model_id == model_id;
+    });
+    entries_ -= static_cast<int>(absl::erase_if(client.entries, [&](const auto& mutation) {
+      return mutation.second.model_id == model_id;
+    }));
+  }
+  for (const internal::v1::ClientState& from : clients) {
+    Client& client = Touch(from.client_id());
+    client.forgotten_up_to = std::max(client.forgotten_up_to, from.forgotten_up_to());
+    for (const internal::v1::MutationState& mutation : from.mutations()) {
+      // The number may be in use for another model by now.
+      if (client.entries.contains(mutation.sequence())) continue;
+      Keep(&client, mutation.sequence(), {mutation.tag(), model_id, RowCountsOf(mutation)});
+    }
+    MakeRoom();
+  }
+}
+
+void MutationRecord::Describe(internal::v1::LogState* state) const {
+  MutexLock lock(&mutex_);
+  for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
+    const Client& client = clients_.at(*quiet);
+    internal::v1::LogClient* to = state->add_clients();
+    to->set_client_id(*quiet);
+    to->set_forgotten_up_to(client.forgotten_up_to);
+    for (const uint64_t sequence : client.finished) {
+      const Entry& entry = client.entries.at(sequence);
+      internal::v1::LogMadeChange* made = to->add_made();
+      made->set_model_id(entry.model_id);
+      made->set_history(entry.history);
+      made->mutable_change()->set_sequence(sequence);
+      made->mutable_change()->set_tag(entry.tag);
+      SetRowCounts(entry.result, made->mutable_change());
+    }
+  }
+  for (const size_t hash : forgotten_order_) {
+    internal::v1::LogForgottenClient* to = state->add_forgotten_clients();
+    to->set_name_hash(hash);
+    to->set_highest(forgotten_.at(hash));
+  }
+}
+
+void MutationRecord::Remember(const internal::v1::LogState& state) {
+  MutexLock lock(&mutex_);
+  for (const internal::v1::LogForgottenClient& from : state.forgotten_clients()) {
+    forgotten_[from.name_hash()] = from.highest();
+    forgotten_order_.push_back(from.name_hash());
+  }
+  for (const internal::v1::LogClient& from : state.clients()) {
+    Client& client = Touch(from.client_id());
+    client.forgotten_up_to = std::max(client.forgotten_up_to, from.forgotten_up_to());
+    for (const internal::v1::LogMadeChange& made : from.made()) {
+      Keep(&client, made.change().sequence(),
+           {made.change().tag(), made.model_id(), RowCountsOf(made.change()), made.history()});
+    }
+  }
+}
+
+void MutationRecord::Refuse(const Mutation& mutation) {
+  MutexLock lock(&mutex_);
+  Client& client = Touch(mutation.client_id);
+  client.forgotten_up_to = std::max(client.forgotten_up_to, mutation.sequence);
+}
+
+void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients) {
+  for (internal::v1::ClientState& client : *clients) {
+    for (internal::v1::MutationState& mutation : *client.mutable_mutations()) {
+      if (mutation.tag() == UpdateTag(before)) mutation.set_tag(UpdateTag(now));
+    }
+  }
+}
+
+}  // namespace emberd::host

@@ -1,0 +1,52 @@
+#include "server/host/mutation_record.h"
+
+#include <gtest/gtest.h>
+
+namespace emberd::host {
+namespace mutation_record_test {
+
+TEST(MutationRecordTest, AnswersARepeatFromTheRecord) {
+  MutationRecord record;
+  const Mutation mutation{"a", 1, 77};
+  ASSERT_FALSE(record.Find(mutation)->has_value());
+  record.Finish(mutation, {5, 2});
+  EXPECT_EQ(record.Find(mutation)->value(), (RowCounts{5, 2}));
+  EXPECT_FALSE(record.Find({"b", 1, 77})->has_value()) << "another client counts for itself";
+}
+
+TEST(MutationRecordTest, ANumberBelongsToOneRequest) {
+  MutationRecord record;
+  record.Finish({"a", 1, 77}, {});
+  EXPECT_EQ(record.Find({"a", 1, 78}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A forgotten number must never look new: that would apply an old retry twice.
+TEST(MutationRecordTest, NumbersOlderThanTheRecordAreRefused) {
+  MutationRecord record({.per_client = 2, .clients = 10});
+  for (uint64_t sequence = 1; sequence <= 3; ++sequence) {
+    record.Finish({"a", sequence, 0}, {static_cast<int64_t>(sequence), 0});
+  }
+  EXPECT_EQ(record.Find({"a", 1, 0}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(record.Find({"a", 2, 0})->value().updated, 2);
+}
+
+TEST(MutationRecordTest, ForgetsTheLeastRecentClientFirst) {
+  MutationRecord record({.per_client = 2, .clients = 2});
+  for (const char* client : {"a", "b"}) {
+    record.Finish({client, 1, 0}, {9, 0});
+  }
+  ASSERT_TRUE(record.Find({"a", 1, 0})->has_value());
+  record.Finish({"c", 1, 0}, {9, 0});
+  EXPECT_TRUE(record.Find({"a", 1, 0})->has_value());
+  EXPECT_EQ(record.Find({"b", 1, 0}).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(MutationRecordTest, ChecksTheIdOfAClient) {
+  EXPECT_TRUE(CheckMutation({"a", 1, 0}).ok());
+  EXPECT_EQ(CheckMutation({"", 1, 0}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CheckMutation({std::string(65, 'x'), 1, 0}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CheckMutation({"a", 0, 0}).code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace mutation_record_test
+}  // namespace emberd::host

@@ -1,0 +1,314 @@
+// What a shard promises about a vote, and that the votes of several shards keep a mutation whole:
+// it is made on all of them or on none, and once, whichever messages are lost or late and whichever
+// coordinator stops in the middle.
+#include "server/host/mutation_votes.h"
+
+#include <algorithm>
+#include <memory>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/testing/seed.h"
+
+namespace emberd::host {
+namespace mutation_votes_test {
+
+using internal::v1::FindMutationResponse;
+using testing::HasSubstr;
+
+const Mutation kMutation{"c", 1, 7};
+
+// One shard, whose rows are a count of changes.
+struct VotingShard {
+  explicit VotingShard(MutationVotes::Options options = {.max_held_bytes = 100})
+      : votes(options, &order, &log) {}
+
+  absl::StatusOr<std::optional<RowCounts>> Stage(uint64_t attempt,
+                                                 const Mutation& mutation = kMutation,
+                                                 int64_t bytes = 1) {
+    MutationVotes::Change change;
+    change.model_id = 5;
+    change.bytes = bytes;
+    change.make = [this](MutationVotes::RowsCallback done) {
+      ++made;
+      on_their_way.push_back(std::move(done));
+    };
+    change.drop = [this] { ++dropped; };
+    return votes.Stage(mutation, attempt, std::move(change));
+  }
+  absl::StatusOr<RowCounts> Decide(uint64_t attempt, bool commit) {
+    absl::StatusOr<RowCounts> result = absl::UnknownError("no answer yet");
+    votes.Decide(kMutation, attempt, commit, [&](auto rows) { result = rows; });
+    Arrive();
+    return result;
+  }
+  absl::StatusOr<MutationVotes::Found> Find(uint64_t attempt) {
+    absl::StatusOr<MutationVotes::Found> result = absl::UnknownError("no answer yet");
+    votes.Find(kMutation, attempt, [&](auto found) { result = found; });
+    Arrive();
+    return result;
+  }
+  // The engine is done.
+  void Arrive() {
+    for (const auto& done : std::exchange(on_their_way, {})) done(RowCounts{3, 1});
+  }
+
+  Sequencer order;
+  ShardLog log;  // none
+  MutationVotes votes;
+  int made = 0;
+  int dropped = 0;
+  std::vector<MutationVotes::RowsCallback> on_their_way;
+};
+
+TEST(MutationVotesTest, AVoteIsMadeOnTheWordOfItsAttempt) {
+  VotingShard shard;
+  EXPECT_FALSE(shard.Stage(10)->has_value());
+  EXPECT_EQ(shard.made, 0);
+  EXPECT_EQ(shard.Find(0)->state, FindMutationResponse::STAGED);
+  EXPECT_EQ(shard.Decide(10, true)->updated, 3);
+  EXPECT_EQ(shard.made, 1);
+  EXPECT_EQ(shard.votes.held_bytes(), 0);
+  EXPECT_EQ(shard.Find(0)->state, FindMutationResponse::COMMITTED);
+  EXPECT_EQ(shard.Find(0)->rows, (RowCounts{3, 1}));
+  EXPECT_EQ(shard.Decide(10, true)->updated, 3) << "a word that comes twice";
+  EXPECT_EQ(shard.Stage(11)->value().updated, 3);
+  EXPECT_EQ(shard.made, 1);
+}
+
+TEST(MutationVotesTest, ADroppedVoteGivesBackWhatItHeldAndMayComeAgain) {
+  VotingShard shard;
+  ASSERT_TRUE(shard.Stage(10).ok());
+  ASSERT_TRUE(shard.Decide(10, false).ok());
+  EXPECT_EQ(shard.dropped, 1);
+  EXPECT_EQ(shard.votes.held(), 0);
+  EXPECT_TRUE(absl::IsAborted(shard.Decide(10, true).status()));
+  EXPECT_FALSE(shard.Stage(11)->has_value());
+  ASSERT_TRUE(shard.Decide(11, true).ok());
+  EXPECT_EQ(shard.made, 1);
+}
+
+TEST(MutationVotesTest, WhoTakesChargeMakesLateVotesAndWordsComeToNothing) {
+  VotingShard shard;
+  ASSERT_TRUE(shard.Stage(10).ok());
+  EXPECT_EQ(shard.Find(20)->state, FindMutationResponse::STAGED);
+  EXPECT_TRUE(absl::IsAborted(shard.Decide(10, true).status()));
+  EXPECT_TRUE(absl::IsAborted(shard.Decide(10, false).status()));
+  EXPECT_TRUE(absl::IsAborted(shard.Find(15).status()));
+  EXPECT_EQ(shard.votes.held(), 1) << "taking charge takes nothing back";
+  ASSERT_TRUE(shard.Decide(20, false).ok());
+  EXPECT_TRUE(absl::IsAborted(shard.Stage(10).status())) << "a vote of before that comes late";
+  EXPECT_FALSE(shard.Stage(20)->has_value());
+  ASSERT_TRUE(shard.Decide(20, true).ok());
+  EXPECT_EQ(shard.made, 1);
+}
+
+TEST(MutationVotesTest, WhoTakesChargeMayMakeWhatAnotherBrought) {
+  VotingShard shard;
+  ASSERT_TRUE(shard.Stage(10).ok());
+  ASSERT_TRUE(shard.Find(20).ok());
+  EXPECT_EQ(shard.Decide(20, true)->updated, 3);
+  EXPECT_EQ(shard.made, 1);
+}
+
+TEST(MutationVotesTest, AnAnswerWaitsForTheRows) {
+  VotingShard shard;
+  ASSERT_TRUE(shard.Stage(10).ok());
+  shard.votes.Decide(kMutation, 10, true, [](const auto&) {});
+  bool answered = false;
+  shard.votes.Find(kMutation, 20, [&](const absl::StatusOr<MutationVotes::Found>& found) {
+    answered = found.ok() && found->state == FindMutationResponse::COMMITTED;
+  });
+  EXPECT_FALSE(answered);
+  EXPECT_TRUE(absl::IsAborted(shard.Stage(30).status()));
+  shard.Arrive();
+  EXPECT_TRUE(answered);
+}
+
+TEST(MutationVotesTest, ANumberBelongsToOneRequest) {
+  VotingShard shard;
+  ASSERT_TRUE(shard.Stage(10).ok());
+  const Mutation other{"c", 1, 8};
+  EXPECT_THAT(shard.Stage(11, other).status().message(), HasSubstr("needs a number of its own"));
+  ASSERT_TRUE(shard.Decide(10, true).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(shard.Stage(11, other).status()));
+}
+
+TEST(MutationVotesTest, StaysWithinItsBudget) {
+  VotingShard shard({.max_held_bytes = 100, .max_held = 2});
+  ASSERT_TRUE(shard.Stage(10, {"a", 1, 0}, 100).ok());
+  const absl::Status full = shard.Stage(10, {"b", 1, 0}, 1).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(full));
+  EXPECT_THAT(full.message(), HasSubstr("1 bytes in addition to the 100 of 1"));
+  ASSERT_TRUE(shard.Stage(10, {"b", 1, 0}, 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(shard.Stage(10, {"c", 1, 0}, 0).status()));
+}
+
+// What must be remembered of mutations that nobody makes is bounded, and what is forgotten refused.
+TEST(MutationVotesTest, AnAttemptThatIsForgottenIsRefused) {
+  VotingShard shard({.max_held_bytes = 100, .max_fenced = 2});
+  for (const char* client : {"c", "d", "e"}) {
+    shard.votes.Find({client, 1, 7}, 20, [](const auto& found) { EXPECT_TRUE(found.ok()); });
+  }
+  EXPECT_TRUE(absl::IsFailedPrecondition(shard.Stage(30).status()));
+  EXPECT_FALSE(shard.Stage(30, {"e", 1, 7})->has_value());
+}
+
+TEST(MutationVotesTest, AModelThatIsDroppedTakesItsVotesWithIt) {
+  VotingShard shard;
+  ASSERT_TRUE(shard.Stage(10).ok());
+  EXPECT_EQ(shard.votes.Undecided(absl::InfiniteFuture()).size(), 1u);
+  shard.votes.DropModel(4);
+  EXPECT_EQ(shard.votes.held(), 1);
+  shard.votes.DropModel(5);
+  EXPECT_EQ(shard.votes.held(), 0);
+  EXPECT_EQ(shard.dropped, 1);
+  EXPECT_TRUE(shard.votes.Undecided(absl::InfiniteFuture()).empty());
+}
+
+// Shards and coordinators with a network between them that loses, delays and reorders. Every
+// coordinator does what Mutations does, message by message, and may stop anywhere.
+class Schedule {
+ public:
+  static constexpr int kShards = 3;
+  static constexpr int kMaxCoordinators = 4;
+  static constexpr uint64_t kForGood = 1'000'000;  // larger than all attempts
+
+  explicit Schedule(uint64_t seed) : random_(seed) {
+    for (int i = 0; i < kShards; ++i) shards_.push_back(std::make_unique<VotingShard>());
+  }
+
+  void Run() {
+    const int coordinators = 1 + static_cast<int>(random_() % kMaxCoordinators);
+    for (int c = 0; c < coordinators; ++c) {
+      (random_() % 3 == 0) ? StartTakingCharge(Attempt(100, c)) : StartVote(Attempt(10, c));
+      for (int i = static_cast<int>(random_() % 12); i > 0; --i) Deliver();
+    }
+    while (!messages_.empty()) Deliver();
+    SettleForGood();
+  }
+
+  // Of one shard.
+  std::vector<int> made() const {
+    std::vector<int> counts;
+    for (const auto& shard : shards_) counts.push_back(shard->made);
+    return counts;
+  }
+  bool acknowledged() const { return acknowledged_; }
+
+ private:
+  // One coordinator, whose answers come back in any order.
+  struct Coordinator {
+    int answers = 0;
+    bool all_ok = true;
+    bool any_made = false;
+  };
+  // No two coordinators have the same: later numbers of one are larger by whole multiples.
+  static uint64_t Attempt(uint64_t number, int coordinator) {
+    return number * kMaxCoordinators + coordinator;
+  }
+
+  void Send(std::function<void()> message) { messages_.push_back(std::move(message)); }
+  void Deliver() {
+    if (messages_.empty()) return;
+    const size_t i = random_() % messages_.size();
+    const auto message = std::move(messages_[i]);
+    messages_.erase(messages_.begin() + static_cast<int64_t>(i));
+    if (random_() % 8 != 0) message();  // or it is lost
+  }
+  // Sends call(shard) to every shard; when all have answered, then(state) goes on.
+  template <typename Call, typename Then>
+  void AskAll(const Call& call, const Then& then) {
+    auto state = std::make_shared<Coordinator>();
+    for (int s = 0; s < kShards; ++s) {
+      Send([=, this] {
+        call(*shards_[s], state.get());
+        Send([=] {
+          if (++state->answers == kShards) then(*state);
+        });
+      });
+    }
+  }
+
+  void StartVote(uint64_t attempt) {
+    AskAll(
+        [=](VotingShard& shard, Coordinator* state) {
+          const auto voted = shard.Stage(attempt);
+          state->all_ok = state->all_ok && voted.ok() && !voted->has_value();
+        },
+        [=, this](const Coordinator& votes) {
+          if (votes.all_ok) return Say(attempt, true);
+          if (random_() % 2 == 0) return Say(attempt, false);
+          StartTakingCharge(attempt + Attempt(100 + random_() % 100, 0));
+        });
+  }
+  void StartTakingCharge(uint64_t attempt) {
+    AskAll(
+        [=](VotingShard& shard, Coordinator* state) {
+          const auto found = shard.Find(attempt);
+          state->all_ok = state->all_ok && found.ok();
+          if (found.ok() && found->state == FindMutationResponse::COMMITTED) state->any_made = true;
+        },
+        [=, this](const Coordinator& found) {
+          if (!found.all_ok) return;
+          Say(attempt, found.any_made);
+          // The retry brings the change again. Its number is new, or a late word of now would take
+          // back its votes.
+          if (!found.any_made) Send([=, this] { StartVote(attempt + Attempt(1000, 0)); });
+        });
+  }
+  void Say(uint64_t attempt, bool commit) {
+    AskAll(
+        [=](VotingShard& shard, Coordinator* state) {
+          state->all_ok = shard.Decide(attempt, commit).ok() && state->all_ok;
+        },
+        [=, this](const Coordinator& said) {
+          acknowledged_ = acknowledged_ || (commit && said.all_ok);
+        });
+  }
+
+  void SettleForGood() {
+    bool any_made = false;
+    for (const auto& shard : shards_) {
+      const auto found = shard->Find(kForGood);
+      ASSERT_TRUE(found.ok()) << found.status();
+      any_made = any_made || found->state == FindMutationResponse::COMMITTED;
+    }
+    for (const auto& shard : shards_) {
+      const auto found = shard->Find(kForGood);
+      if (found->state == FindMutationResponse::STAGED) {
+        ASSERT_TRUE(shard->Decide(kForGood, any_made).ok());
+      }
+    }
+  }
+
+  std::mt19937_64 random_;
+  std::vector<std::unique_ptr<VotingShard>> shards_;
+  std::vector<std::function<void()>> messages_;
+  bool acknowledged_ = false;
+};
+
+TEST(MutationVotesTest, IsMadeOnAllShardsOrOnNoneWhateverTheNetworkDoes) {
+  const uint64_t seed = TestSeed();
+  int made = 0, settled_before = 0;
+  for (int round = 0; round < 20000; ++round) {
+    Schedule schedule(seed + round);
+    schedule.Run();
+    const std::vector<int> counts = schedule.made();
+    ASSERT_THAT(counts, testing::AnyOf(testing::Each(0), testing::Each(1))) << "round " << round;
+    if (schedule.acknowledged()) {
+      ASSERT_THAT(counts, testing::Each(1)) << "round " << round;
+    }
+    made += counts[0];
+    settled_before += schedule.acknowledged();
+  }
+  // The schedules reach both ends.
+  EXPECT_GT(made, settled_before);
+  EXPECT_GT(settled_before, 100);
+  EXPECT_LT(made, 19900);
+}
+
+}  // namespace mutation_votes_test
+}  // namespace emberd::host

@@ -1,0 +1,463 @@
+#include "server/host/remote_shard.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/impl/codegen/client_unary_call.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/region_server.h"
+#include "base/status.h"
+#include "base/steady_time.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "server/group/collective_rpc.h"
+#include "server/host/lane_gather.h"
+#include "server/host/rows_codec.h"
+#include "server/host/shard_backend.h"
+#include "server/host/step_codec.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/local_peers.h"
+#include "server/rpc/message_stream.h"
+#include "server/rpc/wire.h"
+
+namespace emberd::host {
+namespace {
+
+using internal::v1::ApplyReply;
+
+// How often gRPC is told to look for a shard.
+constexpr int64_t kMinLookMs = 1000;
+
+v1::SharedBlock PlaceOf(const SharedBlock& block, int64_t bytes) {
+  v1::SharedBlock place;
+  place.set_region(block.region());
+  place.set_offset(block.offset());
+  place.set_size(bytes);
+  return place;
+}
+
+void CopyPayload(const rpc::OutgoingMessage& message, char* to) {
+  for (const rpc::SharedBytes& piece : message.payload) {
+    std::memcpy(to, piece.bytes.data(), piece.bytes.size());
+    to += piece.bytes.size();
+  }
+}
+
+// A block, and its bytes in the budget.
+struct CountedBlock {
+  std::shared_ptr<SharedBlock> block;
+  rpc::MemoryRoom room;
+};
+
+// A message that may name places in shared memory.
+struct Request {
+  rpc::OutgoingMessage message;
+  std::shared_ptr<SharedBlock> block;  // holds its payload; null: the message does
+  // What is sent to a shard that does not know a place; null: the message names none.
+  std::function<rpc::OutgoingMessage()> instead;
+};
+
+// Of a message with all of its payload, which `block` holds, too, unless it is null. `instead`:
+// see Request.
+template <typename Header>
+Request MakeRequest(rpc::OutgoingMessage message, std::shared_ptr<SharedBlock> block,
+                    std::function<rpc::OutgoingMessage()> instead) {
+  if (block == nullptr) return {std::move(message), nullptr, std::move(instead)};
+  Header place;  // a field at the end is one of the same header
+  *place.mutable_payload() = PlaceOf(*block, message.payload_bytes());
+  rpc::OutgoingMessage named;
+  named.header = message.header + place.SerializeAsString();
+  if (instead == nullptr) {
+    instead = [message = std::move(message)]() mutable { return std::move(message); };
+  }
+  return {std::move(named), std::move(block), std::move(instead)};
+}
+
+// A call whose request may name places in shared memory.
+class PayloadCall {
+ public:
+  PayloadCall(OpenStream open, Request request)
+      : open_(std::move(open)),
+        stream_(open_()),
+        block_(std::move(request.block)),
+        lent_(block_ != nullptr),
+        instead_(std::move(request.instead)) {
+    if (lent_) block_->Lend();
+    stream_->Send(std::move(request.message));
+  }
+
+  // The answer to the request.
+  absl::StatusOr<rpc::IncomingMessage> ReceiveFirst() {
+    absl::StatusOr<rpc::IncomingMessage> answer = stream_->Receive();
+    if (instead_ == nullptr || !absl::IsFailedPrecondition(answer.status())) return answer;
+    // It may be for another reason, which it then says again.
+    stream_ = open_();
+    stream_->Send(std::exchange(instead_, nullptr)());
+    lent_ = false;  // for good: whoever has the block may still look at it
+    return stream_->Receive();
+  }
+  // The shard does not look at the payload any more.
+  void Settle() {
+    if (std::exchange(lent_, false)) block_->Settle();
+  }
+  rpc::ClientMessageStream& stream() { return *stream_; }
+
+ private:
+  const OpenStream open_;
+  std::unique_ptr<rpc::ClientMessageStream> stream_;
+  const std::shared_ptr<SharedBlock> block_;
+  bool lent_;  // and not settled
+  std::function<rpc::OutgoingMessage()> instead_;
+};
+
+rpc::OutgoingMessage EncodeWithoutPlaces(GatherCommand command) {
+  command.places = {};
+  return EncodeGather(command);
+}
+
+class RemoteGather final : public GatherCall {
+ public:
+  // `room`: where the request wants its answer, and lent; null: in a message.
+  RemoteGather(OpenStream open, Request request, std::shared_ptr<SharedBlock> room,
+               int64_t room_bytes, Reconnector* reconnector)
+      : call_(std::move(open), std::move(request)),
+        room_(std::move(room)),
+        room_bytes_(room_bytes),
+        reconnector_(reconnector) {}
+
+  absl::StatusOr<GatherResult> Wait() override {
+    absl::StatusOr<GatherResult> result = Receive();
+    if (!result.ok()) return reconnector_->Explain(result.status());
+    return result;
+  }
+
+ private:
+  absl::StatusOr<GatherResult> Receive() {
+    ASSIGN_OR_RETURN(const rpc::IncomingMessage message, call_.ReceiveFirst());
+    call_.Settle();
+    AnswerRoom answer;
+    if (room_ != nullptr) {
+      // Without an answer, the shard may still be writing there.
+      room_->Settle();
+      char* const memory = room_->data();
+      answer = {std::shared_ptr<char>(std::move(room_), memory),
+                static_cast<uint64_t>(room_bytes_)};
+    }
+    return DecodeGatherResult(message, answer);
+  }
+
+  PayloadCall call_;
+  std::shared_ptr<SharedBlock> room_;
+  const int64_t room_bytes_;
+  Reconnector* const reconnector_;
+};
+
+class RemoteApply final : public ApplyCall {
+ public:
+  RemoteApply(OpenStream open, const ApplyCommand& command, Reconnector* reconnector)
+      : call_(std::move(open), MakeRequest<internal::v1::ApplyHeader>(
+                                   EncodeApply(command), command.block, SentInstead(command))),
+        reconnector_(reconnector) {}
+
+  absl::StatusOr<StageOutcome> WaitStaged() override {
+    absl::StatusOr<ApplyReply> reply = Read(call_.ReceiveFirst());
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
+    return StageOutcome{reply->state() == ApplyReply::REPLAYED, RowCountsOf(*reply)};
+  }
+  void Decide(bool commit) override {
+    internal::v1::ApplyDecision decision;
+    decision.set_commit(commit);
+    call_.stream().Send(rpc::OutgoingMessage::WithHeader(decision));
+  }
+  absl::StatusOr<RowCounts> WaitDone() override {
+    absl::StatusOr<ApplyReply> reply = Read(call_.stream().Receive());
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
+    return RowCountsOf(*reply);
+  }
+
+ private:
+  static std::function<rpc::OutgoingMessage()> SentInstead(const ApplyCommand& command) {
+    if (command.copied == nullptr) return nullptr;
+    return [copied = command.copied] { return EncodeApply(copied()); };
+  }
+
+  absl::StatusOr<ApplyReply> Read(const absl::StatusOr<rpc::IncomingMessage>& message) {
+    if (!message.ok()) return message.status();
+    ApplyReply reply;
+    if (!reply.ParseFromString(message->header()))
+      return absl::InternalError("its answer is not a valid ApplyReply");
+    // What was discarded here may still be held for another attempt, or for the step of a group.
+    if (reply.state() == ApplyReply::COMMITTED || reply.state() == ApplyReply::REPLAYED) {
+      call_.Settle();
+    }
+    return reply;
+  }
+
+  PayloadCall call_;
+  Reconnector* const reconnector_;
+};
+
+}  // namespace
+
+absl::Status Reconnector::Explain(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) LookAgain();
+  return Annotate(status, context_);
+}
+
+void Reconnector::LookAgain() {
+  const int64_t now = absl::ToUnixMillis(SteadyNow());
+  int64_t last = last_ms_.load();
+  if (std::abs(now - last) < kMinLookMs || !last_ms_.compare_exchange_strong(last, now)) return;
+  grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+}
+
+std::shared_ptr<SharedBlock> ShardMemory::Take(int64_t bytes) {
+  if (from_bytes_ == 0 || bytes < from_bytes_) return nullptr;
+  const std::shared_ptr<SharedArena> arena = link_.Get();
+  if (arena == nullptr) return nullptr;
+  // As a message takes them: what nobody fetches must not fill the machine.
+  auto room = budget_.Take(bytes, "a message");
+  if (!room.ok()) return nullptr;
+  std::shared_ptr<SharedBlock> block = arena->Take(bytes);
+  if (block == nullptr) return nullptr;
+  auto counted = std::make_shared<CountedBlock>(CountedBlock{std::move(block), *std::move(room)});
+  SharedBlock* const place = counted->block.get();
+  return {std::move(counted), place};
+}
+
+bool ShardMemory::Lend(const NamedRegion& region) {
+  if (from_bytes_ == 0 || region.memory == nullptr) return false;
+  const std::shared_ptr<SharedArena> arena = link_.Get();
+  if (arena == nullptr) return false;
+  MutexLock lock(&mutex_);
+  if (lent_to_.lock() != arena) {
+    lent_.clear();
+    lent_to_ = arena;
+  }
+  if (lent_.contains(region.name)) return true;
+  TakeBackUnused();
+  if (!arena->LendRegion(region.name, *region.memory)) return false;
+  lent_[region.name] = region.memory;
+  return true;
+}
+
+void ShardMemory::TakeBackRegions() {
+  MutexLock lock(&mutex_);
+  TakeBackUnused();
+}
+
+void ShardMemory::TakeBackUnused() {
+  const std::shared_ptr<SharedArena> arena = lent_to_.lock();
+  absl::erase_if(lent_, [&](const auto& lent) {
+    if (!lent.second.expired()) return false;
+    if (arena != nullptr) arena->TakeBack(lent.first);
+    return true;
+  });
+}
+
+std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand command,
+                                             ShardMemory* memory, Reconnector* reconnector) {
+  std::shared_ptr<SharedBlock> room = memory->Take(command.answer_bytes);
+  if (room != nullptr) {
+    command.answer = PlaceOf(*room, command.answer_bytes);
+    room->Lend();
+  }
+  rpc::OutgoingMessage message = EncodeGather(command);
+  std::shared_ptr<SharedBlock> block = memory->Take(message.payload_bytes());
+  if (block != nullptr) CopyPayload(message, block->data());
+  const int64_t room_bytes = command.answer_bytes;
+  std::function<rpc::OutgoingMessage()> instead;
+  if (!command.places.stacks.empty()) {
+    instead = [command = std::move(command)] { return EncodeWithoutPlaces(command); };
+  }
+  return std::make_unique<RemoteGather>(
+      std::move(open),
+      MakeRequest<internal::v1::GatherHeader>(std::move(message), std::move(block),
+                                              std::move(instead)),
+      std::move(room), room_bytes, reconnector);
+}
+
+std::unique_ptr<ApplyCall> MakeRemoteApply(OpenStream open, const ApplyCommand& command,
+                                           Reconnector* reconnector) {
+  return std::make_unique<RemoteApply>(std::move(open), command, reconnector);
+}
+
+namespace {
+
+constexpr char kService[] = "/emberd.internal.v1.ShardService/";
+
+// A restarted shard should be found again soon, not after gRPC's two minutes.
+constexpr int kFirstReconnectMs = 50;
+constexpr int kConnectTimeoutMs = 5000;
+constexpr int kMaxReconnectMs = 500;
+// So is one that comes back under another address. gRPC would ask for it every 30 seconds.
+constexpr int kMinResolveMs = 1000;
+// A connection that fell silent, because the network was cut or the shard's machine is gone, is
+// given up this long after its last sign of life. The kernel alone would try for a quarter of an
+// hour. On a starved machine an answer may take seconds.
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 15'000;
+
+// As many small gathers are under way without gRPC; more go by gRPC.
+constexpr int kMaxLanes = 32;
+
+// How long a shard may take to say where memory can be shared.
+constexpr absl::Duration kMemoryPatience = absl::Seconds(1);
+
+std::shared_ptr<const security::Security> SecurityOf(const RemoteShardOptions& options) {
+  if (options.security != nullptr) return options.security;
+  return *security::Security::Create({});  // plain text without a token: nothing can be wrong
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
+  grpc::ChannelArguments arguments;
+  // Shards stand in the coordinator's own network.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  // Also the least time that one attempt to connect gets: a busy machine needs more than the pause.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kMinResolveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
+  // Several clusters may live in one process: connections are not shared.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  security::Security::Metadata metadata = {
+      {rpc::kShardPlaceKey, options.place.SerializeAsString()}};
+  return SecurityOf(options)->Connect(options.address, arguments, std::move(metadata));
+}
+
+class RemoteShard final : public ShardBackend {
+ public:
+  explicit RemoteShard(RemoteShardOptions options)
+      : options_(std::move(options)),
+        name_(absl::StrCat("shard ", options_.index)),
+        channel_(MakeChannel(options_)),
+        reconnector_(channel_, absl::StrCat(name_, " at ", options_.address)),
+        messages_(channel_),
+        memory_(options_.share_from_bytes, options_.limits.memory,
+                [this] { return AskForMemory(); }),
+        security_(SecurityOf(options_)),
+        lanes_(kMaxLanes, [this](absl::Time deadline) { return AskForLane(deadline); }),
+        collective_(group::MakeRemoteCollective(channel_, reconnector_.context())) {}
+
+  const std::string& name() const override { return name_; }
+  const std::string& address() const override { return options_.address; }
+
+  std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
+    const auto by_grpc = [this, context](GatherCommand asked) {
+      return MakeRemoteGather(Open("Gather", context), std::move(asked), &memory_, &reconnector_);
+    };
+    if (!options_.lanes) return by_grpc(std::move(command));
+    return MakeLaneGather({.lanes = &lanes_,
+                           .limits = options_.limits,
+                           .authorization = security_->OwnAuthorization(),
+                           .reconnector = &reconnector_},
+                          std::move(command), context, by_grpc);
+  }
+  bool Lend(const NamedRegion& region) override { return memory_.Lend(region); }
+  void TakeBackRegions() override { memory_.TakeBackRegions(); }
+  std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) override { return memory_.Take(bytes); }
+  std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
+    return MakeRemoteApply(Open("Apply", context), command, &reconnector_);
+  }
+
+  absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
+                        rpc::CallContext* context) override {
+    internal::v1::ReadShardRowsResponse response;
+    RETURN_IF_ERROR(Unary("ReadRows", EncodeRead(selection), &response, context));
+    const std::string& bytes = response.values();
+    if (bytes.size() != values.size() * sizeof(float)) {
+      return absl::InternalError(absl::StrCat(reconnector_.context(), ": ", bytes.size(),
+                                              " bytes of rows instead of ",
+                                              values.size() * sizeof(float)));
+    }
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> StageAssign(const AssignCommand& command,
+                                   rpc::CallContext* context) override {
+    internal::v1::AssignShardRowsRequest request = EncodeAssign(command);
+    *request.mutable_mutation() = NameToProto(command.mutation);
+    request.set_attempt(command.attempt);
+    internal::v1::AssignShardRowsResponse response;
+    RETURN_IF_ERROR(Unary("AssignRows", request, &response, context));
+    return response.replayed();
+  }
+
+  group::Collective* collective() override { return collective_.get(); }
+
+ private:
+  absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
+                       google::protobuf::Message* response, rpc::CallContext* context) override {
+    return Unary(NameOf(verb), request, response, context);
+  }
+
+  // `method`: of ShardService. What the stubs of gRPC's compiler do, for messages of any type.
+  absl::Status Unary(absl::string_view method, const google::protobuf::MessageLite& request,
+                     google::protobuf::MessageLite* response, rpc::CallContext* context) {
+    using google::protobuf::MessageLite;
+    grpc::ClientContext client_context;
+    client_context.set_deadline(ToSystemTime(context->deadline()));
+    rpc::SendTrace(context->trace(), &client_context);
+    rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
+    const std::string path = absl::StrCat(kService, method);
+    const grpc::internal::RpcMethod rpc(path.c_str(), grpc::internal::RpcMethod::NORMAL_RPC);
+    const grpc::Status status = grpc::internal::BlockingUnaryCall<MessageLite, MessageLite>(
+        channel_.get(), rpc, &client_context, request, response);
+    return status.ok() ? absl::OkStatus() : reconnector_.Explain(rpc::FromGrpcStatus(status));
+  }
+
+  OpenStream Open(const std::string& method, rpc::CallContext* context) {
+    return [this, method = absl::StrCat(kService, method), context] {
+      return std::make_unique<rpc::ClientMessageStream>(&messages_, method, context,
+                                                        options_.limits);
+    };
+  }
+
+  absl::StatusOr<v1::ShareMemoryResponse> Ask(absl::Time deadline) {
+    // One that is out of reach would keep its callers waiting here.
+    if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) {
+      return absl::UnavailableError("there is no connection");
+    }
+    rpc::CallContext context(deadline);
+    v1::ShareMemoryResponse response;
+    RETURN_IF_ERROR(Unary("ShareMemory", v1::ShareMemoryRequest(), &response, &context));
+    return response;
+  }
+  absl::StatusOr<RegionServer::Invitation> AskForMemory() {
+    ASSIGN_OR_RETURN(const auto invitation, Ask(SteadyNow() + kMemoryPatience));
+    return RegionServer::Invitation{invitation.socket(), invitation.ticket()};
+  }
+  absl::StatusOr<LaneInvitation> AskForLane(absl::Time deadline) {
+    ASSIGN_OR_RETURN(const auto invitation, Ask(deadline));
+    return LaneInvitation{invitation.lane_socket(), invitation.lane_ticket()};
+  }
+
+  const RemoteShardOptions options_;
+  const std::string name_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  Reconnector reconnector_;
+  rpc::MessageChannel messages_;
+  ShardMemory memory_;
+  const std::shared_ptr<const security::Security> security_;
+  LanePool lanes_;
+  const std::unique_ptr<group::Collective> collective_;
+};
+
+}  // namespace
+
+std::shared_ptr<ShardBackend> MakeRemoteShard(RemoteShardOptions options) {
+  return std::make_shared<RemoteShard>(std::move(options));
+}
+
+}  // namespace emberd::host

@@ -1,0 +1,352 @@
+#include "server/host/row_files.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "config/optimizers.h"
+#include "server/checkpoint/partition_file.h"
+#include "server/checkpoint/table_reader.h"
+#include "server/files/files.h"
+
+namespace emberd::host {
+namespace {
+
+// The arrays of a stack in one partition, as a snapshot orders them.
+std::vector<checkpoint::PartitionArray> ArraysOf(const shard::Model& model, int stack, int k) {
+  const shard::StackStore& store = model.stack(stack);
+  checkpoint::PartitionArray array;
+  array.model = model.spec().name;
+  array.stack = store.spec().name;
+  array.array = checkpoint::kWeightsArray;
+  array.partition = store.first_partition() + k;
+  array.partitions = model.spec().partitions;
+  array.dtype = store.dtype();
+  array.columns = store.width();
+  array.rows_per_partition = store.rows_per_partition();
+  std::vector<checkpoint::PartitionArray> arrays = {array};
+  for (const shard::StackStore::Slot& slot : store.slots()) {
+    array.array = slot.info.name;
+    array.dtype = v1::FLOAT32;
+    array.columns = slot.columns;
+    arrays.push_back(array);
+  }
+  return arrays;
+}
+
+// The files of one partition of one stack: rows go into all of them.
+class PartitionFiles {
+ public:
+  static absl::StatusOr<std::unique_ptr<PartitionFiles>> Create(
+      const std::string& folder, const std::vector<checkpoint::PartitionArray>& arrays) {
+    auto files = std::make_unique<PartitionFiles>();
+    for (const checkpoint::PartitionArray& array : arrays) {
+      ASSIGN_OR_RETURN(auto writer, checkpoint::PartitionFileWriter::Create(folder, array));
+      files->writers_.push_back(std::move(writer));
+      files->row_bytes_.push_back(array.row_bytes());
+    }
+    return files;
+  }
+
+  absl::Status Append(const shard::SnapshotRows& rows) {
+    for (size_t i = 0; i < writers_.size(); ++i) {
+      const char* next = rows.arrays[i].data();
+      for (const shard::SnapshotRows::Run& run : rows.runs) {
+        const auto bytes = static_cast<size_t>(run.count * row_bytes_[i]);
+        RETURN_IF_ERROR(writers_[i]->Append(run.first, {next, bytes}));
+        next += bytes;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Finish(CheckpointFiles* files) {
+    for (const auto& writer : writers_) {
+      ASSIGN_OR_RETURN(*files->Add(), writer->Finish());
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<std::unique_ptr<checkpoint::PartitionFileWriter>> writers_;
+  std::vector<int64_t> row_bytes_;
+};
+
+}  // namespace
+
+absl::Status SaveRows(shard::Snapshot& snapshot, const std::string& folder, ShardProgress& progress,
+                      CheckpointFiles* files) {
+  // Copies come from any partition at any time, so several may be open at once.
+  std::map<std::pair<int, int>, std::unique_ptr<PartitionFiles>> open;
+  while (true) {
+    if (progress.cancelled) return absl::CancelledError("the save was cancelled");
+    ASSIGN_OR_RETURN(const std::optional<shard::SnapshotRows> rows, snapshot.Next());
+    if (!rows.has_value()) return absl::OkStatus();
+    const std::pair partition(rows->stack, rows->k);
+    if (rows->runs.empty()) {
+      const auto found = open.find(partition);
+      if (found == open.end()) continue;
+      RETURN_IF_ERROR(found->second->Finish(files));
+      open.erase(found);
+      continue;
+    }
+    std::unique_ptr<PartitionFiles>& to = open[partition];
+    if (to == nullptr) {
+      ASSIGN_OR_RETURN(
+          to, PartitionFiles::Create(folder, ArraysOf(snapshot.model(), rows->stack, rows->k)));
+    }
+    RETURN_IF_ERROR(to->Append(*rows));
+    for (const auto& array : rows->arrays) progress.bytes += static_cast<int64_t>(array.size());
+  }
+}
+namespace {
+
+absl::Status GivenUp() { return absl::CancelledError("the restore was cancelled"); }
+
+// Restoring rows into other places than those that they were saved from: another number of
+// partitions, other stacks, another storage type, or an optimizer with other slots.
+
+// Rows read at once.
+constexpr int64_t kRun = 4096;
+// Each file is read for many partitions, but its checksum is compared once.
+constexpr checkpoint::TableReaderOptions kVerified = {.verify = false};
+
+// The rows of one table in one partition, of one array after another.
+class TableLoader {
+ public:
+  TableLoader(shard::StackStore* store, int k, const shard::RowRange& range,
+              const checkpoint::CheckpointChain& chain, ShardProgress* progress)
+      : store_(store), k_(k), range_(range), chain_(chain), progress_(progress) {}
+
+  absl::Status LoadWeights() {
+    ASSIGN_OR_RETURN(const auto reader,
+                     checkpoint::TableReader::Open(&chain_, table().name, "", kVerified));
+    const auto row_bytes = static_cast<int64_t>(store_->row_bytes());
+    std::vector<char> stored;
+    return ForEachHeldRun(*reader, [&](int64_t first, int64_t count, const float* values) {
+      stored.assign(count * row_bytes, 0);
+      for (int64_t i = 0; i < count; ++i) {
+        shard::WriteStoredRow(
+            store_->dtype(), absl::MakeConstSpan(values + i * reader->columns(), reader->columns()),
+            stored.data() + i * row_bytes);
+      }
+      store_->LoadWeights(k_, first, stored);
+    });
+  }
+
+  // Does nothing if the checkpoint has no such slot.
+  absl::Status LoadSlot(int index) {
+    const shard::StackStore::Slot& slot = store_->slots()[index];
+    auto reader = checkpoint::TableReader::Open(&chain_, table().name, slot.info.name, kVerified);
+    if (absl::IsNotFound(reader.status())) return absl::OkStatus();
+    RETURN_IF_ERROR(reader.status());
+    const int columns = std::min(slot.columns, (*reader)->columns());
+    std::vector<float> padded;
+    return ForEachHeldRun(**reader, [&](int64_t first, int64_t count, const float* values) {
+      padded.assign(count * slot.columns, 0);
+      for (int64_t i = 0; i < count; ++i) {
+        std::copy_n(values + i * (*reader)->columns(), columns, padded.data() + i * slot.columns);
+      }
+      store_->LoadSlot(k_, index, first, padded);
+    });
+  }
+
+ private:
+  const shard::TableSpec& table() const { return store_->spec().tables[range_.table]; }
+
+  // Calls use(first local row, count, values [count, columns]) for what the checkpoint holds.
+  template <typename Use>
+  absl::Status ForEachHeldRun(checkpoint::TableReader& reader, const Use& use) {
+    const int64_t partition_rows = k_ * store_->rows_per_partition();
+    const int64_t first_id = store_->IdOf(partition_rows + range_.begin);
+    const int64_t stride = store_->IdOf(partition_rows + range_.begin + 1) - first_id;
+    // Ids beyond the vocabulary pad the table.
+    const int64_t rows =
+        first_id >= reader.rows() ? 0 : (reader.rows() - 1 - first_id) / stride + 1;
+    std::vector<float> values(kRun * reader.columns());
+    std::vector<bool> held;
+    for (int64_t done = 0; done < rows; done += kRun) {
+      if (progress_->cancelled) return GivenUp();
+      const int64_t count = std::min(kRun, rows - done);
+      RETURN_IF_ERROR(
+          reader.ReadHeld({first_id + done * stride, count, stride}, values.data(), &held));
+      for (int64_t begin = 0, end; begin < count; begin = end) {
+        end = begin + 1;
+        while (end < count && held[end] == held[begin]) ++end;
+        if (!held[begin]) continue;
+        use(range_.begin + done + begin, end - begin, values.data() + begin * reader.columns());
+        progress_->bytes += (end - begin) * reader.columns() * static_cast<int64_t>(sizeof(float));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  shard::StackStore* const store_;
+  const int k_;
+  const shard::RowRange range_;
+  const checkpoint::CheckpointChain& chain_;
+  ShardProgress* const progress_;
+};
+
+// Reads the rows of the store's k-th partition, by table and id. Columns of padding are 0, and
+// slots that the checkpoint does not have keep their initial values.
+absl::Status RemapPartition(shard::StackStore& store, int k,
+                            const checkpoint::CheckpointChain& chain, ShardProgress& progress) {
+  for (const shard::RowRange& range : store.ranges()) {
+    if (range.table < 0) continue;
+    TableLoader loader(&store, k, range, chain, &progress);
+    RETURN_IF_ERROR(loader.LoadWeights());
+    for (size_t slot = 0; slot < store.slots().size(); ++slot) {
+      RETURN_IF_ERROR(loader.LoadSlot(static_cast<int>(slot)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Reads one partition of one stack: the oldest file first, so that what is newer stays.
+absl::Status LoadPartition(shard::StackStore& store, int k,
+                           const checkpoint::CheckpointChain& chain, ShardProgress& progress) {
+  const int partition = store.first_partition() + k;
+  for (auto source = chain.rbegin(); source != chain.rend(); ++source) {
+    for (const v1::CheckpointFile& file : source->manifest().files()) {
+      if (file.stack() != store.spec().name || file.partition() != partition) continue;
+      if (progress.cancelled) return GivenUp();
+      const auto slot = std::find_if(store.slots().begin(), store.slots().end(),
+                                     [&](const auto& s) { return s.info.name == file.array(); });
+      const bool weights = file.array() == checkpoint::kWeightsArray;
+      if (!weights && slot == store.slots().end()) continue;
+      const int slot_index = static_cast<int>(slot - store.slots().begin());
+      ASSIGN_OR_RETURN(const checkpoint::PartitionArray array,
+                       checkpoint::FindPartitionArray(source->manifest(), file.stack(),
+                                                      file.array(), partition));
+      ASSIGN_OR_RETURN(const auto reader,
+                       checkpoint::PartitionFileReader::Open(source->folder(), file, array));
+      RETURN_IF_ERROR(reader->Stream([&](int64_t first, absl::Span<const char> rows) {
+        if (progress.cancelled) return GivenUp();
+        if (weights) {
+          store.LoadWeights(k, first, rows);
+        } else {
+          store.LoadSlot(
+              k, slot_index, first,
+              {reinterpret_cast<const float*>(rows.data()), rows.size() / sizeof(float)});
+        }
+        progress.bytes += static_cast<int64_t>(rows.size());
+        return absl::OkStatus();
+      }));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool SameStack(const shard::StackSpec& stack, const v1::StackPlan& plan) {
+  if (stack.name != plan.name() || stack.embedding_dim != plan.embedding_dim() ||
+      stack.rows_per_partition != plan.rows_per_partition() ||
+      static_cast<int>(stack.tables.size()) != plan.tables_size()) {
+    return false;
+  }
+  return std::equal(stack.tables.begin(), stack.tables.end(), plan.tables().begin(),
+                    [](const shard::TableSpec& a, const v1::TablePlan& b) {
+                      return a.name == b.name() && a.vocabulary_size == b.vocabulary_size() &&
+                             a.embedding_dim == b.embedding_dim() &&
+                             a.row_offset == b.row_offset() &&
+                             a.shard_rotation == b.shard_rotation();
+                    });
+}
+
+v1::DataType DtypeOf(const v1::ModelConfig& config, const std::string& table) {
+  for (const v1::TableConfig& found : config.tables()) {
+    if (found.name() == table) return found.storage_dtype();
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+}  // namespace
+
+absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, int shard, int shards,
+                        ShardProgress& progress) {
+  int number = 0;
+  const auto mine = [&] { return number++ % shards == shard; };
+  for (const internal::v1::CheckpointSource& source : chain) {
+    for (const v1::CheckpointFile& file : source.manifest().files()) {
+      if (!mine()) continue;
+      ASSIGN_OR_RETURN(const checkpoint::PartitionArray array,
+                       checkpoint::FindPartitionArray(source.manifest(), file.stack(), file.array(),
+                                                      file.partition()));
+      ASSIGN_OR_RETURN(const auto reader,
+                       checkpoint::PartitionFileReader::Open(source.folder(), file, array));
+      RETURN_IF_ERROR(reader->Verify([&](int64_t bytes) {
+        progress.bytes += bytes;
+        return progress.cancelled ? GivenUp() : absl::OkStatus();
+      }));
+    }
+  }
+  for (const v1::CheckpointFile& file : chain[0].manifest().states()) {
+    if (mine()) RETURN_IF_ERROR(files::ReadListedFile(chain[0].folder(), file).status());
+  }
+  return absl::OkStatus();
+}
+
+bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifest) {
+  const auto& stacks = model.spec().stacks;
+  if (model.spec().partitions != manifest.plan().partitions() ||
+      static_cast<int>(stacks.size()) != manifest.plan().stacks_size()) {
+    return false;
+  }
+  return std::equal(stacks.begin(), stacks.end(), manifest.plan().stacks().begin(),
+                    [&](const shard::StackSpec& stack, const v1::StackPlan& plan) {
+                      return SameStack(stack, plan) &&
+                             stack.storage_dtype ==
+                                 DtypeOf(manifest.config(), plan.tables(0).name());
+                    });
+}
+
+int64_t BytesToLoad(const shard::ModelSpec& spec, const checkpoint::CheckpointChain& chain) {
+  const int64_t element = config::WeightBytes(spec.stacks.front().storage_dtype);
+  int64_t bytes = 0;
+  for (const internal::v1::CheckpointSource& source : chain) {
+    for (const v1::StackPlan& stack : source.manifest().plan().stacks()) {
+      for (const v1::CheckpointFile& file : source.manifest().files()) {
+        if (file.stack() != stack.name() || file.array() != checkpoint::kWeightsArray) continue;
+        bytes += file.rows() * stack.embedding_dim() * element;
+      }
+    }
+  }
+  return bytes / spec.partitions * spec.partition_count;
+}
+
+absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& chain,
+                      BlockingPool* threads, ShardProgress& progress) {
+  const bool same_places = std::all_of(chain.begin(), chain.end(), [&](const auto& source) {
+    return SamePlaces(model, source.manifest());
+  });
+  std::vector<std::pair<shard::StackStore*, int>> partitions;
+  for (int stack = 0; stack < model.stack_count(); ++stack) {
+    for (int k = 0; k < model.stack(stack).partitions(); ++k) {
+      partitions.emplace_back(&model.stack(stack), k);
+    }
+  }
+  constexpr int kAtOnce = 4;
+  std::atomic<size_t> next{0};
+  std::vector<absl::Status> results(kAtOnce);
+  threads->RunEach(kAtOnce, [&](int worker) {
+    for (size_t i = next++; i < partitions.size() && results[worker].ok(); i = next++) {
+      const auto [store, k] = partitions[i];
+      results[worker] = same_places ? LoadPartition(*store, k, chain, progress)
+                                    : RemapPartition(*store, k, chain, progress);
+      if (!results[worker].ok()) next = partitions.size();
+    }
+  });
+  for (const absl::Status& status : results) RETURN_IF_ERROR(status);
+  if (!same_places) return absl::OkStatus();
+  for (const auto& [store, k] : partitions) store->changes(k).Track();
+  return absl::OkStatus();
+}
+
+}  // namespace emberd::host

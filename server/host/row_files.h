@@ -1,0 +1,49 @@
+// The rows of a shard and the files of a checkpoint: writing those of a snapshot, and reading them
+// into a model that is being made.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/blocking_pool.h"
+#include "emberd/v1/checkpoint_service.pb.h"
+#include "server/checkpoint/partition_file.h"
+#include "shard/snapshot/snapshot.h"
+#include "shard/store/model.h"
+
+namespace emberd::host {
+
+// How far a save or restore is. Thread-safe.
+struct ShardProgress {
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> total_bytes{0};
+  std::atomic<bool> cancelled{false};
+};
+
+using CheckpointFiles = google::protobuf::RepeatedPtrField<v1::CheckpointFile>;
+
+// Reads the snapshot to its end. Files of arrays without a row are not made.
+absl::Status SaveRows(shard::Snapshot& snapshot, const std::string& folder, ShardProgress& progress,
+                      CheckpointFiles* files);
+
+// Reads every `shards`-th file of the chain, from number `shard` on, and compares checksums.
+absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, int shard, int shards,
+                        ShardProgress& progress);
+
+// Whether the model's rows stand in files of its partitions just as they stand in memory: the
+// checkpoint was saved with the same number of partitions, and rows are stored in the same way.
+bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifest);
+
+// About how many bytes of weights of the checkpoint go to one shard, stored as `spec` says: rows
+// are spread evenly. Those that several checkpoints of the chain hold count as often.
+int64_t BytesToLoad(const shard::ModelSpec& spec, const checkpoint::CheckpointChain& chain);
+
+// Gives the model the rows of its partitions; where the places are not the same, row by row, by
+// table and id. Rows that the checkpoint does not hold stay without a value. `threads` reads
+// partitions at the same time.
+absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& chain,
+                      BlockingPool* threads, ShardProgress& progress);
+
+}  // namespace emberd::host

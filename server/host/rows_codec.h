@@ -1,0 +1,40 @@
+// Rows that are named one by one, as messages and back: what ReadRows and AssignRows ask of a
+// shard. The log keeps of an assignment the request that brought it, without its mutation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "server/host/shard_backend.h"
+#include "shard/types.h"
+
+namespace emberd::host {
+
+// A selection of rows with what it points to.
+struct NamedRows {
+  std::vector<int32_t> partitions;
+  std::vector<int64_t> local_rows;
+  std::vector<float> values;  // [rows, columns]
+  shard::RowSelection selection;
+
+  size_t floats() const { return partitions.size() * selection.columns; }
+};
+
+internal::v1::ReadShardRowsRequest EncodeRead(const shard::RowSelection& selection);
+// Without its mutation.
+internal::v1::AssignShardRowsRequest EncodeAssign(const AssignCommand& command);
+
+// INVALID_ARGUMENT names what is wrong.
+absl::Status DecodeSelection(const internal::v1::ReadShardRowsRequest& request, NamedRows* rows);
+absl::Status DecodeSelection(const internal::v1::AssignShardRowsRequest& request, NamedRows* rows);
+// Of the rows that were decoded before.
+absl::Status DecodeValues(const internal::v1::AssignShardRowsRequest& request, NamedRows* rows);
+// All of an EncodeAssign. The command owns what it points to.
+absl::StatusOr<AssignCommand> DecodeAssign(absl::Span<const char> bytes);
+
+}  // namespace emberd::host

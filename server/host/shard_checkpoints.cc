@@ -1,0 +1,452 @@
+#include "server/host/shard_checkpoints.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/failpoint.h"
+#include "base/status.h"
+#include "base/steady_time.h"
+#include "server/files/files.h"
+#include "server/group/group_rules.h"
+#include "server/host/load_state.h"
+#include "server/ops/logging.h"
+
+namespace emberd::host {
+namespace {
+
+constexpr int64_t kMostLeaseMs = 60'000;
+
+}  // namespace
+
+bool ChangeGate::HoldsBack(const Gate& gate, const std::optional<GroupPart>& part) {
+  if (gate.pause_id == 0) return false;
+  if (gate.group.empty()) return true;
+  return part.has_value() && part->group == gate.group && part->step > gate.after_step;
+}
+
+ChangeGate::Pass ChangeGate::MakePass(uint64_t model_id) {
+  ++gates_[model_id].entered;
+  return Pass(this, [this, model_id](const void*) { Leave(model_id); });
+}
+
+void ChangeGate::Leave(uint64_t model_id) {
+  MutexLock lock(&mutex_);
+  const auto found = gates_.find(model_id);
+  --found->second.entered;
+  if (found->second.entered == 0 && found->second.pause_id == 0) gates_.erase(found);
+}
+
+void ChangeGate::Enter(uint64_t model_id, const std::optional<GroupPart>& part, Go go) {
+  Pass pass;
+  {
+    MutexLock lock(&mutex_);
+    Gate& gate = gates_[model_id];
+    if (HoldsBack(gate, part)) {
+      gate.waiting.push_back({part, std::move(go)});
+      return;
+    }
+    pass = MakePass(model_id);
+  }
+  go(std::move(pass));
+}
+
+absl::StatusOr<int> ChangeGate::Pause(const internal::v1::PauseChangesRequest& request) {
+  if (request.pause_id() == 0) {
+    return absl::InvalidArgumentError("pause_id is 0; it must be random");
+  }
+  RETURN_IF_ERROR(group::CheckInRange("lease_ms", request.lease_ms(), int64_t{1}, kMostLeaseMs));
+  MutexLock lock(&mutex_);
+  Gate& gate = gates_[request.model_id()];
+  if (gate.pause_id != 0 && gate.pause_id != request.pause_id()) {
+    return absl::AbortedError("another checkpoint of the model is being taken; try again");
+  }
+  gate.pause_id = request.pause_id();
+  gate.until = SteadyNow() + absl::Milliseconds(request.lease_ms());
+  gate.group = request.group();
+  gate.after_step = request.after_step();
+  return gate.entered;
+}
+
+std::vector<ChangeGate::Waiting> ChangeGate::Open(Gate* gate) {
+  gate->pause_id = 0;
+  return std::exchange(gate->waiting, {});
+}
+
+void ChangeGate::LetIn(uint64_t model_id, std::vector<Waiting> waiting) {
+  for (Waiting& change : waiting) Enter(model_id, change.part, std::move(change.go));
+}
+
+void ChangeGate::Resume(uint64_t model_id, uint64_t pause_id) {
+  std::vector<Waiting> waiting;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = gates_.find(model_id);
+    if (found == gates_.end() || found->second.pause_id != pause_id) return;
+    waiting = Open(&found->second);
+    if (found->second.entered == 0) gates_.erase(found);
+  }
+  LetIn(model_id, std::move(waiting));
+}
+
+bool ChangeGate::Closed(uint64_t model_id, uint64_t pause_id) {
+  MutexLock lock(&mutex_);
+  const auto found = gates_.find(model_id);
+  if (found == gates_.end()) return false;
+  const Gate& gate = found->second;
+  return gate.pause_id == pause_id && gate.group.empty() && gate.entered == 0 &&
+         SteadyNow() < gate.until;
+}
+
+void ChangeGate::Sweep(absl::Time now) {
+  std::vector<std::pair<uint64_t, uint64_t>> over;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [model_id, gate] : gates_) {
+      if (gate.pause_id != 0 && gate.until <= now) over.emplace_back(model_id, gate.pause_id);
+    }
+  }
+  for (const auto& [model_id, pause_id] : over) Resume(model_id, pause_id);
+}
+
+namespace {
+
+using internal::v1::GetTransferResponse;
+
+// Nobody has asked for so long: who began it is gone.
+constexpr absl::Duration kTransferPatience = absl::Seconds(20);
+// The same where somebody else wants to save.
+constexpr absl::Duration kSavePatience = absl::Seconds(5);
+
+bool IsAtRest(const internal::v1::PauseChangesResponse& held) {
+  return std::none_of(held.mutations().begin(), held.mutations().end(),
+                      [](const auto& mutation) { return mutation.making(); }) &&
+         std::none_of(held.groups().begin(), held.groups().end(),
+                      [](const auto& group) { return group.making(); });
+}
+
+checkpoint::CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& request) {
+  return {request.chain().begin(), request.chain().end()};
+}
+
+}  // namespace
+
+ShardCheckpoints::~ShardCheckpoints() {
+  std::vector<TransferPtr> transfers;
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [id, transfer] : transfers_) transfers.push_back(transfer);
+  }
+  for (const TransferPtr& transfer : transfers) {
+    transfer->progress.cancelled = true;
+    End(*transfer, /*kept=*/false);
+  }
+}
+
+ShardCheckpoints::TransferPtr ShardCheckpoints::Find(uint64_t transfer_id) {
+  MutexLock lock(&mutex_);
+  const auto found = transfers_.find(transfer_id);
+  return found == transfers_.end() ? nullptr : found->second;
+}
+
+absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
+                                     std::function<absl::Status(Transfer&)> work) {
+  {
+    MutexLock lock(&mutex_);
+    if (!transfers_.emplace(transfer_id, transfer).second) {
+      return absl::AlreadyExistsError("transfer_id is in use; it must be random");
+    }
+  }
+  const bool started = tasks_.Submit([transfer, work = std::move(work)] {
+    const absl::Status status = work(*transfer);
+    MutexLock lock(&transfer->mutex);
+    transfer->state.set_state(status.ok() ? GetTransferResponse::DONE
+                                          : GetTransferResponse::FAILED);
+    transfer->state.set_code(static_cast<int>(status.code()));
+    transfer->state.set_error(std::string(status.message()));
+  });
+  if (started) return absl::OkStatus();
+  GiveUp(transfer_id);
+  return absl::ResourceExhaustedError(
+      absl::StrCat(tasks_.max_queued(), " saves and restores wait already; try again later"));
+}
+
+absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChanges(
+    const internal::v1::PauseChangesRequest& request) {
+  RETURN_IF_ERROR(parts_.models->Check(request.model_id(), request.history()));
+  ASSIGN_OR_RETURN(const int entering, gate_.Pause(request));
+  internal::v1::PauseChangesResponse response;
+  response.set_entering(entering);
+  parts_.votes->ListHeld(request.model_id(), response.mutable_mutations());
+  parts_.groups->ListHeld(request.model_id(), response.mutable_groups());
+  response.set_changes(parts_.models->ChangesOf(request.model_id()));
+  response.set_checkpoint_id(parts_.models->CheckpointOf(request.model_id()));
+  return response;
+}
+
+// A coordinator asks about its save ten times in a second: one that does not is gone, or has all
+// that it needs of the shard.
+absl::Status ShardCheckpoints::MakeWayForSave(uint64_t model_id) {
+  std::vector<uint64_t> left;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [id, other] : transfers_) {
+      if (other->model_id != model_id || other->snapshot == nullptr) continue;
+      MutexLock transfer_lock(&other->mutex);
+      if (SteadyNow() < other->asked + kSavePatience) {
+        return absl::AbortedError("another checkpoint of the model is being saved; try again");
+      }
+      left.push_back(id);
+    }
+  }
+  for (const uint64_t id : left) GiveUp(id);
+  return absl::OkStatus();
+}
+
+absl::Status ShardCheckpoints::CheckSettled(const internal::v1::BeginSaveRequest& request) {
+  internal::v1::PauseChangesResponse held;
+  parts_.votes->ListHeld(request.model_id(), held.mutable_mutations());
+  parts_.groups->ListHeld(request.model_id(), held.mutable_groups());
+  // A change is counted before it is not on its way any more, so this order misses none.
+  if (IsAtRest(held) && parts_.models->ChangesOf(request.model_id()) == request.changes() &&
+      gate_.Closed(request.model_id(), request.pause_id())) {
+    return absl::OkStatus();
+  }
+  return absl::AbortedError("the pause is over, or changes are in progress; try again");
+}
+
+absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& request) {
+  const uint64_t model_id = request.model_id();
+  RETURN_IF_ERROR(parts_.models->Check(model_id, request.history()));
+  RETURN_IF_ERROR(CheckSettled(request));
+  if (request.parent_id() != 0 && request.parent_id() != parts_.models->CheckpointOf(model_id)) {
+    return absl::FailedPreconditionError(
+        "the shard does not know what has changed since the checkpoint to build on");
+  }
+  RETURN_IF_ERROR(MakeWayForSave(model_id));
+  internal::v1::ShardState state;
+  parts_.votes->Save(model_id, state.mutable_clients());
+  parts_.groups->Save(model_id, &state);
+  state.set_changes(request.changes());
+  auto transfer = std::make_shared<Transfer>();
+  transfer->model_id = model_id;
+  transfer->history = request.history();
+  transfer->checkpoint_id = request.checkpoint_id();
+  const int64_t changed_bytes = parts_.engine->ChangedBytes(model_id);  // until then
+  ASSIGN_OR_RETURN(transfer->snapshot,
+                   parts_.engine->BeginSnapshot(model_id, {.changed_only = request.parent_id() != 0,
+                                                           .copy_bytes = copy_bytes_}));
+  const shard::Model& model = transfer->snapshot->model();
+  transfer->progress.total_bytes = request.parent_id() != 0
+                                       ? changed_bytes
+                                       : model.bytes() - parts_.engine->UntouchedBytes(model_id);
+  for (int i = 0; i < model.stack_count(); ++i) {
+    state.add_unnumbered_updates(model.stack(i).unnumbered_updates());
+  }
+  const absl::StatusOr<uint64_t> segment = parts_.begin_segment();
+  // The pause may have ended on the way here, and changes have come in before the rows were fixed.
+  absl::Status settled = segment.ok() ? CheckSettled(request) : segment.status();
+  if (!settled.ok()) {
+    parts_.engine->EndSnapshot(transfer->snapshot, /*kept=*/false);
+    return settled;
+  }
+  transfer->segment = *segment;
+  if (Mistake("log.dropped_before_checkpoint")) parts_.log->DropBefore(*segment);
+  return Start(request.transfer_id(), transfer,
+               [this, request, state = std::move(state)](Transfer& save) {
+                 return Save(request, state, save);
+               });
+}
+
+absl::Status ShardCheckpoints::Save(const internal::v1::BeginSaveRequest& request,
+                                    const internal::v1::ShardState& state, Transfer& transfer) {
+  const std::shared_ptr<shard::Snapshot> snapshot = [&] {
+    MutexLock lock(&mutex_);
+    return transfer.snapshot;
+  }();
+  if (snapshot == nullptr) return absl::CancelledError("the save was cancelled");
+  CheckpointFiles files;
+  absl::Status status = SaveRows(*snapshot, request.folder(), transfer.progress, &files);
+  if (!status.ok()) {
+    End(transfer, /*kept=*/false);
+    return status;
+  }
+  ReachFailpoint("save.rows_are_here");
+  ASSIGN_OR_RETURN(
+      const v1::CheckpointFile state_file,
+      files::WriteListedFile(request.folder(), absl::StrFormat("state.s%04d.pb", place_.index),
+                             state.SerializeAsString()));
+  MutexLock lock(&transfer.mutex);
+  transfer.state.mutable_files()->Swap(&files);
+  *transfer.state.mutable_state_file() = state_file;
+  return absl::OkStatus();
+}
+
+void ShardCheckpoints::End(Transfer& transfer, bool kept) {
+  std::shared_ptr<shard::Snapshot> snapshot;
+  {
+    MutexLock lock(&mutex_);
+    snapshot.swap(transfer.snapshot);
+  }
+  if (snapshot != nullptr) parts_.engine->EndSnapshot(snapshot, kept);
+}
+
+absl::Status ShardCheckpoints::CompleteSave(const internal::v1::CompleteSaveRequest& request) {
+  ReachFailpoint("save.is_a_checkpoint_now");
+  TransferPtr save;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& entry) {
+      return entry.second->checkpoint_id == request.checkpoint_id() &&
+             entry.second->model_id == request.model_id();
+    });
+    if (found == transfers_.end()) return absl::NotFoundError("the save is not known here");
+    save = found->second;
+    transfers_.erase(found);
+  }
+  End(*save, /*kept=*/true);
+  RETURN_IF_ERROR(parts_.models->SetCheckpoint(request.model_id(), request.history(),
+                                               request.checkpoint_id(), save->segment));
+  // Those before may be deleted when all shards have said so.
+  RETURN_IF_ERROR(parts_.log->Sync());
+  if (const auto oldest = parts_.models->OldestSegment()) parts_.log->DropBefore(*oldest);
+  return absl::OkStatus();
+}
+
+absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequest& request) {
+  if (request.chain().empty()) return absl::InvalidArgumentError("chain is empty");
+  auto transfer = std::make_shared<Transfer>();
+  transfer->model_id = request.create().model_id();
+  transfer->history = request.create().history();
+  if (request.check_only()) {
+    return Start(request.transfer_id(), transfer, [this, request](Transfer& check) {
+      return CheckFiles(ChainOf(request), place_.index, place_.shards, check.progress);
+    });
+  }
+  // At once, so that nobody else begins the same.
+  const std::set<std::string> finished = parts_.groups->Finished(transfer->model_id);
+  ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->BeginRestore(request.create()));
+  const auto model = Reserve(request, spec);
+  if (!model.ok()) {
+    parts_.models->Abandon(transfer->model_id, transfer->history);
+    return model.status();
+  }
+  if (!request.create().has_serves()) {
+    MutexLock lock(&mutex_);
+    finished_[transfer->model_id].insert(finished.begin(), finished.end());
+  }
+  return Start(request.transfer_id(), transfer, [this, request, model = *model](Transfer& restore) {
+    const absl::Status status = Restore(request, model, restore);
+    if (!status.ok()) parts_.models->Abandon(restore.model_id, restore.history);
+    return status;
+  });
+}
+
+absl::StatusOr<std::shared_ptr<shard::Model>> ShardCheckpoints::Reserve(
+    const internal::v1::BeginRestoreRequest& request, const shard::ModelSpec& spec) {
+  const auto model = parts_.engine->MakeModel(spec);
+  if (!model.ok() || !request.create().has_serves()) return model;
+  const int64_t bytes = std::min((*model)->bytes(), BytesToLoad(spec, ChainOf(request)));
+  RETURN_IF_ERROR(parts_.memory->CheckLoad(bytes));
+  return model;
+}
+
+absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& request,
+                                       const std::shared_ptr<shard::Model>& model,
+                                       Transfer& transfer) {
+  const checkpoint::CheckpointChain chain = ChainOf(request);
+  const internal::v1::CheckpointSource& newest = chain.front();
+  const bool serves = request.create().has_serves();  // rows alone
+  internal::v1::ShardState state;
+  if (!serves) {
+    ASSIGN_OR_RETURN(state, LoadState(newest, place_.index, place_.shards));
+    NameModel(newest.manifest().model_id(), transfer.model_id, state.mutable_clients());
+  }
+  if (!SamePlaces(*model, newest.manifest())) {
+    // Rows come in another order than that of their files, so checksums say nothing on the way.
+    // Every shard compares those of its share; nobody serves before all have done so.
+    RETURN_IF_ERROR(CheckFiles(chain, place_.index, place_.shards, transfer.progress));
+  }
+  RETURN_IF_ERROR(LoadRows(*model, chain, parts_.threads, transfer.progress));
+  const int stacks = std::min(model->stack_count(), state.unnumbered_updates_size());
+  for (int i = 0; i < stacks; ++i) {
+    model->stack(i).set_unnumbered_updates(state.unnumbered_updates(i));
+  }
+  ReachFailpoint("restore.rows_are_here");
+  std::set<std::string> finished;
+  {
+    MutexLock lock(&mutex_);
+    finished = finished_[transfer.model_id];
+  }
+  internal::v1::LogModelMade made;
+  *made.mutable_create() = request.create();
+  made.set_checkpoint_id(newest.manifest().checkpoint_id());
+  made.set_checkpoint_model(newest.manifest().config().name());
+  made.mutable_finished_groups()->Add(finished.begin(), finished.end());
+  *made.mutable_state() = state;
+  const bool equal = SamePlaces(*model, newest.manifest());
+  const auto rest = [&] {
+    parts_.votes->Restore(transfer.model_id, state.clients());
+    parts_.groups->Restore(transfer.model_id, state, finished);
+  };
+  RETURN_IF_ERROR(parts_.models->EndRestore(made, model, state.changes(),
+                                            equal ? newest.manifest().checkpoint_id() : 0, rest));
+  if (serves) return absl::OkStatus();
+  MutexLock lock(&mutex_);
+  finished_.erase(transfer.model_id);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
+    const internal::v1::GetTransferRequest& request) {
+  const TransferPtr transfer = Find(request.transfer_id());
+  if (transfer == nullptr) {
+    return absl::NotFoundError(
+        "the shard does not know this save or restore: it was restarted, "
+        "or it gave up because no coordinator asked about the progress");
+  }
+  MutexLock lock(&transfer->mutex);
+  transfer->asked = SteadyNow();
+  GetTransferResponse response = transfer->state;
+  if (response.state() == GetTransferResponse::STATE_UNSPECIFIED) {
+    response.set_state(GetTransferResponse::RUNNING);
+  }
+  response.set_bytes(transfer->progress.bytes);
+  response.set_total_bytes(transfer->progress.total_bytes);
+  return response;
+}
+
+void ShardCheckpoints::GiveUp(uint64_t transfer_id) {
+  TransferPtr transfer;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = transfers_.find(transfer_id);
+    if (found == transfers_.end()) return;
+    transfer = found->second;
+    transfers_.erase(found);
+  }
+  transfer->progress.cancelled = true;
+  const bool is_save = transfer->checkpoint_id != 0;
+  End(*transfer, /*kept=*/false);
+  if (!is_save) parts_.models->Abandon(transfer->model_id, transfer->history);
+}
+
+void ShardCheckpoints::Sweep(absl::Time now) {
+  gate_.Sweep(now);
+  std::vector<uint64_t> old;
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [id, transfer] : transfers_) {
+      MutexLock transfer_lock(&transfer->mutex);
+      if (transfer->asked + kTransferPatience <= now) old.push_back(id);
+    }
+  }
+  for (const uint64_t id : old) GiveUp(id);
+}
+
+}  // namespace emberd::host

@@ -1,0 +1,166 @@
+// What one shard does for checkpoints: it holds back changes while their moment is fixed, writes
+// the rows of that moment, and makes models of rows that were written. See shard_service.proto and
+// docs/checkpoint.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/blocking_pool.h"
+#include "base/mutex.h"
+#include "base/steady_time.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/internal/v1/shard_state.pb.h"
+#include "server/host/group_steps.h"
+#include "server/host/hosted_models.h"
+#include "server/host/log/shard_log.h"
+#include "server/host/memory_guard.h"
+#include "server/host/mutation_votes.h"
+#include "server/host/row_files.h"
+#include "server/host/shard_backend.h"
+#include "shard/engine.h"
+
+namespace emberd::host {
+
+// Where changes of a model's rows wait while a checkpoint's moment is fixed. Thread-safe. Must
+// outlive its passes.
+class ChangeGate {
+ public:
+  // Held by a change that has come in, until it is voted on or refused.
+  using Pass = std::shared_ptr<const void>;
+  using Go = std::function<void(Pass)>;
+
+  // Calls `go` now, or when no pause holds the change back any more. `part`: of a group's step.
+  void Enter(uint64_t model_id, const std::optional<GroupPart>& part, Go go);
+
+  // See PauseChanges in shard_service.proto. Returns how many changes are in.
+  absl::StatusOr<int> Pause(const internal::v1::PauseChangesRequest& request);
+  void Resume(uint64_t model_id, uint64_t pause_id);
+  // Whether the pause still holds back all changes, and none is in.
+  bool Closed(uint64_t model_id, uint64_t pause_id);
+  // Ends pauses that were not renewed.
+  void Sweep(absl::Time now);
+
+ private:
+  struct Waiting {
+    std::optional<GroupPart> part;
+    Go go;
+  };
+  struct Gate {
+    int entered = 0;
+    uint64_t pause_id = 0;  // 0: open
+    absl::Time until;
+    std::string group;  // empty: of all changes
+    int64_t after_step = 0;
+    std::vector<Waiting> waiting;
+  };
+
+  static bool HoldsBack(const Gate& gate, const std::optional<GroupPart>& part);
+  Pass MakePass(uint64_t model_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Leave(uint64_t model_id);
+  // Ends the pause, and takes out whoever has waited.
+  std::vector<Waiting> Open(Gate* gate) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LetIn(uint64_t model_id, std::vector<Waiting> waiting);
+
+  Mutex mutex_;
+  absl::flat_hash_map<uint64_t, Gate> gates_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Thread-safe.
+class ShardCheckpoints {
+ public:
+  // What it works with; must outlive it.
+  struct Parts {
+    shard::Engine* engine = nullptr;
+    HostedModels* models = nullptr;
+    MutationVotes* votes = nullptr;
+    GroupSteps* groups = nullptr;
+    MemoryGuard* memory = nullptr;
+    BlockingPool* threads = nullptr;
+    ShardLog* log = nullptr;
+    // Begins a segment of the log, so that a checkpoint is of its beginning. 0: there is no log.
+    std::function<absl::StatusOr<uint64_t>()> begin_segment;
+  };
+  // `copy_bytes`: of rows that change while they are being saved.
+  ShardCheckpoints(const ShardPlace& place, int64_t copy_bytes, const Parts& parts)
+      : place_(place), copy_bytes_(copy_bytes), parts_(parts), tasks_(parts.threads, 2, 64) {}
+  // Gives up what is under way.
+  ~ShardCheckpoints();
+
+  ChangeGate& gate() { return gate_; }
+
+  absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
+      const internal::v1::PauseChangesRequest& request);
+  absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request) {
+    gate_.Resume(request.model_id(), request.pause_id());
+    return absl::OkStatus();
+  }
+  absl::Status BeginSave(const internal::v1::BeginSaveRequest& request);
+  absl::Status CompleteSave(const internal::v1::CompleteSaveRequest& request);
+  absl::Status BeginRestore(const internal::v1::BeginRestoreRequest& request);
+  absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
+      const internal::v1::GetTransferRequest& request);
+  absl::Status CancelTransfer(const internal::v1::CancelTransferRequest& request) {
+    GiveUp(request.transfer_id());
+    return absl::OkStatus();
+  }
+  // Gives up what nobody asks about.
+  void Sweep(absl::Time now);
+
+ private:
+  // A save or restore.
+  struct Transfer {
+    uint64_t model_id = 0;
+    uint64_t history = 0;
+    uint64_t checkpoint_id = 0;                 // of a save
+    uint64_t segment = 0;                       // of a save: of the log, which begins here
+    std::shared_ptr<shard::Snapshot> snapshot;  // of a save, until it is over
+    ShardProgress progress;
+    Mutex mutex;
+    absl::Time asked ABSL_GUARDED_BY(mutex) = SteadyNow();
+    internal::v1::GetTransferResponse state ABSL_GUARDED_BY(mutex);
+  };
+  using TransferPtr = std::shared_ptr<Transfer>;
+  using State = internal::v1::GetTransferResponse::State;
+
+  TransferPtr Find(uint64_t transfer_id);
+  void GiveUp(uint64_t transfer_id);
+  // Runs `work` on a thread, and keeps its result. RESOURCE_EXHAUSTED: too many are under way.
+  absl::Status Start(uint64_t transfer_id, TransferPtr transfer,
+                     std::function<absl::Status(Transfer&)> work);
+  // ABORTED: another save of the model is under way.
+  absl::Status MakeWayForSave(uint64_t model_id);
+  // ABORTED unless all is as it was when the pause had settled.
+  absl::Status CheckSettled(const internal::v1::BeginSaveRequest& request);
+  // Ends the snapshot of a save.
+  void End(Transfer& transfer, bool kept);
+  absl::Status Save(const internal::v1::BeginSaveRequest& request,
+                    const internal::v1::ShardState& state, Transfer& transfer);
+  // The model that a restore fills. RESOURCE_EXHAUSTED, with the figures, if it does not fit.
+  absl::StatusOr<std::shared_ptr<shard::Model>> Reserve(
+      const internal::v1::BeginRestoreRequest& request, const shard::ModelSpec& spec);
+  absl::Status Restore(const internal::v1::BeginRestoreRequest& request,
+                       const std::shared_ptr<shard::Model>& model, Transfer& transfer);
+
+  const ShardPlace place_;
+  const int64_t copy_bytes_;
+  const Parts parts_;
+  ChangeGate gate_;
+  Mutex mutex_;
+  absl::flat_hash_map<uint64_t, TransferPtr> transfers_ ABSL_GUARDED_BY(mutex_);
+  // By model, groups that had finished before a restore that is not over, or came to nothing.
+  absl::flat_hash_map<uint64_t, std::set<std::string>> finished_ ABSL_GUARDED_BY(mutex_);
+  TaskQueue tasks_;  // last: its destructor waits for what uses the rest
+};
+
+}  // namespace emberd::host

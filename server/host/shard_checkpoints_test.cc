@@ -1,0 +1,418 @@
+// What one shard promises a coordinator that saves and restores: the rows of a moment at rest or
+// none, one save at a time, and rows of a checkpoint that nobody sees before all of them are there.
+// Covers: row_files.cc, hosted_models.cc
+#include "server/host/shard_checkpoints.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "server/host/testing_host.h"
+
+namespace emberd::host {
+namespace shard_checkpoints_test {
+
+using internal::v1::GetTransferResponse;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kModelId = 5;
+constexpr uint64_t kLive = 6;  // serves the checkpoints of kModelId
+constexpr uint64_t kPause = 7, kTransfer = 21, kCheckpoint = 31, kRestored = 18;
+
+class ShardCheckpointsTest : public TestHost {
+ protected:
+  ShardCheckpoints& checkpoints() { return host_->checkpoints(); }
+
+  // An update of rows 3 and 4.
+  void Update(uint64_t sequence) {
+    ASSERT_TRUE(Gather(sequence).ok());
+    ASSERT_TRUE(Commit(*Stage(sequence, sequence)).ok());
+  }
+  absl::StatusOr<internal::v1::PauseChangesResponse> Pause(uint64_t pause_id = kPause) {
+    internal::v1::PauseChangesRequest request;
+    request.set_model_id(kModelId);
+    request.set_history(kHistory);
+    request.set_pause_id(pause_id);
+    request.set_lease_ms(60'000);
+    return checkpoints().PauseChanges(request);
+  }
+  // The last change may still be on its way out.
+  void PauseAtRest() {
+    auto paused = Pause();
+    while (paused.ok() && paused->entering() > 0) paused = Pause();
+    EXPECT_TRUE(paused.ok()) << paused.status();
+  }
+  void Resume(uint64_t pause_id = kPause) {
+    internal::v1::ResumeChangesRequest request;
+    request.set_model_id(kModelId);
+    request.set_pause_id(pause_id);
+    EXPECT_TRUE(checkpoints().ResumeChanges(request).ok());
+  }
+  // Of a save, made if it is not there.
+  std::string FolderOf(uint64_t transfer_id) {
+    const std::string folder = folder_.Path(absl::StrCat(transfer_id));
+    std::filesystem::create_directory(folder);
+    return folder;
+  }
+  absl::Status BeginSave(uint64_t transfer_id, int64_t changes, uint64_t parent_id = 0) {
+    internal::v1::BeginSaveRequest request;
+    request.set_model_id(kModelId);
+    request.set_history(kHistory);
+    request.set_pause_id(kPause);
+    request.set_transfer_id(transfer_id);
+    request.set_folder(FolderOf(transfer_id));
+    request.set_checkpoint_id(kCheckpoint);
+    request.set_parent_id(parent_id);
+    request.set_changes(changes);
+    return checkpoints().BeginSave(request);
+  }
+  GetTransferResponse Await(uint64_t transfer_id) {
+    internal::v1::GetTransferRequest request;
+    request.set_transfer_id(transfer_id);
+    while (true) {
+      const auto response = checkpoints().GetTransfer(request);
+      EXPECT_TRUE(response.ok()) << response.status();
+      if (!response.ok() || response->state() != GetTransferResponse::RUNNING) {
+        return response.value_or(GetTransferResponse());
+      }
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  void Cancel(uint64_t transfer_id) {
+    internal::v1::CancelTransferRequest request;
+    request.set_transfer_id(transfer_id);
+    EXPECT_TRUE(checkpoints().CancelTransfer(request).ok());
+  }
+  // A whole checkpoint of what is there now, which a save of its own has written.
+  internal::v1::CheckpointSource SaveAll(int64_t changes) {
+    PauseAtRest();
+    const absl::Status begun = BeginSave(kTransfer, changes);
+    EXPECT_TRUE(begun.ok()) << begun;
+    Resume();
+    const GetTransferResponse saved = Await(kTransfer);
+    EXPECT_EQ(saved.state(), GetTransferResponse::DONE) << saved.error();
+    internal::v1::CheckpointSource source;
+    source.set_folder(FolderOf(kTransfer));
+    v1::CheckpointManifest& manifest = *source.mutable_manifest();
+    manifest.set_model("m");
+    manifest.set_checkpoint_id(kCheckpoint);
+    manifest.set_model_id(kModelId);
+    *manifest.mutable_config() = config_;
+    *manifest.mutable_plan() = preprocess::PlanToProto(config_, plan_);
+    *manifest.mutable_files() = saved.files();
+    *manifest.add_states() = saved.state_file();
+    return source;
+  }
+  absl::Status BeginRestore(const internal::v1::CheckpointSource& source,
+                            uint64_t transfer_id = kTransfer + 1, uint64_t history = kRestored) {
+    internal::v1::BeginRestoreRequest request;
+    *request.mutable_create() = CreateRequest();
+    request.mutable_create()->set_history(history);
+    request.mutable_create()->set_replaces(here_);
+    request.set_transfer_id(transfer_id);
+    *request.add_chain() = source;
+    return checkpoints().BeginRestore(request);
+  }
+  internal::v1::BeginRestoreRequest LiveRequest(const internal::v1::CheckpointSource& source,
+                                                uint64_t history, uint64_t replaces) {
+    internal::v1::BeginRestoreRequest request;
+    internal::v1::CreateModelRequest& create = *request.mutable_create();
+    create = CreateRequest();
+    create.set_model_id(kLive);
+    v1::ModelConfig& config = *create.mutable_config();
+    config.set_name("live");
+    config.mutable_optimizer()->mutable_none();
+    config.mutable_tables(0)->mutable_optimizer()->mutable_none();
+    create.set_plan_fingerprint(
+        preprocess::MakePlan(config, {.shards = 1, .sparsecores_per_shard = 2})->fingerprint);
+    create.set_history(history);
+    create.set_replaces(replaces);
+    create.mutable_serves()->set_model("m");
+    create.mutable_serves()->set_checkpoint("a");
+    create.mutable_serves()->set_version(static_cast<int64_t>(history));
+    request.set_transfer_id(history);
+    *request.add_chain() = source;
+    return request;
+  }
+  // Under a history that is greater than those before.
+  absl::Status LoadLive(const internal::v1::CheckpointSource& source, uint64_t history,
+                        uint64_t replaces) {
+    RETURN_IF_ERROR(checkpoints().BeginRestore(LiveRequest(source, history, replaces)));
+    EXPECT_EQ(Await(history).state(), GetTransferResponse::DONE);
+    return absl::OkStatus();
+  }
+  absl::Status Serve(uint64_t history, uint64_t model_id = kModelId) {
+    internal::v1::ServeModelRequest request;
+    request.set_model_id(model_id);
+    request.set_history(history);
+    return host_->ServeModel(request);
+  }
+  absl::Status Drop(uint64_t history, bool unless_serving = false) {
+    internal::v1::DropModelRequest request;
+    request.set_model_id(kModelId);
+    request.set_history(history);
+    request.set_unless_serving(unless_serving);
+    return host_->DropModel(request);
+  }
+  absl::Status DropLive(uint64_t history, bool unless_only) {
+    internal::v1::DropModelRequest request;
+    request.set_model_id(kLive);
+    request.set_history(history);
+    request.set_unless_only(unless_only);
+    return host_->DropModel(request);
+  }
+  // The first column of row 3 under a history.
+  absl::StatusOr<float> RowThree(uint64_t history, uint64_t model_id = kModelId) {
+    const preprocess::TablePlan& table = plan_.stacks[0].tables[0];
+    const std::vector<int32_t> partitions = {static_cast<int32_t>((3 + table.shard_rotation) % 2)};
+    const std::vector<int64_t> rows = {1 + table.row_offset};
+    float value = 0;
+    absl::Status read;
+    absl::Notification done;
+    host_->ReadRows({model_id, 0, "", partitions, rows, 1, history}, absl::MakeSpan(&value, 1),
+                    [&](const absl::Status& status) {
+                      read = status;
+                      done.Notify();
+                    });
+    done.WaitForNotification();
+    if (!read.ok()) return read;
+    return value;
+  }
+  std::vector<std::string> Files() {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(FolderOf(kTransfer))) {
+      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+    }
+    return files;
+  }
+
+  uint64_t here_ = kHistory;  // what a restore replaces
+  const TempDir folder_ = *TempDir::Create();
+};
+
+TEST_F(ShardCheckpointsTest, APauseTellsWhatIsHeldAndHoldsBackTheRest) {
+  Update(1);
+  ASSERT_TRUE(Gather(2).ok());
+  auto staged = Stage(2, 2);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  PauseAtRest();
+  const auto paused = Pause();
+  ASSERT_TRUE(paused.ok()) << paused.status();
+  EXPECT_EQ(paused->entering(), 0);
+  EXPECT_EQ(paused->changes(), 1);
+  ASSERT_EQ(paused->mutations_size(), 1);
+  EXPECT_EQ(paused->mutations(0).name().sequence(), 2u);
+  EXPECT_FALSE(paused->mutations(0).making());
+  // Nobody else's vote comes in, but what is held is still decided.
+  ASSERT_TRUE(Gather(3).ok());
+  absl::Notification voted;
+  ApplyCommand command = Command(3);
+  command.mutation = {"c", 3, UpdateTag(kModelId)};
+  command.attempt = 1;
+  host_->Stage(std::move(command), [&](const auto& late) {
+    EXPECT_TRUE(late.ok()) << late.status();
+    voted.Notify();
+  });
+  EXPECT_FALSE(voted.WaitForNotificationWithTimeout(absl::Milliseconds(50)));
+  ASSERT_TRUE(Commit(*std::move(staged)).ok());
+  EXPECT_EQ(Pause()->changes(), 2);
+  EXPECT_EQ(Pause()->mutations_size(), 0);
+  Resume();
+  voted.WaitForNotification();
+}
+
+TEST_F(ShardCheckpointsTest, OnlyWhatIsAtRestIsSaved) {
+  Update(1);
+  EXPECT_TRUE(absl::IsAborted(BeginSave(kTransfer, 1))) << "nobody has paused it";
+  PauseAtRest();
+  EXPECT_TRUE(absl::IsAborted(BeginSave(kTransfer, 0))) << "an update was made since";
+  EXPECT_TRUE(absl::IsFailedPrecondition(BeginSave(kTransfer, 1, /*parent_id=*/99)));
+  Resume();
+  EXPECT_TRUE(absl::IsAborted(BeginSave(kTransfer, 1))) << "the pause is over";
+  // A refusal leaves nothing that the next one would have to wait for.
+  PauseAtRest();
+  EXPECT_TRUE(BeginSave(kTransfer, 1).ok());
+  EXPECT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
+}
+
+TEST_F(ShardCheckpointsTest, OneSaveAtATime) {
+  Update(1);
+  PauseAtRest();
+  ASSERT_TRUE(BeginSave(kTransfer, 1).ok());
+  EXPECT_TRUE(absl::IsAborted(BeginSave(kTransfer + 1, 1)));
+  EXPECT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
+  EXPECT_TRUE(absl::IsAborted(BeginSave(kTransfer + 1, 1))) << "it may become a checkpoint yet";
+  Cancel(kTransfer);
+  EXPECT_TRUE(BeginSave(kTransfer + 2, 1).ok());
+  EXPECT_EQ(Await(kTransfer + 2).state(), GetTransferResponse::DONE);
+  // Nobody asks about it any more.
+  checkpoints().Sweep(absl::Now() + absl::Seconds(10));
+  EXPECT_TRUE(absl::IsAborted(BeginSave(kTransfer + 3, 1)));
+  checkpoints().Sweep(absl::Now() + absl::Minutes(2));
+  PauseAtRest();  // the sweep has ended it
+  EXPECT_TRUE(BeginSave(kTransfer + 3, 1).ok());
+  EXPECT_EQ(Await(kTransfer + 3).state(), GetTransferResponse::DONE);
+}
+
+TEST_F(ShardCheckpointsTest, WhatBecameACheckpointIsWhatTheNextOneBuildsOn) {
+  Update(1);
+  SaveAll(1);
+  EXPECT_EQ(Pause()->checkpoint_id(), 0u) << "it is none yet";
+  internal::v1::CompleteSaveRequest complete;
+  complete.set_model_id(kModelId);
+  complete.set_history(kHistory);
+  complete.set_checkpoint_id(kCheckpoint);
+  ASSERT_TRUE(checkpoints().CompleteSave(complete).ok());
+  EXPECT_EQ(Pause()->checkpoint_id(), kCheckpoint);
+  PauseAtRest();
+  EXPECT_TRUE(BeginSave(kTransfer + 1, 1, kCheckpoint).ok());
+  EXPECT_EQ(Await(kTransfer + 1).files_size(), 0) << "nothing has changed";
+}
+
+TEST_F(ShardCheckpointsTest, ARestoreIsServedWhenItIsToldTo) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  Update(2);
+  EXPECT_EQ(*RowThree(kHistory), -1.0f);
+  ASSERT_TRUE(BeginRestore(source).ok());
+  EXPECT_TRUE(absl::IsDataLoss(RowThree(kHistory).status())) << "those rows are given up";
+  EXPECT_EQ(Await(kTransfer + 1).state(), GetTransferResponse::DONE);
+  EXPECT_TRUE(absl::IsDataLoss(RowThree(kRestored).status())) << "nobody has said so yet";
+  EXPECT_TRUE(absl::IsAborted(Serve(kHistory)));
+  ASSERT_TRUE(Serve(kRestored).ok());
+  EXPECT_EQ(*RowThree(kRestored), 1.0f);
+  const auto listed = host_->ListModels();
+  ASSERT_EQ(listed.models_size(), 1);
+  EXPECT_TRUE(listed.models(0).restored());
+  EXPECT_EQ(listed.models(0).changes(), 1);
+  // The record is that of the checkpoint.
+  MutationVotes::Found first, second;
+  const auto find = [&](uint64_t sequence, MutationVotes::Found* found) {
+    host_->FindMutation({"c", sequence, UpdateTag(kModelId)}, 0, [&](auto answer) {
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      *found = *answer;
+    });
+  };
+  find(1, &first);
+  find(2, &second);
+  EXPECT_EQ(first.state, internal::v1::FindMutationResponse::COMMITTED);
+  EXPECT_EQ(first.rows.updated, 2);
+  EXPECT_EQ(second.state, internal::v1::FindMutationResponse::UNKNOWN);
+}
+
+TEST_F(ShardCheckpointsTest, RowsThatAreOnlyReadFollowOneAnother) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  ASSERT_TRUE(LoadLive(source, 100, 0).ok());
+  EXPECT_TRUE(absl::IsDataLoss(RowThree(100, kLive).status())) << "nobody has said so yet";
+  ASSERT_TRUE(Serve(100, kLive).ok());
+  Update(2);
+  EXPECT_EQ(*RowThree(100, kLive), 1.0f);
+  EXPECT_TRUE(absl::IsAborted(LoadLive(source, 101, 99))) << "somebody else's are served";
+  ASSERT_TRUE(LoadLive(source, 101, 100).ok());
+  EXPECT_EQ(*RowThree(100, kLive), 1.0f) << "they stand beside each other";
+  EXPECT_TRUE(absl::IsAborted(LoadLive(source, 102, 100))) << "two are enough";
+  EXPECT_TRUE(absl::IsFailedPrecondition(DropLive(100, /*unless_only=*/true)));
+  ASSERT_TRUE(Serve(101, kLive).ok());
+  EXPECT_EQ(*RowThree(101, kLive), 1.0f);
+  EXPECT_EQ(*RowThree(100, kLive), 1.0f) << "for calls that began on them";
+  EXPECT_EQ(host_->ListModels().models_size(), 3);
+  ASSERT_TRUE(DropLive(100, /*unless_only=*/true).ok());
+  EXPECT_TRUE(absl::IsDataLoss(RowThree(100, kLive).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(DropLive(101, /*unless_only=*/true)));
+  EXPECT_EQ(*RowThree(101, kLive), 1.0f);
+  ASSERT_TRUE(DropLive(101, /*unless_only=*/false).ok());
+  EXPECT_EQ(host_->ListModels().models_size(), 1);
+  EXPECT_EQ(*RowThree(kHistory), -1.0f) << "training goes on";
+}
+
+TEST_F(ShardCheckpointsTest, RowsThatAreOnlyReadAreNotTrainedAndTakeNobodysPlace) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  internal::v1::BeginRestoreRequest request = LiveRequest(source, 100, 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(host_->CreateModel(request.create()).status()));
+  ASSERT_TRUE(LoadLive(source, 100, 0).ok());
+  ASSERT_TRUE(Serve(100, kLive).ok());
+  request.mutable_create()->clear_serves();
+  request.mutable_create()->set_model_id(7);
+  EXPECT_TRUE(absl::IsAlreadyExists(host_->CreateModel(request.create()).status()));
+  request = LiveRequest(source, 101, kHistory);
+  *request.mutable_create()->mutable_config() = config_;
+  request.mutable_create()->set_plan_fingerprint(plan_.fingerprint);
+  EXPECT_TRUE(absl::IsAlreadyExists(checkpoints().BeginRestore(request)));
+  const std::vector<int32_t> partitions = {0};
+  const std::vector<int64_t> rows = {0};
+  const std::vector<float> values(8);
+  AssignCommand assign;
+  assign.rows = {kLive, 0, "", partitions, rows, 8, 100};
+  assign.values = values;
+  assign.mutation = {"c", 9, 1};
+  assign.attempt = 1;
+  absl::Status assigned;
+  absl::Notification done;
+  host_->StageAssign(assign, [&](const auto& staged) {
+    assigned = staged.status();
+    done.Notify();
+  });
+  done.WaitForNotification();
+  EXPECT_TRUE(absl::IsFailedPrecondition(assigned)) << assigned;
+}
+
+TEST_F(ShardCheckpointsTest, ARestoreThatNobodyWantsAnyMoreLeavesNothing) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  ASSERT_TRUE(BeginRestore(source).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(BeginRestore(source, kTransfer + 2)));
+  Await(kTransfer + 1);
+  Cancel(kTransfer + 1);
+  EXPECT_TRUE(absl::IsAborted(Serve(kRestored)));
+  EXPECT_EQ(host_->ListModels().models_size(), 0);
+  here_ = 0;
+  // Dropped while its rows are on their way.
+  ASSERT_TRUE(BeginRestore(source, kTransfer + 3, kRestored + 1).ok());
+  ASSERT_TRUE(Drop(kRestored + 1, /*unless_serving=*/true).ok());
+  Await(kTransfer + 3);
+  EXPECT_TRUE(absl::IsAborted(Serve(kRestored + 1)));
+  EXPECT_EQ(host_->ListModels().models_size(), 0);
+  // The word that takes it back may be faster than the one that begins it.
+  EXPECT_TRUE(absl::IsAborted(BeginRestore(source, kTransfer + 4, kRestored + 1)));
+  ASSERT_TRUE(BeginRestore(source, kTransfer + 5, kRestored + 2).ok());
+  EXPECT_EQ(Await(kTransfer + 5).state(), GetTransferResponse::DONE);
+  EXPECT_TRUE(Serve(kRestored + 2).ok());
+  EXPECT_EQ(*RowThree(kRestored + 2), 1.0f);
+}
+
+TEST_F(ShardCheckpointsTest, DamageIsFoundBeforeRowsAreGivenUpAndWhileTheyAreRead) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  ASSERT_FALSE(Files().empty());
+  const std::string damaged = Files().front();
+  std::fstream file(damaged, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('\x55');
+  file.close();
+  internal::v1::BeginRestoreRequest check;
+  check.set_transfer_id(kTransfer + 1);
+  check.set_check_only(true);
+  *check.add_chain() = source;
+  ASSERT_TRUE(checkpoints().BeginRestore(check).ok());
+  GetTransferResponse checked = Await(kTransfer + 1);
+  EXPECT_EQ(checked.state(), GetTransferResponse::FAILED);
+  EXPECT_EQ(checked.code(), static_cast<int>(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(checked.error(), HasSubstr(damaged));
+  EXPECT_EQ(*RowThree(kHistory), 1.0f) << "looking does no harm";
+  ASSERT_TRUE(BeginRestore(source, kTransfer + 2).ok());
+  checked = Await(kTransfer + 2);
+  EXPECT_EQ(checked.state(), GetTransferResponse::FAILED);
+  EXPECT_THAT(checked.error(), HasSubstr(damaged));
+  EXPECT_TRUE(absl::IsAborted(Serve(kRestored)));
+  EXPECT_EQ(host_->ListModels().models_size(), 0);
+}
+
+}  // namespace shard_checkpoints_test
+}  // namespace emberd::host

@@ -1,0 +1,734 @@
+#include "server/host/shard_host.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/steady_time.h"
+#include "config/config.h"
+#include "server/host/rows_codec.h"
+#include "server/host/step_codec.h"
+#include "server/ops/logging.h"
+#include "server/ops/metrics.h"
+
+namespace emberd::host {
+namespace {
+
+constexpr int kMaxQueuedRequests = 4096;
+constexpr int64_t kTinyEntries = 512;
+constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+
+uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
+
+std::vector<ops::LabelledMetrics> MakePartitionMetrics(const v1::ClusterConfig& cluster,
+                                                       int shard_index, ops::Metrics* metrics) {
+  std::vector<ops::LabelledMetrics> partitions;
+  const int count = cluster.sparsecores_per_shard();
+  for (int k = 0; k < count; ++k) {
+    partitions.push_back(metrics->Partition(shard_index, shard_index * count + k));
+  }
+  return partitions;
+}
+
+// The engine's vectors, together as long as the views of a result are in use, and their room.
+struct RoomyOutput {
+  rpc::MemoryRoom room;
+  shard::GatherOutput output;
+};
+
+GatherResult ToResult(uint64_t history, shard::GatherOutput output, rpc::MemoryRoom room) {
+  auto owner = std::make_shared<const RoomyOutput>(RoomyOutput{std::move(room), std::move(output)});
+  GatherResult result;
+  result.history = history;
+  for (const shard::StackSums& stack : owner->output.sums) result.stacks.push_back(ViewOf(stack));
+  for (const shard::StackRows& stack : owner->output.rows) {
+    result.rows.push_back({stack.stack, stack.row_bytes,
+                           absl::MakeConstSpan(stack.rows->data(), stack.count * stack.row_bytes),
+                           stack.rows_gathered, stack.rounded});
+  }
+  result.owner = std::move(owner);
+  return result;
+}
+
+// Done in a few microseconds, so that it need not wait for a thread of its own.
+bool IsTiny(const GatherCommand& command) {
+  for (const preprocess::StackBatchView& stack : command.stacks) {
+    if (stack.sample_count > kTinyEntries) return false;
+  }
+  return CountCells(command) <= kTinyEntries;
+}
+
+void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
+  for (const StackSumsView& stack : result.stacks) {
+    metrics->AddSums(stack.stack, stack.rows_gathered, PayloadBytes(stack));
+  }
+  for (const StackRowsView& stack : result.rows) {
+    metrics->AddRows(stack.stack, stack.rows_gathered, static_cast<int64_t>(stack.rows.size()));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster,
+                                                             int shard_index, ops::Metrics* metrics,
+                                                             ThreadPools* threads) {
+  if (shard_index < 0 || shard_index >= cluster.shards_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard index ", shard_index, " is not in 0 .. ", cluster.shards_size() - 1));
+  }
+  shard::EngineOptions options;
+  options.cpu = &threads->cpu;
+  options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
+  // What is kept is no longer in anybody's work.
+  options.idle_buffer_bytes =
+      std::min(options.idle_buffer_bytes, cluster.budgets().in_flight_bytes() / 4);
+  // In huge pages, the first rows of a large table take as much as all of them.
+  const int64_t memory = ReadMachineMemory().limit / config::ShardsOnOneHost(cluster);
+  if (memory > 0) options.huge_page_bytes = std::min(options.huge_page_bytes, memory / 2);
+  if (cluster.has_eviction()) {
+    ASSIGN_OR_RETURN(
+        options.memory,
+        shard::MemoryManager::Create({.bytes = options.bytes_per_partition,
+                                      .folder = cluster.eviction().spill_folder(),
+                                      .host_bytes = cluster.eviction().host_bytes_per_sparsecore(),
+                                      .spill_bytes = cluster.eviction().spill_bytes()}));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<shard::Engine> engine, shard::Engine::Create(options));
+  return std::unique_ptr<ShardHost>(
+      new ShardHost(cluster, shard_index, metrics, &threads->blocking, std::move(engine)));
+}
+
+ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
+                     BlockingPool* threads, std::unique_ptr<shard::Engine> engine)
+    : place_{cluster.shards_size(), cluster.sparsecores_per_shard(), shard_index},
+      incarnation_(NewIncarnation()),
+      start_(SteadyNow()),
+      slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
+      table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * place_.sparsecores_per_shard),
+      host_budget_bytes_(cluster.eviction().host_bytes_per_sparsecore()),
+      metrics_(metrics),
+      server_metrics_(metrics->Server("shard", shard_index)),
+      partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
+      limits_{cluster.budgets().max_message_bytes(),
+              rpc::MemoryBudget(cluster.budgets().in_flight_bytes(), "budgets.in_flight_bytes")},
+      memory_(config::ShardsOnOneHost(cluster)),
+      batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
+      models_(place_, engine.get(), metrics, &log_, &order_,
+              [this](uint64_t model_id) {
+                group_steps_.DropModel(model_id);
+                votes_.DropModel(model_id);
+              }),
+      votes_({.max_held_bytes = cluster.budgets().in_flight_bytes()}, &order_, &log_),
+      group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
+                    .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
+                   engine.get(), &order_, &log_,
+                   {.release_batch = [this](uint64_t handle) { batches_.Erase(handle); },
+                    .step_applied =
+                        [this](uint64_t model_id, const shard::ApplyResult& result) {
+                          AddUpdate(model_id, result);
+                        }}),
+      engine_(std::move(engine)),
+      checkpoints_(place_, cluster.storage().copy_bytes(),
+                   {engine_.get(), &models_, &votes_, &group_steps_, &memory_, threads, &log_,
+                    [this] { return BeginLogSegment(); }}),
+      workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
+               [metrics = server_metrics_](int queued) {
+                 metrics->Set(ops::MetricId::kQueuedRequests, queued);
+               }),
+      durable_(cluster.storage(), place_,
+               {.engine = engine_.get(),
+                .models = &models_,
+                .votes = &votes_,
+                .groups = &group_steps_,
+                .log = &log_,
+                .threads = threads,
+                .update =
+                    [this](uint64_t model_id, auto part) {
+                      return ChangeOf(model_id, /*batch_handle=*/0, std::move(part));
+                    },
+                .assignment = [this](const AssignCommand& command) { return ChangeOf(command); }},
+               [this](uint64_t segment, internal::v1::LogState* state) {
+                 MutexLock lock(&order_.mutex);
+                 DescribeForLog(segment, state);
+               }),
+      sweeper_(kSweepPeriod, [this] { Sweep(); }) {
+  server_metrics_->Set(ops::MetricId::kTableBudgetBytes, table_budget_bytes_);
+  server_metrics_->SetBudgets(cluster.budgets());
+}
+
+ShardHost::~ShardHost() = default;
+
+absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
+    const internal::v1::CreateModelRequest& request) {
+  ASSIGN_OR_RETURN(const bool created, models_.Create(request));
+  RETURN_IF_ERROR(log_.WaitDurable());
+  if (created) {
+    ShowHotRows();
+    WarnOfMemory(request.config().name());
+  }
+  internal::v1::CreateModelResponse response;
+  response.set_created(created);
+  return response;
+}
+
+void ShardHost::WarnOfMemory(const std::string& model) const {
+  int64_t needed = engine_->Statistics().table_bytes;
+  if (engine_->memory() != nullptr) {
+    const int64_t most = table_budget_bytes_ + host_budget_bytes_ * place_.sparsecores_per_shard;
+    needed = std::min(needed, most);
+  }
+  if (needed <= memory_.share() || memory_.share() == 0) return;
+  ops::Log(ops::LogLevel::kWarning,
+           "once every row has been touched, the tables need more memory than there is; lookups of "
+           "new rows will then be refused",
+           {{"model", model},
+            {"shard", place_.index},
+            {"table_bytes", needed},
+            {"memory_bytes", memory_.share()}});
+}
+
+template <typename Rows>
+absl::Status ShardHost::CheckMemory(uint64_t model_id, const Rows& rows) {
+  return memory_.Check(engine_->UntouchedBytes(model_id),
+                       [&] { return engine_->BytesToTouch(rows); });
+}
+
+void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
+  models_.AddChange(model_id);
+  ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
+  if (metrics == nullptr) return;
+  for (const shard::ApplyResult::Stack& stack : result.stacks) {
+    metrics->AddUpdated(stack.stack, stack.rows_updated, stack.rows_skipped);
+  }
+}
+
+absl::Status ShardHost::Submit(std::function<void()> work) {
+  if (workers_.Submit(std::move(work))) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(workers_.max_queued(), " requests wait already; retry later"));
+}
+
+void ShardHost::Gather(GatherCommand command, GatherCallback done) {
+  // Evicted rows would have to be waited for.
+  if (engine_->memory() == nullptr && IsTiny(command)) {
+    const CpuPool::Alone alone(true);
+    return GatherOnWorker(std::move(command), done);
+  }
+  auto work = [this, command = std::move(command), done]() mutable {
+    GatherOnWorker(std::move(command), done);
+  };
+  if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
+}
+
+void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
+  const auto rows = models_.FindRows(command.model_id, command.history);
+  if (!rows.ok()) return done(rows.status());
+  // A batch that is in order for an update takes up to four times the bytes of its entries as sent.
+  // Where that leaves too little for other batches, the update puts it in order.
+  const bool for_update =
+      command.batch_handle != 0 && batches_.HasPlenty(4 * PayloadBytes(command));
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
+      engine_->PrepareBatch(rows->engine_id, std::move(command.stacks), std::move(command.owner),
+                            command.places, command.activation_dtype, for_update);
+  if (!batch.ok()) {
+    // Dropped just now: that is what the caller must hear.
+    const absl::Status here = models_.Check(command.model_id, command.history);
+    return done(here.ok() ? batch.status() : here);
+  }
+  if (absl::Status status = CheckMemory(rows->engine_id, **batch); !status.ok()) {
+    return done(status);
+  }
+  // Before the batch is kept: nobody will use that of a gather which is refused.
+  auto room = limits_.memory.Take(engine_->GatherBytes(**batch, command.places), "the answer");
+  if (!room.ok()) return done(room.status());
+  if (command.batch_handle != 0) {
+    auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
+    absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), (*batch)->bytes(),
+                                          SteadyNow() + command.batch_ttl);
+    if (!status.ok()) return done(status);
+  }
+  // Callbacks are copied, so they share it.
+  auto held = std::make_shared<rpc::MemoryRoom>(*std::move(room));
+  engine_->Gather(*batch, std::move(command.places),
+                  [this, done, metrics = rows->metrics, read_only = rows->read_only, held,
+                   model_id = command.model_id, history = command.history,
+                   handle = command.batch_handle](auto output) {
+                    if (!output.ok()) {
+                      batches_.Erase(handle);
+                      const absl::Status here = models_.Check(model_id, history);
+                      return done(here.ok() ? output.status() : here);
+                    }
+                    // A reset in between would have shown new rows under the old name. Rows that
+                    // are only read stay what they are, also when others have followed them.
+                    const absl::Status status =
+                        read_only ? absl::OkStatus() : models_.Check(model_id, history);
+                    if (!status.ok()) {
+                      batches_.Erase(handle);
+                      return done(status);
+                    }
+                    GatherResult result = ToResult(history, *std::move(output), std::move(*held));
+                    if (metrics != nullptr) AddGathered(result, metrics);
+                    done(std::move(result));
+                  });
+}
+
+absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
+    const internal::v1::OpenGroupRequest& request) {
+  RETURN_IF_ERROR(models_.Check(request.model_id(), request.history()));
+  ASSIGN_OR_RETURN(auto response, group_steps_.Open(request));
+  RETURN_IF_ERROR(log_.WaitDurable());
+  return response;
+}
+
+absl::StatusOr<internal::v1::ListMadeResponse> ShardHost::ListMade(
+    const internal::v1::ListMadeRequest& request) const {
+  if (models_.HistoryOf(request.model_id()) != request.history()) {
+    return absl::DataLossError("the model was reset, restored or dropped in the meantime");
+  }
+  internal::v1::ListMadeResponse response;
+  votes_.ListNewest(request.model_id(), request.history(), response.mutable_mutations());
+  group_steps_.ListHeld(request.model_id(), response.mutable_groups());
+  // Behind the list: what is forgotten in between stands in it.
+  response.set_forgotten_generation(group_steps_.forgotten_generation());
+  return response;
+}
+
+void ShardHost::DescribeForLog(uint64_t segment, internal::v1::LogState* state) const {
+  models_.Describe(segment, state);
+  votes_.Describe(state);
+  group_steps_.Describe(state);
+}
+
+absl::StatusOr<uint64_t> ShardHost::BeginLogSegment() {
+  ASSIGN_OR_RETURN(const uint64_t begun,
+                   log_.BeginSegment(&order_, [this](uint64_t segment, auto* state) {
+                     DescribeForLog(segment, state);
+                   }));
+  if (begun != 0) models_.SegmentBegun(begun);
+  return begun;
+}
+
+void ShardHost::Stage(ApplyCommand command, StageCallback done) {
+  const uint64_t model_id = command.model_id;
+  const std::optional<GroupPart> part = command.group_part;
+  auto enter = [this, command = std::move(command),
+                done = std::move(done)](ChangeGate::Pass pass) mutable {
+    auto work = [this, command = std::move(command), done, pass = std::move(pass)]() mutable {
+      log_.AfterDurable(done)(StageOnWorker(std::move(command)));
+    };
+    if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
+  };
+  checkpoints_.gate().Enter(model_id, part, std::move(enter));
+}
+
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
+  const auto stage =
+      command.group_part.has_value() ? &ShardHost::StagePart : &ShardHost::StageUpdate;
+  ASSIGN_OR_RETURN(StagedApply staged, (this->*stage)(command));
+  staged.model_id_ = command.model_id;
+  staged.mutation_ = std::move(command.mutation);
+  staged.attempt_ = command.attempt;
+  staged.group_part_ = std::move(command.group_part);
+  return staged;
+}
+
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& command) {
+  StagedApply staged;
+  // Before the batch is asked for: an update that was made has none any more.
+  ASSIGN_OR_RETURN(std::optional<RowCounts> before,
+                   votes_.MayStage(command.mutation, command.attempt));
+  if (!before.has_value()) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
+    const auto voted = Vote(command, part);
+    if (!voted.ok() || voted->has_value()) batches_.Unclaim(command.batch_handle);
+    if (!voted.ok()) return voted.status();
+    before = *voted;
+    if (!before.has_value()) AddReceivedBytes(command.model_id, *part);
+  }
+  if (before.has_value()) {
+    staged.outcome_ = {.replayed = true, .rows = *before};
+    server_metrics_->Add(ops::MetricId::kReplays);
+  }
+  return staged;
+}
+
+absl::StatusOr<std::optional<RowCounts>> ShardHost::Vote(
+    const ApplyCommand& command, std::shared_ptr<const shard::CheckedPart> part) {
+  const ShardLog::Stay stay(&log_);
+  ASSIGN_OR_RETURN(const internal::v1::LogBlob blob, log_.AppendPart(*part));
+  MutationVotes::Change change = ChangeOf(command.model_id, command.batch_handle, std::move(part));
+  change.blob = blob;
+  return votes_.Stage(command.mutation, command.attempt, std::move(change));
+}
+
+MutationVotes::Change ShardHost::ChangeOf(uint64_t model_id, uint64_t handle,
+                                          std::shared_ptr<const shard::CheckedPart> part) {
+  MutationVotes::Change change;
+  change.model_id = model_id;
+  change.history = models_.HistoryOf(model_id);
+  change.bytes = part->gradient_bytes();
+  change.drop = [this, handle] { batches_.Unclaim(handle); };
+  change.make = [this, model_id, handle, part = std::move(part)](RowsCallback done) {
+    engine_->Apply(shard::StagedUpdate(part),
+                   [this, model_id, handle, done](absl::StatusOr<shard::ApplyResult> result) {
+                     batches_.Erase(handle);
+                     if (!result.ok()) return done(result.status());
+                     AddUpdate(model_id, *result);
+                     done(RowCounts{result->rows_updated, result->rows_skipped});
+                   });
+  };
+  return change;
+}
+
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand& command) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
+  const ShardLog::Stay stay(&log_);
+  const absl::StatusOr<internal::v1::LogBlob> blob = log_.AppendPart(*part);
+  const absl::Status status = blob.ok() ? group_steps_.Hold(command, part, *blob) : blob.status();
+  if (!status.ok()) {
+    batches_.Unclaim(command.batch_handle);
+    return status;
+  }
+  AddReceivedBytes(command.model_id, *part);
+  return StagedApply();
+}
+
+absl::Status ShardHost::WrongModel(uint64_t batch_handle, const KeptBatch& kept) {
+  return absl::InvalidArgumentError(absl::StrCat("batch_handle ", batch_handle,
+                                                 " belongs to model_id ",
+                                                 absl::Hex(kept.model_id, absl::kZeroPad16)));
+}
+
+absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardHost::ClaimChecked(
+    ApplyCommand& command) {
+  RETURN_IF_ERROR(models_.Check(command.model_id, command.history));
+  ASSIGN_OR_RETURN(const std::shared_ptr<KeptBatch> kept, batches_.Claim(command.batch_handle));
+  absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> part =
+      kept->model_id == command.model_id
+          ? shard::CheckedPart::Make(kept->batch, std::move(command.input))
+          : WrongModel(command.batch_handle, *kept);
+  if (!part.ok()) batches_.Unclaim(command.batch_handle);
+  return part;
+}
+
+void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part) {
+  ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
+  if (metrics == nullptr) return;
+  for (const shard::CheckedPart::Stack& stack : part.stacks()) {
+    metrics->AddReceivedBytes(stack.entries->stack, stack.gradient_bytes);
+  }
+}
+
+void ShardHost::Commit(const StagedApply& staged, RowsCallback answered) {
+  RowsCallback done = log_.AfterDurable(std::move(answered));
+  if (staged.group_part_.has_value()) {
+    group_steps_.Commit(staged.model_id_, *staged.group_part_, std::move(done));
+  } else {
+    votes_.Decide(staged.mutation_, staged.attempt_, /*commit=*/true, std::move(done));
+  }
+}
+
+void ShardHost::Discard(const StagedApply& staged) {
+  if (staged.group_part_.has_value()) return;
+  // Another attempt may be in charge by now, and decides.
+  votes_.Decide(staged.mutation_, staged.attempt_, /*commit=*/false, [](const auto&) {});
+}
+
+absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<KeptBatch> kept, batches_.Claim(batch_handle));
+  if (kept->model_id != model_id) {
+    batches_.Unclaim(batch_handle);
+    return WrongModel(batch_handle, *kept);
+  }
+  batches_.Erase(batch_handle);
+  return absl::OkStatus();
+}
+
+void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
+                         DoneCallback done) {
+  const auto rows = models_.FindRows(selection.model_id, selection.history);
+  if (!rows.ok()) return done(rows.status());
+  shard::RowSelection here = selection;
+  here.model_id = rows->engine_id;
+  if (absl::Status status = CheckMemory(here.model_id, here); !status.ok()) return done(status);
+  engine_->ReadRows(here, values,
+                    [this, model_id = selection.model_id, history = selection.history,
+                     done = std::move(done)](const absl::Status& read) {
+                      const absl::Status status = models_.Check(model_id, history);
+                      done(status.ok() ? read : status);
+                    });
+}
+
+void ShardHost::StageAssign(AssignCommand command, AssignCallback done) {
+  const uint64_t model_id = command.rows.model_id;
+  const auto enter = [this, command = std::move(command),
+                      done = log_.AfterDurable(std::move(done))](const ChangeGate::Pass&) {
+    done(StageAssignNow(command));
+  };
+  checkpoints_.gate().Enter(model_id, std::nullopt, enter);
+}
+
+absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
+  ASSIGN_OR_RETURN(const HostedModels::Rows rows,
+                   models_.FindRows(command.rows.model_id, command.rows.history));
+  if (rows.read_only) {
+    return absl::FailedPreconditionError(
+        "the model serves a checkpoint; its rows can only be read");
+  }
+  ASSIGN_OR_RETURN(std::optional<RowCounts> before,
+                   votes_.MayStage(command.mutation, command.attempt));
+  if (before.has_value()) return true;
+  RETURN_IF_ERROR(CheckMemory(command.rows.model_id, command.rows));
+  ASSIGN_OR_RETURN(MutationVotes::Change change, ChangeOf(command));
+  const ShardLog::Stay stay(&log_);
+  if (log_.on()) {
+    ASSIGN_OR_RETURN(change.blob, log_.AppendBytes(EncodeAssign(command).SerializeAsString()));
+  }
+  ASSIGN_OR_RETURN(before, votes_.Stage(command.mutation, command.attempt, std::move(change)));
+  return before.has_value();
+}
+
+absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& command) {
+  ASSIGN_OR_RETURN(auto assign, engine_->StageAssign(command.rows, command.values, command.owner));
+  MutationVotes::Change change;
+  change.assigns_rows = true;
+  change.model_id = command.rows.model_id;
+  change.history = models_.HistoryOf(change.model_id);
+  change.bytes = static_cast<int64_t>(command.values.size() * sizeof(float));
+  change.drop = [] {};
+  change.make = [this, model_id = command.rows.model_id,
+                 assign = std::move(assign)](RowsCallback done) {
+    engine_->Assign(assign, [this, model_id, done = std::move(done)](const absl::Status& status) {
+      if (!status.ok()) return done(status);
+      models_.AddChange(model_id);
+      done(RowCounts());
+    });
+  };
+  return change;
+}
+
+// The memory of a shard's SparseCores, where models may be evicted: what it holds, and what
+// operators do with it.
+
+namespace {
+
+using v1::ChangeMemoryRequest;
+
+v1::MemoryTable::Place PlaceOf(shard::RowsPlace place) {
+  switch (place) {
+    case shard::RowsPlace::kSparseCore:
+      return v1::MemoryTable::SPARSECORE;
+    case shard::RowsPlace::kHost:
+      return v1::MemoryTable::HOST;
+    case shard::RowsPlace::kSpilled:
+      return v1::MemoryTable::SPILLED;
+  }
+  return v1::MemoryTable::PLACE_UNSPECIFIED;
+}
+
+}  // namespace
+
+absl::Status CheckMemoryChange(const ChangeMemoryRequest& request) {
+  const bool pins = request.operation() == ChangeMemoryRequest::PIN ||
+                    request.operation() == ChangeMemoryRequest::UNPIN;
+  const std::string name = ChangeMemoryRequest::Operation_Name(request.operation());
+  if (request.operation() == ChangeMemoryRequest::OPERATION_UNSPECIFIED || name.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("operation is ",
+                                                   static_cast<int>(request.operation()),
+                                                   "; it must be PIN, UNPIN, COMPACT or RELEASE"));
+  }
+  if (pins && request.model().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("model is empty; ", name, " needs a name"));
+  }
+  if (!pins && !request.model().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("model is '", request.model(), "'; ", name,
+                                                   " is about all models: leave it empty"));
+  }
+  return absl::OkStatus();
+}
+
+v1::MemoryStatus ShardHost::DescribeMemory() const {
+  const shard::MemoryFigures figures = engine_->memory()->Figures();
+  v1::MemoryStatus memory;
+  memory.set_bytes(figures.bytes);
+  memory.set_free_bytes(figures.free_bytes);
+  memory.set_largest_gap_bytes(figures.largest_gap);
+  memory.set_host_bytes(figures.host_bytes);
+  memory.set_host_budget_bytes(host_budget_bytes_);
+  memory.set_spilled_bytes(figures.spilled_bytes);
+  memory.set_pinned_bytes(figures.pinned_bytes);
+  memory.set_evictions(figures.evictions);
+  memory.set_returns(figures.returns);
+  memory.set_compactions(figures.compactions);
+  memory.set_failures(figures.failures);
+  for (const shard::MemoryFigures::Table& table : figures.tables) {
+    v1::MemoryTable* to = memory.add_tables();
+    to->set_model(table.model);
+    to->set_stack(table.name);
+    to->set_bytes(table.bytes);
+    to->set_place(PlaceOf(table.place));
+    to->set_address(table.address);
+    to->set_uses(table.uses);
+    to->set_pinned(table.pinned);
+  }
+  return memory;
+}
+
+absl::StatusOr<shard::MemoryChange> ShardHost::MakeMemoryChange(
+    const ChangeMemoryRequest& request) {
+  switch (request.operation()) {
+    case ChangeMemoryRequest::COMPACT:
+      return engine_->memory()->Compact();
+    case ChangeMemoryRequest::RELEASE:
+      return engine_->memory()->ReleaseAll();
+    default:
+      break;
+  }
+  const bool pinned = request.operation() == ChangeMemoryRequest::PIN;
+  auto change = models_.SetPinned(request.model(), pinned);
+  if (change.ok()) RETURN_IF_ERROR(log_.WaitDurable());
+  return change;
+}
+
+absl::StatusOr<v1::ShardMemoryChange> ShardHost::ChangeMemory(const ChangeMemoryRequest& request) {
+  RETURN_IF_ERROR(CheckMemoryChange(request));
+  if (engine_->memory() == nullptr) {
+    return absl::FailedPreconditionError(
+        "models are not evicted in this cluster: its description has no `eviction`; write "
+        "`eviction { spill_folder: \"/var/tmp/emberd\" }` into it and start it again");
+  }
+  ASSIGN_OR_RETURN(const shard::MemoryChange change, MakeMemoryChange(request));
+  v1::ShardMemoryChange response;
+  response.set_shard(place_.index);
+  response.set_changed(change.changed);
+  response.set_returned(change.returned);
+  response.mutable_evicted()->Add(change.evicted.begin(), change.evicted.end());
+  response.set_evicted_bytes(change.evicted_bytes);
+  response.set_moved_tables(change.moved);
+  *response.mutable_memory() = DescribeMemory();
+  ops::Log(ops::LogLevel::kInfo, "memory changed by an operator",
+           {{"operation", ChangeMemoryRequest::Operation_Name(request.operation())},
+            {"model", request.model()},
+            {"shard", place_.index},
+            {"evicted", change.evicted.size()},
+            {"moved_tables", change.moved}});
+  return response;
+}
+
+// What a shard tells of itself: its status, and the metrics that it brings up to date once a
+// second.
+
+namespace {
+
+// By number of rows, the share of a table's lookups that they have at least: without what the
+// sketch may have counted for rows that it forgot.
+std::map<int, double> SharesOf(const shard::HotTable& table) {
+  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
+  for (auto& [top, share] : shares) {
+    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
+      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
+      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
+    }
+  }
+  return shares;
+}
+
+}  // namespace
+
+absl::Status CheckHotRows(int hot_rows) {
+  if (hot_rows >= 0 && hot_rows <= kMaxHotRows) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("hot_rows is ", hot_rows, "; it must be 0 to ", kMaxHotRows));
+}
+
+void ShardHost::Sweep() {
+  using enum ops::MetricId;
+  ops::ServerMetrics& metrics = *server_metrics_;
+  metrics.Add(kBatchesExpired, static_cast<double>(batches_.Sweep(SteadyNow()).size()));
+  if (CheckReady().ok()) {
+    group_steps_.Sweep(SteadyNow());
+    checkpoints_.Sweep(SteadyNow());
+    if (log_.SegmentFull()) BeginLogSegment().IgnoreError();  // the next sweep tries again
+  }
+  const v1::LogStatus log = durable_.Status();
+  metrics.Set(kLogBytes, log.bytes());
+  metrics.Set(kLogRefuses, log.failure().empty() ? 0 : 1);
+  metrics.Set(kRecovering, log.recovering() ? 1 : 0);
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  metrics.Set(kModels, statistics.models);
+  metrics.Set(kTableBytes, statistics.table_bytes);
+  metrics.Set(kBatches, batches_.count());
+  metrics.Set(kBatchBytes, batches_.bytes());
+  metrics.Set(kInFlightBytes, limits_.memory.used());
+  if (engine_->memory() != nullptr) {
+    const shard::MemoryFigures memory = engine_->memory()->Figures();
+    const int cores = place_.sparsecores_per_shard;
+    metrics.Set(kTableResidentBytes, (memory.bytes - memory.free_bytes) * cores);
+    metrics.Set(kTablePinnedBytes, memory.pinned_bytes * cores);
+    metrics.Set(kTableHostBytes, memory.host_bytes * cores);
+    metrics.Set(kTableSpilledBytes, memory.spilled_bytes);
+    metrics.SetTotal(kEvictions, memory.evictions);
+    metrics.SetTotal(kReturns, memory.returns);
+    metrics.SetTotal(kMemoryFailures, memory.failures);
+  }
+  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
+    partition_metrics_[k].SetTotal(kPartitionRowsGathered, statistics.partitions[k].rows_gathered);
+    partition_metrics_[k].SetTotal(kPartitionRowsUpdated, statistics.partitions[k].rows_updated);
+  }
+  ShowHotRows();
+}
+
+void ShardHost::ShowHotRows() {
+  for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
+    metrics_->SetHotRowShares(place_.index, table.model, table.table, SharesOf(table));
+  }
+}
+
+v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  v1::ShardStatus status;
+  status.set_index(place_.index);
+  status.set_reachable(true);
+  status.set_incarnation(incarnation_);
+  status.set_uptime_ms(absl::ToInt64Milliseconds(SteadyNow() - start_));
+  status.set_models(statistics.models);
+  status.set_table_bytes(statistics.table_bytes);
+  status.set_batches(static_cast<int>(batches_.count()));
+  status.set_batch_bytes(batches_.bytes());
+  status.set_rows_gathered(statistics.rows_gathered);
+  status.set_rows_updated(statistics.rows_updated);
+  status.set_table_budget_bytes(table_budget_bytes_);
+  status.set_memory_bytes(memory_.share());
+  status.set_resident_bytes(ops::ResidentBytes().value_or(0));
+  status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
+  status.set_queued(workers_.queued() + statistics.queued);
+  if (durable_.on()) *status.mutable_log() = durable_.Status();
+  if (engine_->memory() != nullptr) *status.mutable_memory() = DescribeMemory();
+  for (int k = 0; k < place_.sparsecores_per_shard; ++k) {
+    v1::PartitionStatus* partition = status.add_partitions();
+    partition->set_index(place_.index * place_.sparsecores_per_shard + k);
+    if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;  // no model yet
+    partition->set_table_bytes(statistics.partitions[k].table_bytes);
+    partition->set_rows_gathered(statistics.partitions[k].rows_gathered);
+    partition->set_rows_updated(statistics.partitions[k].rows_updated);
+  }
+  if (hot_rows <= 0) return status;
+  for (const shard::HotTable& table : engine_->HotRows(std::min(hot_rows, kMaxHotRows))) {
+    for (const shard::HotRow& row : table.rows) {
+      v1::HotRow* to = status.add_hot_rows();
+      to->set_model(table.model);
+      to->set_table(table.table);
+      to->set_id(row.id);
+      to->set_lookups(row.lookups);
+      to->set_error(row.error);
+      to->set_table_lookups(table.lookups);
+    }
+  }
+  return status;
+}
+
+}  // namespace emberd::host

@@ -1,0 +1,463 @@
+#include "server/host/shard_server.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/blocking_pool.h"
+#include "base/failpoint.h"
+#include "base/status.h"
+#include "base/steady_time.h"
+#include "emberd/internal/v1/shard_service.grpc.pb.h"
+#include "server/group/collective_rpc.h"
+#include "server/host/lane_gather.h"
+#include "server/host/rows_codec.h"
+#include "server/host/slow_call_log.h"
+#include "server/host/step_codec.h"
+#include "server/host/verbs.h"
+#include "server/ops/logging.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/local_peers.h"
+#include "server/rpc/memory_budget.h"
+#include "server/rpc/message.h"
+#include "server/rpc/message_stream.h"
+#include "server/rpc/wire.h"
+
+namespace emberd::host {
+namespace {
+
+namespace pb = internal::v1;
+
+constexpr int kMaxQueuedCalls = 64;
+
+using MessageReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+// The two calls of a step, Gather and Apply: streams of long messages. Each deletes itself when its
+// call is over.
+
+// One Gather: a command comes, partial sums go.
+class GatherStream final : public rpc::ServerMessageStream {
+ public:
+  GatherStream(ShardHost* host, const grpc::ServerContextBase& context,
+               const rpc::MessageLimits& limits, const RegionServer* regions)
+      : ServerMessageStream(limits),
+        host_(host),
+        limits_(limits),
+        regions_(regions),
+        slow_log_(*host, ops::Rpc::kShardGather, rpc::TraceOf(context)),
+        timer_(host->metrics(), ops::Rpc::kShardGather) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    slow_log_.Begin();
+    absl::StatusOr<GatherCommand> command =
+        DecodeGather(message, host_->sparsecores_per_shard(), regions_, limits_);
+    if (!command.ok()) return End(command.status());
+    timer_.AddRequestBytes(PayloadBytes(*command));
+    absl::StatusOr<AnswerRoom> room = FindAnswerRoom(regions_, command->answer);
+    if (!room.ok()) return End(room.status());
+    room_ = *std::move(room);
+    command->places.room = absl::MakeSpan(room_.memory.get(), room_.size);
+    const uint64_t model_id = command->model_id;
+    const uint64_t handle = command->batch_handle;
+    host_->Gather(*std::move(command),
+                  [this, model_id, handle](absl::StatusOr<GatherResult> result) {
+                    // Nobody will use, or release, the batch of a caller that is gone.
+                    if (result.ok() && handle != 0 && peer_cancelled()) {
+                      host_->ReleaseBatch(model_id, handle).IgnoreError();
+                    }
+                    slow_log_.End();
+                    Answer(std::move(result));
+                  });
+  }
+
+  void Answer(absl::StatusOr<GatherResult> result) {
+    if (!result.ok()) return End(result.status());
+    for (const StackSumsView& stack : result->stacks) timer_.AddResponseBytes(PayloadBytes(stack));
+    for (const StackRowsView& stack : result->rows) {
+      timer_.AddResponseBytes(static_cast<int64_t>(stack.rows.size()));
+    }
+    rpc::OutgoingMessage reply = EncodeGatherResult(*result, std::exchange(room_, {}));
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(std::move(reply));
+  }
+
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  const rpc::MessageLimits limits_;
+  const RegionServer* const regions_;
+  SlowCallLog slow_log_;
+  ops::RpcTimer timer_;
+  AnswerRoom room_;
+};
+
+// One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
+class ApplyStream final : public rpc::ServerMessageStream {
+ public:
+  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
+              const rpc::MessageLimits& limits, const RegionServer* regions)
+      : ServerMessageStream(limits),
+        host_(host),
+        limits_(limits),
+        regions_(regions),
+        slow_log_(*host, ops::Rpc::kShardApply, rpc::TraceOf(context)),
+        timer_(host->metrics(), ops::Rpc::kShardApply) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    if (staged_.has_value()) {
+      Decide(message);
+    } else {
+      Stage(message);
+    }
+  }
+
+  void Stage(const rpc::IncomingMessage& message) {
+    slow_log_.Begin();
+    absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_);
+    if (!command.ok()) return End(command.status());
+    timer_.AddRequestBytes(command->payload_bytes);
+    host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
+      slow_log_.End();
+      if (!staged.ok()) {
+        End(staged.status());
+      } else if (staged->outcome().replayed) {
+        Conclude(pb::ApplyReply::REPLAYED, staged->outcome().rows);
+      } else {
+        staged_ = *std::move(staged);
+        Send(Reply(pb::ApplyReply::STAGED, {}));
+      }
+    });
+  }
+
+  void Decide(const rpc::IncomingMessage& message) {
+    pb::ApplyDecision decision;
+    if (!decision.ParseFromString(message.header())) {
+      End(absl::InvalidArgumentError("malformed message: its header is not a valid ApplyDecision"));
+    } else if (!decision.commit()) {
+      host_->Discard(*std::exchange(staged_, std::nullopt));
+      Conclude(pb::ApplyReply::DISCARDED, {});
+    } else {
+      slow_log_.Begin();
+      host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<RowCounts> rows) {
+        slow_log_.End();
+        if (rows.ok()) {
+          Conclude(pb::ApplyReply::COMMITTED, *rows);
+        } else {
+          End(rows.status());
+        }
+      });
+    }
+  }
+
+  // What is staged stays: whoever gets the retry decides.
+  void OnPeerGone() override {
+    if (staged_.has_value() && Mistake("vote.goes_with_stream")) host_->Discard(*staged_);
+    End(absl::CancelledError("the coordinator went away before its decision"));
+  }
+
+  static rpc::OutgoingMessage Reply(pb::ApplyReply::State state, const RowCounts& rows) {
+    pb::ApplyReply reply;
+    reply.set_state(state);
+    SetRowCounts(rows, &reply);
+    return rpc::OutgoingMessage::WithHeader(reply);
+  }
+  void Conclude(pb::ApplyReply::State state, const RowCounts& rows) {
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(Reply(state, rows));
+  }
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  const rpc::MessageLimits limits_;
+  const RegionServer* const regions_;
+  SlowCallLog slow_log_;
+  ops::RpcTimer timer_;
+  std::optional<ShardHost::StagedApply> staged_;
+};
+
+class RefusedStream final : public MessageReactor {
+ public:
+  explicit RefusedStream(const absl::Status& status) { Finish(rpc::ToGrpcStatus(status)); }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
+// Calls with a single answer, and those of them that bring or take rows.
+
+class UnaryCall {
+ public:
+  UnaryCall(ShardHost* host, ops::Rpc rpc, grpc::ServerUnaryReactor* reactor,
+            size_t request_bytes = 0)
+      : reactor_(reactor), timer_(host->metrics(), rpc, static_cast<int64_t>(request_bytes)) {}
+
+  void End(const absl::Status& status, size_t response_bytes = 0) {
+    timer_.AddResponseBytes(static_cast<int64_t>(response_bytes));
+    timer_.Finish(status.code());
+    reactor_->Finish(rpc::ToGrpcStatus(status));
+  }
+  template <typename Response>
+  void End(absl::StatusOr<Response> result, Response* response) {
+    const absl::Status status = result.status();
+    if (status.ok()) *response = *std::move(result);
+    End(status);
+  }
+
+ private:
+  grpc::ServerUnaryReactor* const reactor_;
+  ops::RpcTimer timer_;
+};
+
+// One ReadRows or AssignRows: owns what the engine works on.
+struct RowsCall : UnaryCall {
+  using UnaryCall::UnaryCall;
+
+  NamedRows rows;
+  rpc::MemoryRoom room;
+};
+
+// INVALID_ARGUMENT names what is wrong, RESOURCE_EXHAUSTED what there is no room for.
+absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, const rpc::MessageLimits& limits,
+                         RowsCall* call) {
+  RETURN_IF_ERROR(DecodeSelection(request, &call->rows));
+  const size_t bytes = call->rows.floats() * sizeof(float);
+  if (bytes > static_cast<size_t>(limits.max_bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
+                                                     " bytes; budgets.max_message_bytes is ",
+                                                     limits.max_bytes));
+  }
+  // Where they lie, the rows, and the message that is made of them.
+  const size_t places = request.partitions().size() + request.local_rows().size();
+  ASSIGN_OR_RETURN(call->room,
+                   limits.memory.Take(static_cast<int64_t>(places + 2 * bytes), "the answer"));
+  call->rows.values.resize(call->rows.floats());
+  return absl::OkStatus();
+}
+
+absl::Status ReadRequest(const pb::AssignShardRowsRequest& request,
+                         const rpc::MessageLimits& limits, RowsCall* call) {
+  RETURN_IF_ERROR(DecodeSelection(request, &call->rows));
+  // Before memory is taken for the values.
+  ASSIGN_OR_RETURN(call->room,
+                   limits.memory.Take(static_cast<int64_t>(request.values().size()), "a request"));
+  RETURN_IF_ERROR(MutationOf(request.mutation()).status());
+  RETURN_IF_ERROR(CheckAttempt(request.attempt()));
+  return DecodeValues(request, &call->rows);
+}
+
+using Service = pb::ShardService;
+// Streams of the hot path as bytes, all others as messages.
+#define EMBERD_WITH(name, request, response, runs) Service::WithCallbackMethod_##name <
+#define EMBERD_CLOSE(name, request, response, runs) >
+using Control = EMBERD_SHARD_VERBS(EMBERD_WITH) Service::Service EMBERD_SHARD_VERBS(EMBERD_CLOSE);
+#undef EMBERD_WITH
+#undef EMBERD_CLOSE
+using ShardServiceBase = Service::WithRawCallbackMethod_Gather<
+    Service::WithRawCallbackMethod_Apply<Service::WithCallbackMethod_ReadRows<
+        Service::WithCallbackMethod_AssignRows<Service::WithCallbackMethod_ShareMemory<Control>>>>>;
+
+// Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
+class ShardServiceImpl final : public ShardServiceBase {
+ public:
+  ShardServiceImpl(ShardHost* host, group::Rendezvous* rendezvous,
+                   const rpc::ShardPlaceCheck* place, RegionServer* regions, LaneServer* lanes,
+                   BlockingPool* threads)
+      : host_(host),
+        verbs_(host, rendezvous),
+        place_(place),
+        regions_(regions),
+        lanes_(lanes),
+        limits_(host->limits()),
+        slow_calls_(threads, 1, kMaxQueuedCalls),
+        status_calls_(threads, 1, kMaxQueuedCalls) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+
+  MessageReactor* Gather(Context* context) override {
+    const absl::Status status = Check(*context);
+    if (!status.ok()) return new RefusedStream(status);
+    return new GatherStream(host_, *context, limits_, regions_);
+  }
+  MessageReactor* Apply(Context* context) override {
+    const absl::Status status = Check(*context);
+    if (!status.ok()) return new RefusedStream(status);
+    return new ApplyStream(host_, *context, limits_, regions_);
+  }
+
+#define EMBERD_VERB(name, request_type, response_type, runs)                                       \
+  Reactor* name(Context* context, const request_type* request, response_type* response) override { \
+    return Run(ShardVerb::k##name, context, *request, response);                                   \
+  }
+  EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+
+  Reactor* ReadRows(Context* context, const pb::ReadShardRowsRequest* request,
+                    pb::ReadShardRowsResponse* response) override {
+    return Start(Check(*context), context, [=, this](Reactor* reactor) {
+      auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
+      const absl::Status bad = ReadRequest(*request, limits_, call.get());
+      if (!bad.ok()) return call->End(bad);
+      host_->ReadRows(call->rows.selection, absl::MakeSpan(call->rows.values),
+                      [call, response](const absl::Status& status) {
+                        const size_t bytes = call->rows.values.size() * sizeof(float);
+                        if (status.ok()) response->set_values(call->rows.values.data(), bytes);
+                        call->End(status, status.ok() ? bytes : 0);
+                      });
+    });
+  }
+
+  Reactor* AssignRows(Context* context, const pb::AssignShardRowsRequest* request,
+                      pb::AssignShardRowsResponse* response) override {
+    return Start(Check(*context), context, [=, this](Reactor* reactor) {
+      auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardAssignRows, reactor,
+                                             request->values().size());
+      const absl::Status bad = ReadRequest(*request, limits_, call.get());
+      if (!bad.ok()) return call->End(bad);
+      host_->StageAssign({call->rows.selection, call->rows.values, call,
+                          *MutationOf(request->mutation()), request->attempt()},
+                         [call, response](const absl::StatusOr<bool>& replayed) {
+                           if (replayed.ok()) response->set_replayed(*replayed);
+                           call->End(replayed.status());
+                         });
+    });
+  }
+
+  Reactor* ShareMemory(Context* context, const v1::ShareMemoryRequest*,
+                       v1::ShareMemoryResponse* response) override {
+    return Start(Check(*context), context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardShareMemory, reactor);
+      call.End(rpc::InvitePeer(regions_, lanes_, rpc::LanePeerOf(*context)), response);
+    });
+  }
+
+ private:
+  absl::Status Check(const Context& context) const {
+    RETURN_IF_ERROR(place_->Check(context));
+    return host_->CheckReady();
+  }
+  // Begins a call with one answer; `work` gets the reactor that it must see finished.
+  template <typename Work>
+  Reactor* Start(const absl::Status& status, Context* context, const Work& work) {
+    Reactor* reactor = context->DefaultReactor();
+    if (status.ok()) work(reactor);
+    if (!status.ok()) reactor->Finish(rpc::ToGrpcStatus(status));
+    return reactor;
+  }
+
+  Reactor* Run(ShardVerb verb, Context* context, const google::protobuf::Message& request,
+               google::protobuf::Message* response) {
+    const VerbRuns runs = RunsOf(verb);
+    const absl::Status status =
+        runs == VerbRuns::kApart ? place_->Check(*context) : Check(*context);
+    return Start(status, context, [&](Reactor* reactor) {
+      auto call = std::make_shared<UnaryCall>(host_, ops::ShardRpc(NameOf(verb)), reactor);
+      auto work = [=, this, request = &request] {
+        if (runs == VerbRuns::kIfHeard && context->IsCancelled()) {
+          return call->End(absl::CancelledError("the caller is gone"));
+        }
+        verbs_.Run(verb, *request, response, [call](const absl::Status& end) { call->End(end); });
+      };
+      if (runs == VerbRuns::kAtOnce) return work();
+      TaskQueue& queue = runs == VerbRuns::kApart ? status_calls_ : slow_calls_;
+      if (queue.Submit(std::move(work))) return;
+      call->End(absl::ResourceExhaustedError(
+          absl::StrCat(queue.max_queued(),
+                       " calls that take long wait at this shard already; try again later")));
+    });
+  }
+
+  ShardHost* const host_;
+  ShardVerbs verbs_;
+  const rpc::ShardPlaceCheck* const place_;
+  RegionServer* const regions_;  // null: no memory is shared
+  LaneServer* const lanes_;      // null: all calls come by gRPC
+  const rpc::MessageLimits limits_;
+  TaskQueue slow_calls_;
+  // Apart from the slow ones: who asks for the status waits for a second only.
+  TaskQueue status_calls_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptions options) {
+  if (options.security == nullptr) {
+    ASSIGN_OR_RETURN(options.security,
+                     security::Security::Create(options.cluster.security(), options.metrics));
+  }
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<ShardHost> host,
+      ShardHost::Create(options.cluster, options.shard_index, options.metrics, options.threads));
+  auto server = std::unique_ptr<ShardServer>(new ShardServer(options, std::move(host)));
+
+  rpc::GrpcServer::Options serving;
+  serving.field = absl::StrCat("shards[", options.shard_index, "].address");
+  serving.address = options.cluster.shards(options.shard_index).address();
+  serving.max_message_bytes = options.cluster.budgets().max_message_bytes();
+  serving.receive_bytes = options.cluster.budgets().in_flight_bytes();
+  serving.security = options.security;
+  serving.services = {server->shard_service_.get(), server->collective_service_.get()};
+  serving.service_names = {"emberd.internal.v1.ShardService",
+                           "emberd.internal.v1.CollectiveService"};
+  ASSIGN_OR_RETURN(server->server_, rpc::GrpcServer::Start(serving));
+  const bool ready = server->CheckReady().ok();
+  server->server_->SetServing(ready);
+  server->ready_ = std::thread([server = server.get(), ready] {
+    server->host_->WaitUntilReady();
+    if (!server->CheckReady().ok()) return;
+    server->server_->SetServing(true);
+    if (!ready) ops::Log(ops::LogLevel::kInfo, "serves now", {{"grpc", server->address()}});
+  });
+  return server;
+}
+
+ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host)
+    : host_(std::move(host)),
+      place_(options.cluster, options.shard_index),
+      regions_(rpc::StartShardRegions(options.cluster)),
+      security_(options.security),
+      lanes_(
+          rpc::StartShardLanes(options.cluster, MakeGatherHandler(host_.get(), security_.get()))),
+      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), &rendezvous_, &place_,
+                                                        regions_.get(), lanes_.get(),
+                                                        &options.threads->blocking)),
+      collective_service_(group::MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
+
+ShardServer::~ShardServer() {
+  host_->Cancel();
+  if (ready_.joinable()) ready_.join();
+}
+
+void ShardServer::Drain(absl::Duration grace) {
+  host_->metrics()->Set(ops::MetricId::kDraining, 1);
+  // What waits for other ranks would wait in vain: no call of theirs is taken any more.
+  rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
+  // What waits for a checkpoint's moment goes on: nobody is there to say when.
+  host_->checkpoints().gate().Sweep(absl::InfiniteFuture());
+  const absl::Time end = SteadyNow() + grace;
+  if (lanes_ != nullptr) lanes_->Drain(grace);
+  server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
+}
+
+}  // namespace emberd::host

@@ -1,0 +1,175 @@
+#include "server/host/verbs.h"
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "server/group/rendezvous.h"
+#include "server/host/mutation_votes.h"
+#include "server/host/shard_backend.h"
+#include "server/host/shard_host.h"
+
+namespace emberd::host {
+namespace {
+
+namespace pb = internal::v1;
+
+absl::Status Fill(const absl::Status& result, google::protobuf::Message*) { return result; }
+template <typename Response>
+absl::Status Fill(absl::StatusOr<Response> result, Response* response) {
+  RETURN_IF_ERROR(result.status());
+  *response = *std::move(result);
+  return absl::OkStatus();
+}
+
+// For what answers with counts of rows.
+template <typename Response>
+auto FillCounts(Response* response, ShardVerbs::Done done) {
+  return [response, done = std::move(done)](const absl::StatusOr<RowCounts>& rows) {
+    if (rows.ok()) SetRowCounts(*rows, response);
+    done(rows.status());
+  };
+}
+
+// FAILED_PRECONDITION, and nothing is forgotten, also where ranks are at work in one of the groups,
+// as far as `rendezvous` knows. "NAME#" is no group: it asks for nothing but this of NAME.
+absl::StatusOr<pb::DropGroupsResponse> ForgetGroups(ShardHost* host, group::Rendezvous* rendezvous,
+                                                    const pb::DropGroupsRequest& request) {
+  std::set<std::string> names;
+  for (const std::string& group : request.groups()) names.insert(group.substr(0, group.find('#')));
+  for (const std::string& name : names) {
+    RETURN_IF_ERROR(rendezvous->Forget({request.model_id(), name}));
+  }
+  return host->DropGroups(request);
+}
+
+}  // namespace
+
+const char* NameOf(ShardVerb verb) {
+  static constexpr const char* kNames[] = {
+#define EMBERD_VERB(name, request, response, runs) #name,
+      EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+  };
+  return kNames[static_cast<size_t>(verb)];
+}
+
+VerbRuns RunsOf(ShardVerb verb) {
+  static constexpr VerbRuns kRuns[] = {
+#define EMBERD_VERB(name, request, response, runs) VerbRuns::runs,
+      EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+  };
+  return kRuns[static_cast<size_t>(verb)];
+}
+
+void ShardVerbs::Run(ShardVerb verb, const google::protobuf::Message& request,
+                     google::protobuf::Message* response, Done done) {
+  switch (verb) {
+#define EMBERD_VERB(name, request_type, response_type, runs)                                      \
+  case ShardVerb::k##name:                                                                        \
+    return name(static_cast<const request_type&>(request), static_cast<response_type*>(response), \
+                std::move(done));
+    EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+  }
+}
+
+// Verbs that are one function of the host, or of its checkpoints.
+#define EMBERD_FORWARD(whose, name)                                                     \
+  void ShardVerbs::name(const pb::name##Request& request, pb::name##Response* response, \
+                        Done done) {                                                    \
+    done(Fill(whose.name(request), response));                                          \
+  }
+EMBERD_FORWARD((*host_), CreateModel)
+EMBERD_FORWARD((*host_), FindModel)
+EMBERD_FORWARD((*host_), ServeModel)
+EMBERD_FORWARD((*host_), DropModel)
+EMBERD_FORWARD((*host_), OpenGroup)
+EMBERD_FORWARD((*host_), ListMade)
+EMBERD_FORWARD(host_->checkpoints(), PauseChanges)
+EMBERD_FORWARD(host_->checkpoints(), ResumeChanges)
+EMBERD_FORWARD(host_->checkpoints(), BeginSave)
+EMBERD_FORWARD(host_->checkpoints(), CompleteSave)
+EMBERD_FORWARD(host_->checkpoints(), BeginRestore)
+EMBERD_FORWARD(host_->checkpoints(), GetTransfer)
+EMBERD_FORWARD(host_->checkpoints(), CancelTransfer)
+#undef EMBERD_FORWARD
+
+void ShardVerbs::ListModels(const pb::ListModelsRequest&, pb::ListModelsResponse* response,
+                            Done done) {
+  *response = host_->ListModels();
+  done(absl::OkStatus());
+}
+
+void ShardVerbs::ChangeMemory(const v1::ChangeMemoryRequest& request,
+                              v1::ShardMemoryChange* response, Done done) {
+  done(Fill(host_->ChangeMemory(request), response));
+}
+
+void ShardVerbs::DecideStep(const pb::DecideStepRequest& request, pb::DecideStepResponse* response,
+                            Done done) {
+  host_->DecideStep(request, FillCounts(response, std::move(done)));
+}
+
+void ShardVerbs::DropGroups(const pb::DropGroupsRequest& request, pb::DropGroupsResponse* response,
+                            Done done) {
+  done(Fill(ForgetGroups(host_, rendezvous_, request), response));
+}
+
+void ShardVerbs::ReleaseBatch(const pb::ReleaseBatchRequest& request, pb::ReleaseBatchResponse*,
+                              Done done) {
+  done(host_->ReleaseBatch(request.model_id(), request.batch_handle()));
+}
+
+void ShardVerbs::RenewBatches(const pb::RenewBatchesRequest& request, pb::RenewBatchesResponse*,
+                              Done done) {
+  for (const uint64_t handle : request.batch_handles()) {
+    host_->RenewBatch(handle, absl::Milliseconds(request.batch_ttl_ms()));
+  }
+  done(absl::OkStatus());
+}
+
+void ShardVerbs::FindMutation(const pb::FindMutationRequest& request,
+                              pb::FindMutationResponse* response, Done done) {
+  const absl::StatusOr<Mutation> mutation = MutationOf(request.mutation());
+  if (!mutation.ok()) return done(mutation.status());
+  host_->FindMutation(
+      *mutation, request.attempt(),
+      [response, done = std::move(done)](const absl::StatusOr<MutationVotes::Found>& found) {
+        if (found.ok()) {
+          response->set_state(found->state);
+          response->set_attempt(found->attempt);
+          SetRowCounts(found->rows, response);
+        }
+        done(found.status());
+      });
+}
+
+void ShardVerbs::DecideMutation(const pb::DecideMutationRequest& request,
+                                pb::DecideMutationResponse* response, Done done) {
+  const absl::StatusOr<Mutation> mutation = MutationOf(request.mutation());
+  if (!mutation.ok()) return done(mutation.status());
+  host_->DecideMutation(*mutation, request.attempt(), request.commit(),
+                        FillCounts(response, std::move(done)));
+}
+
+void ShardVerbs::ListUndecided(const pb::ListUndecidedRequest& request,
+                               pb::ListUndecidedResponse* response, Done done) {
+  for (const Mutation& mutation : host_->Undecided(absl::Milliseconds(request.older_than_ms()))) {
+    *response->add_mutations() = NameToProto(mutation);
+  }
+  done(absl::OkStatus());
+}
+
+void ShardVerbs::GetStatus(const pb::GetShardStatusRequest& request, v1::ShardStatus* response,
+                           Done done) {
+  const absl::Status status = CheckHotRows(request.hot_rows());
+  if (status.ok()) *response = host_->GetStatus(request.hot_rows());
+  done(status);
+}
+
+}  // namespace emberd::host

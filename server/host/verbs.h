@@ -1,0 +1,91 @@
+// The control verbs of a shard: unary rpcs of ShardService, whose proto says what each does. Here
+// stands all that is to be known of a verb but its work, which ShardVerbs does: a new one is an rpc
+// there, a line here, and a function, or a line, in verbs.cc.
+#pragma once
+
+#include <functional>
+
+#include <google/protobuf/message.h>
+
+#include "absl/status/status.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/v1/admin_service.pb.h"
+
+namespace emberd::group {
+class Rendezvous;
+}  // namespace emberd::group
+
+namespace emberd::host {
+
+class ShardHost;
+
+// Where the work of a verb runs, when it comes by gRPC.
+enum class VerbRuns {
+  kAtOnce,   // on a thread of gRPC: it never waits
+  kInTurn,   // one after another: filling tables takes a while
+  kIfHeard,  // in turn, unless the caller is gone by then: nobody would know of the rows
+  kApart,  // also while the shard recovers, and apart from those in turn: the caller waits briefly
+};
+
+// VERB(name, request, response, VerbRuns) of each.
+#define EMBERD_SHARD_VERBS(VERB)                                                \
+  EMBERD_OWN_VERB(VERB, CreateModel, kIfHeard)                                  \
+  EMBERD_OWN_VERB(VERB, FindModel, kAtOnce)                                     \
+  EMBERD_OWN_VERB(VERB, ServeModel, kAtOnce)                                    \
+  EMBERD_OWN_VERB(VERB, ListModels, kAtOnce)                                    \
+  EMBERD_OWN_VERB(VERB, DropModel, kInTurn)                                     \
+  EMBERD_OWN_VERB(VERB, OpenGroup, kAtOnce)                                     \
+  EMBERD_OWN_VERB(VERB, DecideStep, kAtOnce)                                    \
+  EMBERD_OWN_VERB(VERB, DropGroups, kAtOnce)                                    \
+  EMBERD_OWN_VERB(VERB, ReleaseBatch, kAtOnce)                                  \
+  EMBERD_OWN_VERB(VERB, RenewBatches, kAtOnce)                                  \
+  EMBERD_OWN_VERB(VERB, FindMutation, kAtOnce)                                  \
+  EMBERD_OWN_VERB(VERB, DecideMutation, kAtOnce)                                \
+  EMBERD_OWN_VERB(VERB, ListUndecided, kAtOnce)                                 \
+  EMBERD_OWN_VERB(VERB, ListMade, kAtOnce)                                      \
+  EMBERD_OWN_VERB(VERB, PauseChanges, kAtOnce)                                  \
+  EMBERD_OWN_VERB(VERB, ResumeChanges, kAtOnce)                                 \
+  EMBERD_OWN_VERB(VERB, BeginSave, kAtOnce)                                     \
+  EMBERD_OWN_VERB(VERB, CompleteSave, kAtOnce)                                  \
+  EMBERD_OWN_VERB(VERB, BeginRestore, kAtOnce)                                  \
+  EMBERD_OWN_VERB(VERB, GetTransfer, kAtOnce)                                   \
+  EMBERD_OWN_VERB(VERB, CancelTransfer, kAtOnce)                                \
+  VERB(GetStatus, internal::v1::GetShardStatusRequest, v1::ShardStatus, kApart) \
+  VERB(ChangeMemory, v1::ChangeMemoryRequest, v1::ShardMemoryChange, kInTurn)
+#define EMBERD_OWN_VERB(VERB, name, runs) \
+  VERB(name, internal::v1::name##Request, internal::v1::name##Response, runs)
+
+enum class ShardVerb {
+#define EMBERD_VERB(name, request, response, runs) k##name,
+  EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+};
+
+const char* NameOf(ShardVerb verb);  // "CreateModel"
+VerbRuns RunsOf(ShardVerb verb);
+
+// What verbs do, wherever they come from. Thread-safe.
+class ShardVerbs {
+ public:
+  // Both must outlive it.
+  ShardVerbs(ShardHost* host, group::Rendezvous* rendezvous)
+      : host_(host), rendezvous_(rendezvous) {}
+
+  // Called once, from any thread.
+  using Done = std::function<void(const absl::Status& status)>;
+  // The messages are of the verb's types, and stay where they are until `done` is called; the
+  // response is there then, if the status is OK.
+  void Run(ShardVerb verb, const google::protobuf::Message& request,
+           google::protobuf::Message* response, Done done);
+
+ private:
+#define EMBERD_VERB(name, request_type, response_type, runs) \
+  void name(const request_type& request, response_type* response, Done done);
+  EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+
+  ShardHost* const host_;
+  group::Rendezvous* const rendezvous_;
+};
+
+}  // namespace emberd::host

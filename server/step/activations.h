@@ -1,0 +1,89 @@
+// From the shards' answers to the activations of a lookup: room for all features in one block,
+// filled from the partial sums.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/buffer_pool.h"
+#include "base/cpu_pool.h"
+#include "emberd/v1/types.pb.h"
+#include "preprocess/batch/preprocessor.h"
+#include "server/host/shard_backend.h"
+#include "server/step/served_model.h"
+#include "server/step/shared_tensors.h"
+
+namespace emberd::step {
+
+// [samples, dim] of one feature, row-major, inside the block.
+struct FeatureActivationView {
+  int64_t samples = 0;
+  int64_t dim = 0;
+  absl::Span<const char> bytes;
+};
+
+struct Activations {
+  v1::DataType dtype = v1::FLOAT32;
+  std::vector<FeatureActivationView> features;  // by index in the config
+  std::shared_ptr<const void> owner;
+  size_t shared_bytes = 0;  // that were written to the client's memory: there are no `features`
+};
+
+// The most bytes that the answer of a shard to these can have.
+int64_t MaxGatherBytes(const ServedModel& model,
+                       absl::Span<const preprocess::StackBatchView> stacks,
+                       const shard::GatherPlaces& places = {});
+
+// Checks a shard's answer against the batch it was asked for: every stack once, in plan order;
+// samples ascending and inside the stack, sums of the padded width, as many as it was to return;
+// unique rows of the size that the model stores, or rounded if activations of type `dtype` are.
+// INTERNAL otherwise.
+absl::Status CheckGatherResult(const host::GatherResult& result, const ServedModel& model,
+                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
+
+// By stack: the entries of a batch on one shard, arranged for unique rows that are still to come.
+// None: of a stack that returns none, or whose turn is when they have come.
+using ArrangedStacks = std::vector<std::optional<shard::StackEntries>>;
+ArrangedStacks ArrangeAhead(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                            int shard, BufferPool& pool, CpuPool& cpu);
+
+// A shard may return unique rows instead of partial sums. Arranges those in the answer of shard
+// `shard` so that CombineActivations makes of them, as it goes, the sums that the shard would have
+// sent otherwise, bit for bit; `result->stacks` then has all stacks, in plan order. `result` has
+// passed CheckGatherResult. INTERNAL if the rows are not as many as the batch has here. `ahead`:
+// ArrangeAhead's, or empty.
+absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                               int shard, BufferPool& pool, CpuPool& cpu,
+                               host::GatherResult* result, ArrangedStacks ahead = {});
+
+// The type of the rows, if all shards have answered with rows of one type that are the sums of
+// samples (LaterSums::single_rows). The results have passed ArrangeUniqueRows.
+std::optional<v1::DataType> TypeOfSingleRows(absl::Span<const host::GatherResult> results,
+                                             int stack);
+
+// The activations that `output` will hold.
+Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
+                          const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
+
+// Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
+// over shards in order (each has folded its own partitions already, so this completes the tree over
+// all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
+// zero. The results have passed CheckGatherResult, and ArrangeUniqueRows. `output`:
+// where they are written, and shards may have written some already. `cpu`: may be null.
+//
+// The features of `order`, by their index in the config, begun in that order. `combined`,
+// if not null, is called with each index in `order` when that feature's activations are there, from
+// any thread.
+void CombineActivations(absl::Span<const host::GatherResult> results, const ServedModel& model,
+                        const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
+                        const SharedOutput& output, absl::Span<const int> order,
+                        CpuPool* cpu = nullptr,
+                        const std::function<void(size_t)>& combined = nullptr);
+
+}  // namespace emberd::step

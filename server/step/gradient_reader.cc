@@ -1,0 +1,282 @@
+#include "server/step/gradient_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
+#include "base/finite.h"
+#include "base/status.h"
+#include "base/suggest.h"
+#include "config/config.h"
+#include "config/fields.h"
+#include "config/optimizers.h"
+#include "server/step/request_reader.h"
+#include "server/step/shared_tensors.h"
+
+namespace emberd::step {
+namespace {
+
+float ElementAt(const char* data, v1::DataType dtype, int64_t i) {
+  if (dtype == v1::FLOAT32) {
+    float value;
+    std::memcpy(&value, data + i * sizeof(value), sizeof(value));
+    return value;
+  }
+  uint16_t value;
+  std::memcpy(&value, data + i * sizeof(value), sizeof(value));
+  return FromBfloat16(value);
+}
+
+absl::Status CheckFinite(const FeatureGradientView& view, int64_t dim, const std::string& path) {
+  for (const RowRuns::Run& run : view.rows.runs()) {
+    const int64_t count = (run.end - run.begin) * dim;
+    const int64_t bad = view.dtype == v1::FLOAT32 ? FindNonFiniteFloat32(run.data, count)
+                                                  : FindNonFiniteBfloat16(run.data, count);
+    if (bad < 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is ", ElementAt(run.data, view.dtype, bad), " at sample ",
+                     run.begin + bad / dim, ", column ", bad % dim, "; gradients must be finite"));
+  }
+  return absl::OkStatus();
+}
+
+// The gradient of one feature, as it came.
+struct Incoming {
+  const v1::FeatureGradient& gradient;
+  const rpc::SharedPieces* data;  // null: in the tensor
+  int64_t data_bytes() const {
+    return static_cast<int64_t>(data == nullptr ? gradient.gradient().data().size() : data->size());
+  }
+};
+
+// Where the elements lie in shared memory.
+absl::StatusOr<const char*> FindShared(const Incoming& incoming, const std::string& path,
+                                       const RegionServer* regions, GradientInput* input) {
+  const v1::FeatureGradient& gradient = incoming.gradient;
+  ASSIGN_OR_RETURN(const int64_t bytes, ShapeBytes(gradient.gradient(), path));
+  if (gradient.shared().size() != static_cast<uint64_t>(bytes) || incoming.data_bytes() > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": shared.size is ", gradient.shared().size(), " and data has ",
+                     incoming.data_bytes(), " bytes; they must be ", bytes, " and 0"));
+  }
+  const v1::SharedBlock& block = gradient.shared();
+  RETURN_IF_ERROR(FindBlock(regions, block, path + ": shared").status());
+  const uint64_t name = block.region();
+  auto region = std::find_if(input->regions.begin(), input->regions.end(),
+                             [&](const NamedRegion& known) { return known.name == name; });
+  if (region == input->regions.end()) {
+    region = input->regions.insert(region, NamedRegion{name, regions->Region(name)});
+  }
+  // It may have been given back just now. What the input has keeps it mapped.
+  if (region->memory == nullptr || !region->memory->Holds(block.offset(), block.size())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": shared: the client has given the region back"));
+  }
+  return region->memory->data() + block.offset();
+}
+
+// The rows, which fill the tensor's shape.
+absl::StatusOr<RowRuns> FindRows(const Incoming& incoming, int64_t samples, int64_t dim,
+                                 const std::string& path, const RegionServer* regions,
+                                 GradientInput* input) {
+  const v1::Tensor& tensor = incoming.gradient.gradient();
+  if (incoming.gradient.has_shared()) {
+    ASSIGN_OR_RETURN(const char* const data, FindShared(incoming, path, regions, input));
+    return RowRuns(data, samples);
+  }
+  RETURN_IF_ERROR(CheckedSize(tensor, incoming.data_bytes(), path).status());
+  if (incoming.data == nullptr) return RowRuns(tensor.data().data(), samples);
+  return RowRuns(*incoming.data, samples, dim * ElementSize(tensor.dtype()));
+}
+
+absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch& batch,
+                         const RegionServer* regions, GradientInput* input) {
+  const v1::FeatureGradient& gradient = incoming.gradient;
+  // The view has its rows last: until then there is no gradient.
+  FeatureGradientView* const view = &input->features[feature];
+  const std::string path = absl::StrCat("gradient of feature '", gradient.feature(), "'");
+  const v1::Tensor& tensor = gradient.gradient();
+  if (tensor.dtype() != v1::FLOAT32 && tensor.dtype() != v1::BFLOAT16) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": dtype is ",
+                                                   v1::DataType_Name(tensor.dtype()),
+                                                   "; it must be FLOAT32 or BFLOAT16"));
+  }
+  const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();
+  const int64_t samples = batch.feature_samples[feature];
+  if (absl::MakeConstSpan(tensor.shape()) != batch.model->ActivationShape(feature, samples)) {
+    RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
+  }
+  view->dtype = tensor.dtype();
+  view->shared = gradient.has_shared();
+  ASSIGN_OR_RETURN(view->rows, FindRows(incoming, samples, dim, path, regions, input));
+  return absl::OkStatus();
+}
+
+// What a step sets of the optimizer of one stack.
+struct StackOverrides {
+  v1::OptimizerConfig optimizer;  // with the values
+  absl::flat_hash_map<std::string, double> values;
+};
+
+// Sets the values of request.hyperparameters[index], which is for this stack.
+absl::Status AddOverrides(const v1::StepHyperparameters& step, int index,
+                          const std::string& stack_name, StackOverrides* overrides) {
+  // In the order of the names: which fault is named must not depend on the order of a hash map.
+  const std::map<std::string, double> sorted(step.values().begin(), step.values().end());
+  for (const auto& [name, value] : sorted) {
+    const auto held = config::SetHyperparameter(&overrides->optimizer, name, value);
+    if (!held.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters[", index, "].values: ", held.status().message()));
+    }
+    const auto [known, is_new] = overrides->values.try_emplace(name, *held);
+    if (!is_new && known->second != *held) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters[", index, "].values['", name, "'] is ",
+                       config::NumberText(*held), " for table '", step.table(), "', but ",
+                       config::NumberText(known->second), " for another table of stack '",
+                       stack_name, "'; tables of one stack share their optimizer"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool IsFor(const v1::StepHyperparameters& step, const preprocess::StackPlan& stack) {
+  return step.table().empty() ||
+         std::any_of(stack.tables.begin(), stack.tables.end(),
+                     [&](const auto& table) { return table.name == step.table(); });
+}
+
+absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
+                                   const ServedModel& model, GradientInput* input) {
+  const auto& stacks = model.plan.stacks;
+  input->hyperparameters.resize(stacks.size());
+  if (request.hyperparameters_size() == 0) return absl::OkStatus();
+  std::vector<StackOverrides> overrides(stacks.size());
+  for (size_t k = 0; k < stacks.size(); ++k) {
+    // Tables of a stack share their optimizer.
+    overrides[k].optimizer = model.config.tables(stacks[k].tables.front().table).optimizer();
+  }
+  for (int i = 0; i < request.hyperparameters_size(); ++i) {
+    const v1::StepHyperparameters& step = request.hyperparameters(i);
+    if (!step.table().empty() && !model.tables.contains(step.table())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters[", i, "].table is '", step.table(), "', which model '",
+                       model.config.name(), "' does not have; ",
+                       KnownNames("tables", step.table(), config::TableNames(model.config))));
+    }
+    for (size_t k = 0; k < stacks.size(); ++k) {
+      if (!IsFor(step, stacks[k])) continue;
+      RETURN_IF_ERROR(AddOverrides(step, i, stacks[k].name, &overrides[k]));
+    }
+  }
+  // Whether values go together shows when a stack has all of its own, as the shards will see them.
+  for (size_t k = 0; k < stacks.size(); ++k) {
+    if (overrides[k].values.empty()) continue;
+    const absl::Status together = config::CheckOptimizer(overrides[k].optimizer, "");
+    if (!together.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters of stack '", stacks[k].name, "': ", together.message()));
+    }
+    input->hyperparameters[k] = std::move(overrides[k].values);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeStep(const v1::ApplyGradientsRequest& request, const ServedModel& model,
+                        GradientInput* input) {
+  input->rng_seed = request.rng_seed();
+  if (request.has_step()) {
+    if (request.step() < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("step is ", request.step(), "; it must be >= 0"));
+    }
+    input->step = request.step();
+    return absl::OkStatus();
+  }
+  for (const v1::TableConfig& table : model.config.tables()) {
+    if (config::OptimizerNeedsStep(table.optimizer())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "step is not given; the optimizer ", config::OptimizerName(table.optimizer()),
+          " of table '", table.name(), "' needs the number of the step"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+GradientReader::GradientReader(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
+                               CpuPool* cpu)
+    : batch_(std::move(batch)), regions_(regions), cpu_(cpu) {
+  input_.features.resize(batch_->model->config.features_size());
+}
+
+void GradientReader::Add(const v1::ApplyGradientsRequest& part,
+                         absl::Span<const rpc::SharedPieces> data) {
+  if (!std::exchange(begun_, true)) {
+    rest_.set_rng_seed(part.rng_seed());
+    if (part.has_step()) rest_.set_step(part.step());
+  }
+  rest_.mutable_hyperparameters()->MergeFrom(part.hyperparameters());
+  if (!status_.ok()) return;
+  std::vector<int> features;
+  const absl::Status status = ReadFeatures(part, data, &features);
+  // What stands before the one that cannot be read may have a bad value, which then came first.
+  status_ = CheckValues(features);
+  if (status_.ok()) status_ = status;
+}
+
+// Fills `features` with those that have been read.
+absl::Status GradientReader::ReadFeatures(const v1::ApplyGradientsRequest& part,
+                                          absl::Span<const rpc::SharedPieces> data,
+                                          std::vector<int>* features) {
+  const ServedModel& model = *batch_->model;
+  for (int i = 0; i < part.gradients_size(); ++i, ++count_) {
+    const v1::FeatureGradient& gradient = part.gradients(i);
+    const auto found = model.features.find(gradient.feature());
+    if (found == model.features.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradients[", count_, "].feature is '", gradient.feature(), "', which model '",
+          model.config.name(), "' does not have; ",
+          KnownNames("features", gradient.feature(), config::FeatureNames(model.config))));
+    }
+    if (input_.features[found->second].rows.given()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gradients[", count_, "].feature '", gradient.feature(), "' is repeated"));
+    }
+    const bool apart = static_cast<size_t>(i) < data.size() && !data[i].pieces.empty();
+    RETURN_IF_ERROR(ReadFeature({gradient, apart ? &data[i] : nullptr}, found->second, *batch_,
+                                regions_, &input_));
+    features->push_back(found->second);
+  }
+  return absl::OkStatus();
+}
+
+// All at once; names the first that has a bad value.
+absl::Status GradientReader::CheckValues(absl::Span<const int> features) {
+  std::vector<absl::Status> checks(features.size());
+  ParallelFor(cpu_, static_cast<int64_t>(features.size()), [&](int64_t i) {
+    const v1::TableConfig& table = batch_->model->TableOfFeature(features[i]);
+    const FeatureGradientView& view = input_.features[features[i]];
+    if (table.on_nonfinite_gradient() == v1::SKIP_ROW) return;
+    const std::string& name = batch_->model->config.features(features[i]).name();
+    checks[i] =
+        CheckFinite(view, table.embedding_dim(), absl::StrCat("gradient of feature '", name, "'"));
+  });
+  for (const absl::Status& check : checks) RETURN_IF_ERROR(check);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientInput> GradientReader::Finish() {
+  RETURN_IF_ERROR(status_);
+  RETURN_IF_ERROR(DecodeHyperparameters(rest_, *batch_->model, &input_));
+  RETURN_IF_ERROR(DecodeStep(rest_, *batch_->model, &input_));
+  return std::move(input_);
+}
+
+}  // namespace emberd::step

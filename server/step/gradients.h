@@ -1,0 +1,155 @@
+// The gradients of an update: the batch that they belong to, where they lie, and what each shard
+// is sent of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "base/region_server.h"
+#include "base/shared_arena.h"
+#include "emberd/v1/types.pb.h"
+#include "preprocess/batch/preprocessor.h"
+#include "server/host/shard_backend.h"
+#include "server/rpc/handle_store.h"
+#include "server/rpc/wire.h"
+#include "server/step/served_model.h"
+#include "shard/batch/batch.h"
+#include "shard/types.h"
+
+namespace emberd::step {
+
+// What a coordinator keeps of a batch between Lookup and ApplyGradients: which samples have entries
+// on which shard.
+struct KeptShard {
+  uint64_t history = 0;
+  // By stack: canonical samples that the shard returned, ascending.
+  std::vector<std::vector<int32_t>> samples;
+  // By stack: its entries, if it answered with unique rows; they name these by their places. Empty:
+  // no stack did.
+  std::vector<std::shared_ptr<const shard::StackEntries>> entries;
+};
+
+// Immutable.
+struct KeptBatch {
+  KeptBatch() = default;
+  // What is to be kept of a batch; result i is shard i's.
+  KeptBatch(std::shared_ptr<const ServedModel> served, const preprocess::PreprocessedBatch& batch,
+            absl::Span<const host::GatherResult> results)
+      : model(std::move(served)),
+        feature_samples(batch.feature_samples().begin(), batch.feature_samples().end()),
+        feature_sample_begin(batch.feature_sample_begin().begin(),
+                             batch.feature_sample_begin().end()) {
+    for (const host::GatherResult& result : results) {
+      KeptShard& shard = shards.emplace_back();
+      shard.history = result.history;
+      for (const host::StackSumsView& stack : result.stacks) {
+        shard.samples.emplace_back(stack.samples.begin(), stack.samples.end());
+      }
+      for (const auto& later : result.later) {
+        shard.entries.emplace_back(later, later == nullptr ? nullptr : &later->entries());
+      }
+    }
+  }
+
+  std::shared_ptr<const ServedModel> model;
+  std::vector<int64_t> feature_samples;       // by feature of the config
+  std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
+  std::vector<KeptShard> shards;
+
+  int64_t bytes() const {
+    size_t bytes = sizeof(*this);
+    for (const KeptShard& shard : shards) {
+      for (const auto& samples : shard.samples) bytes += samples.size() * sizeof(int32_t);
+      for (const auto& entries : shard.entries) bytes += entries == nullptr ? 0 : entries->bytes();
+    }
+    return static_cast<int64_t>(bytes);
+  }
+};
+
+using BatchStore = rpc::HandleStore<const KeptBatch>;
+
+// The rows of a tensor where they are: in one piece, or in the slices of the message that brought
+// them.
+
+// Copies `count` elements, float32 or bfloat16 at any alignment, as floats.
+void CopyFloats(const char* elements, v1::DataType dtype, int64_t count, float* to);
+
+// Immutable; copies share what they refer to.
+class RowRuns {
+ public:
+  // Rows [begin, end), one after the other.
+  struct Run {
+    int64_t begin = 0;
+    int64_t end = 0;
+    const char* data = nullptr;
+  };
+
+  // No tensor.
+  RowRuns() = default;
+  // In one piece, which must outlive this.
+  RowRuns(const char* data, int64_t rows);
+  // In pieces, which have rows * row_bytes bytes. Rows that begin in one piece and end in another
+  // are copied.
+  RowRuns(rpc::SharedPieces pieces, int64_t rows, int64_t row_bytes);
+
+  // Whether there is a tensor, which may have no rows.
+  bool given() const { return given_; }
+  // In the order of the rows, and all of them; no run is empty.
+  absl::Span<const Run> runs() const { return runs_; }
+  int64_t rows() const { return runs_.empty() ? 0 : runs_.back().end; }
+
+ private:
+  bool given_ = false;
+  std::vector<Run> runs_;
+  std::shared_ptr<const void> owner_;  // null if the rows are in one piece, which others keep
+};
+
+class RowSums;
+
+// One feature's gradient: [samples, dim] in the request's memory; not given: zero.
+struct FeatureGradientView {
+  RowRuns rows;
+  v1::DataType dtype = v1::FLOAT32;
+  bool shared = false;  // in one of GradientInput.regions
+};
+
+// Refers to the request's memory.
+struct GradientInput {
+  std::vector<FeatureGradientView> features;  // by index in the config
+  std::vector<NamedRegion> regions;           // of the client's that features refer to
+  // By stack: overrides of this step.
+  std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
+  int64_t step = -1;
+  uint64_t rng_seed = 0;
+  // By shard: sums of rows that were begun while gradients came. Empty: none were.
+  std::vector<std::shared_ptr<RowSums>> sums;
+};
+
+// The gradients of an update for one shard, and what of ApplyCommand holds them.
+struct ShardGradients {
+  shard::ApplyInput input;
+  std::shared_ptr<SharedBlock> block;
+  bool in_place = false;  // the shard reads some where the client has put them
+};
+
+// Whether any feature of a stack has a gradient.
+bool AnyGiven(const GradientInput& input, const preprocess::StackPlan& stack);
+
+// What shard `shard` is sent: for each stack, a row of the padded width for every sample that the
+// shard returned from the lookup. A stack none of whose features has a gradient has no rows.
+// They are written to `block`, which has GradientBytes bytes; null: into memory of their own.
+// `in_place`: of stacks whose gradients lie in shared memory as the shards need them, the shard is
+// told where.
+shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard,
+                                    bool in_place,
+                                    const std::shared_ptr<SharedBlock>& block = nullptr);
+int64_t GradientBytes(const GradientInput& input, const KeptBatch& batch, int shard, bool in_place);
+// Whether there are such stacks.
+bool AnyInPlace(const GradientInput& input, const KeptBatch& batch);
+
+}  // namespace emberd::step

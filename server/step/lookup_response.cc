@@ -1,0 +1,181 @@
+#include "server/step/lookup_response.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include "emberd/v1/batch.pb.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "server/rpc/message.h"
+#include "server/rpc/wire.h"
+
+namespace emberd::step {
+namespace {
+
+using rpc::LengthDelimitedSize;
+using v1::FeatureActivation;
+
+// One FeatureActivation as a field of a message.
+class ActivationField {
+ public:
+  // `output` must outlive it. `feature`: index in the config. `field`: its number in the message.
+  ActivationField(const LookupOutput& output, int feature, int field)
+      : name_(output.model->config.features(feature).name()),
+        field_(field),
+        data_{absl::string_view(output.activations.features[feature].bytes.data(),
+                                output.activations.features[feature].bytes.size()),
+              output.activations.owner} {
+    v1::Tensor head;
+    head.set_dtype(output.activations.dtype);
+    const int64_t samples = output.activations.features[feature].samples;
+    const auto shape = output.model->ActivationShape(feature, samples);
+    head.mutable_shape()->Assign(shape.begin(), shape.end());
+    tensor_head_ = head.SerializeAsString();
+    tensor_size_ =
+        tensor_head_.size() + LengthDelimitedSize(v1::Tensor::kDataFieldNumber, data_.bytes.size());
+    size_ = LengthDelimitedSize(FeatureActivation::kFeatureFieldNumber, name_.size()) +
+            LengthDelimitedSize(FeatureActivation::kActivationFieldNumber, tensor_size_);
+  }
+
+  // Bytes of the whole field, tag included.
+  size_t size() const { return LengthDelimitedSize(field_, size_); }
+
+  // The elements are referenced.
+  void AppendTo(rpc::WireEncoder* encoder) const {
+    encoder->BeginField(field_, size_);
+    encoder->BytesField(FeatureActivation::kFeatureFieldNumber, name_);
+    encoder->BeginField(FeatureActivation::kActivationFieldNumber, tensor_size_);
+    encoder->Raw(tensor_head_);
+    encoder->BeginField(v1::Tensor::kDataFieldNumber, data_.bytes.size());
+    encoder->Raw(data_);
+  }
+
+ private:
+  const std::string& name_;
+  const int field_;
+  const rpc::SharedBytes data_;
+  std::string tensor_head_;  // the tensor without its data, serialized
+  size_t tensor_size_ = 0;
+  size_t size_ = 0;
+};
+
+// A TrainResponse with a lookup; `head`: the small fields of its result, serialized.
+grpc::ByteBuffer EncodeTrainMessage(const std::string& head,
+                                    const std::vector<ActivationField>& activations) {
+  size_t size = head.size();
+  for (const ActivationField& activation : activations) size += activation.size();
+  rpc::WireEncoder encoder;
+  encoder.BeginField(v1::TrainResponse::kLookupFieldNumber, size);
+  encoder.Raw(head);
+  for (const ActivationField& activation : activations) activation.AppendTo(&encoder);
+  return encoder.Finish();
+}
+
+// Cuts features into messages of about 1 MiB: each but the last ends with the activation that
+// brings it to that size. At least one.
+std::vector<absl::Span<const int>> CutIntoMessages(const LookupOutput& output,
+                                                   absl::Span<const int> features) {
+  std::vector<absl::Span<const int>> messages;
+  size_t count = 0, bytes = 0;  // of the message that is next
+  while (count < features.size()) {
+    if (bytes >= rpc::kPartBytes) {
+      messages.push_back(features.first(count));
+      features.remove_prefix(std::exchange(count, 0));
+      bytes = 0;
+    }
+    bytes += BytesToSend(output, features[count++]);
+  }
+  messages.push_back(features);
+  return messages;
+}
+
+// `head`: the small fields of the result.
+grpc::ByteBuffer EncodeMessage(const v1::TrainLookupResult& head, const LookupOutput& output,
+                               absl::Span<const int> features) {
+  std::vector<ActivationField> activations;
+  for (const int feature : features) {
+    activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
+  }
+  return EncodeTrainMessage(head.SerializeAsString(), activations);
+}
+
+v1::TrainLookupResult HeadOfPart(int64_t step) {
+  v1::TrainLookupResult head;
+  head.set_step(step);
+  head.set_continues(true);
+  return head;
+}
+
+}  // namespace
+
+size_t BytesToSend(const LookupOutput& output, int feature) {
+  if (output.activations.shared_bytes > 0) return 0;
+  return output.activations.features[feature].bytes.size();
+}
+
+grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
+  using Response = v1::LookupResponse;
+  rpc::WireEncoder encoder;
+  if (output.batch_handle != 0) {
+    encoder.Fixed64Field(Response::kBatchHandleFieldNumber, output.batch_handle);
+  }
+  if (output.activations.shared_bytes > 0) {
+    encoder.VarintField(Response::kSharedBytesFieldNumber, output.activations.shared_bytes);
+  } else {
+    for (const int feature : output.order) {
+      ActivationField(output, feature, Response::kActivationsFieldNumber).AppendTo(&encoder);
+    }
+  }
+  encoder.BytesField(Response::kStatisticsFieldNumber, output.statistics.SerializeAsString());
+  return encoder.Finish();
+}
+
+std::string EncodeLookupText(const LookupOutput& output) {
+  std::vector<grpc::Slice> slices;
+  std::string text;
+  const grpc::ByteBuffer buffer = EncodeLookupResponse(output);
+  // Fails for compressed bytes only.
+  if (!buffer.Dump(&slices).ok()) return text;
+  text.reserve(buffer.Length());
+  for (const grpc::Slice& slice : slices) {
+    text.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return text;
+}
+
+std::deque<grpc::ByteBuffer> EncodeTrainActivations(int64_t step, const LookupOutput& output,
+                                                    absl::Span<const int> features) {
+  std::deque<grpc::ByteBuffer> messages;
+  for (const absl::Span<const int> some : CutIntoMessages(output, features)) {
+    messages.push_back(EncodeMessage(HeadOfPart(step), output, some));
+  }
+  return messages;
+}
+
+std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
+                                               size_t sent, const v1::StepTimes& times) {
+  absl::Span<const int> features;
+  if (output.activations.shared_bytes == 0) features = absl::MakeConstSpan(output.order);
+  features.remove_prefix(std::min(sent, features.size()));
+  std::vector<absl::Span<const int>> cut = CutIntoMessages(output, features);
+  const absl::Span<const int> last = cut.back();
+  cut.pop_back();
+  std::deque<grpc::ByteBuffer> messages;
+  for (const absl::Span<const int> some : cut) {
+    messages.push_back(EncodeMessage(HeadOfPart(step), output, some));
+  }
+  v1::TrainLookupResult head;
+  head.set_step(step);
+  head.set_shared_bytes(output.activations.shared_bytes);
+  *head.mutable_statistics() = output.statistics;
+  *head.mutable_times() = times;
+  messages.push_back(EncodeMessage(head, output, last));
+  return messages;
+}
+
+}  // namespace emberd::step

@@ -1,0 +1,48 @@
+// The answer to a lookup, and its bytes. Messages are made by hand so that activations are
+// referenced, not copied; any protobuf client decodes them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emberd/v1/statistics.pb.h"
+#include "emberd/v1/train.pb.h"
+#include "server/step/activations.h"
+#include "server/step/served_model.h"
+
+namespace grpc {
+class ByteBuffer;
+}  // namespace grpc
+
+namespace emberd::step {
+
+struct LookupOutput {
+  std::shared_ptr<const ServedModel> model;
+  uint64_t batch_handle = 0;  // 0: the batch was not kept
+  std::vector<int> order;     // features of the config, as the request lists them
+  Activations activations;
+  v1::BatchStatistics statistics;
+};
+
+// What a feature has to send, but for names and shapes.
+size_t BytesToSend(const LookupOutput& output, int feature);
+
+// A LookupResponse.
+grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output);
+// The same bytes, copied: of a small one, that costs less.
+std::string EncodeLookupText(const LookupOutput& output);
+
+// TrainResponses with the result of a step's lookup, without its batch handle. First, as often as
+// there are some, features whose activations are there: the next ones in the order of the request.
+// In messages of about 1 MiB: each but the last ends with the activation that brings it to that
+// size.
+std::deque<grpc::ByteBuffer> EncodeTrainActivations(int64_t step, const LookupOutput& output,
+                                                    absl::Span<const int> features);
+// Then all that is left after `sent` features, cut in the same way.
+std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
+                                               size_t sent, const v1::StepTimes& times);
+
+}  // namespace emberd::step

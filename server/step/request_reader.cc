@@ -1,0 +1,298 @@
+#include "server/step/request_reader.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/status.h"
+#include "base/suggest.h"
+#include "config/config.h"
+
+namespace emberd::step {
+namespace {
+
+absl::Status Invalid(const std::string& path, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, what));
+}
+
+std::string TypeText(v1::DataType dtype) {
+  return v1::DataType_IsValid(dtype) ? v1::DataType_Name(dtype)
+                                     : absl::StrCat(static_cast<int>(dtype));
+}
+
+// Protobuf allocates strings aligned for any type; a view of odd memory would be undefined
+// behaviour, so it is refused rather than assumed away.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> View(const v1::Tensor& tensor, int64_t size,
+                                         const std::string& path) {
+  const char* data = tensor.data().data();
+  if (reinterpret_cast<uintptr_t>(data) % alignof(T) != 0) {
+    return absl::InternalError(absl::StrCat(path, ".data is not aligned in memory"));
+  }
+  return absl::Span<const T>(reinterpret_cast<const T*>(data), size);
+}
+
+}  // namespace
+
+int64_t ElementSize(v1::DataType dtype) {
+  switch (dtype) {
+    case v1::BFLOAT16:
+      return 2;
+    case v1::FLOAT32:
+    case v1::INT32:
+      return 4;
+    case v1::INT64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+std::string ShapeText(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+namespace {
+
+// Elements that the shape has; the greatest number if they cannot be counted.
+absl::StatusOr<int64_t> ElementsOf(const v1::Tensor& tensor, const std::string& path) {
+  if (ElementSize(tensor.dtype()) == 0) {
+    return Invalid(path, absl::StrCat(".dtype is ", TypeText(tensor.dtype()),
+                                      "; it must be set to a known type"));
+  }
+  int64_t size = 1;
+  for (int i = 0; i < tensor.shape_size(); ++i) {
+    const int64_t extent = tensor.shape(i);
+    if (extent < 0) {
+      return Invalid(path, absl::StrCat(".shape[", i, "] is ", extent, "; it must be >= 0"));
+    }
+    if (__builtin_mul_overflow(size, extent, &size)) size = std::numeric_limits<int64_t>::max();
+  }
+  return size;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& path) {
+  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
+  int64_t bytes = 0;
+  if (!__builtin_mul_overflow(size, ElementSize(tensor.dtype()), &bytes)) return bytes;
+  return Invalid(path, absl::StrCat(".shape ", ShapeText(tensor.shape()), " of ",
+                                    TypeText(tensor.dtype()), " needs more than ", size, " bytes"));
+}
+
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
+  return CheckedSize(tensor, static_cast<int64_t>(tensor.data().size()), path);
+}
+
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, int64_t data_bytes,
+                                    const std::string& path) {
+  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
+  const int64_t element = ElementSize(tensor.dtype());
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(size, element, &bytes) || bytes != data_bytes) {
+    return Invalid(
+        path, absl::StrCat(".data has ", data_bytes, " bytes; shape ", ShapeText(tensor.shape()),
+                           " of ", TypeText(tensor.dtype()), " needs ",
+                           bytes > 0 ? absl::StrCat(bytes) : absl::StrCat("more than ", size)));
+  }
+  return size;
+}
+
+absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::string& path) {
+  if (tensor.dtype() != v1::INT32 && tensor.dtype() != v1::INT64) {
+    return Invalid(
+        path, absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be INT32 or INT64"));
+  }
+  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
+  if (tensor.dtype() == v1::INT32) {
+    ASSIGN_OR_RETURN(auto view, View<int32_t>(tensor, size, path));
+    return preprocess::IntSpan(view);
+  }
+  ASSIGN_OR_RETURN(auto view, View<int64_t>(tensor, size, path));
+  return preprocess::IntSpan(view);
+}
+
+absl::StatusOr<absl::Span<const float>> FloatsOf(const v1::Tensor& tensor,
+                                                 const std::string& path) {
+  if (tensor.dtype() != v1::FLOAT32) {
+    return Invalid(path,
+                   absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be FLOAT32"));
+  }
+  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
+  return View<float>(tensor, size, path);
+}
+
+absl::Status CheckShape(const v1::Tensor& tensor, absl::Span<const int64_t> expected,
+                        const std::string& path) {
+  if (absl::MakeConstSpan(tensor.shape()) == expected) return absl::OkStatus();
+  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must be ",
+                                    ShapeText(expected)));
+}
+
+absl::Status CheckRank(const v1::Tensor& tensor, int rank, const std::string& path) {
+  if (tensor.shape_size() == rank) return absl::OkStatus();
+  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must have ",
+                                    rank, " dimension", rank == 1 ? "" : "s"));
+}
+
+namespace {
+
+using preprocess::DenseInput;
+using preprocess::FeatureInput;
+using preprocess::RaggedInput;
+using preprocess::SparseInput;
+
+absl::Status DecodeDense(const v1::DenseIds& dense, const v1::FeatureConfig& config,
+                         const std::string& path, FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto span, IntsOf(dense.ids(), path + ".ids"));
+  const auto read = config::SamplesOf(dense.ids().shape(), config.output_shape());
+  if (!read.ok()) return Invalid(path, absl::StrCat(".ids.", read.status().message()));
+  input->ids = DenseInput{span, read->ids_per_sample, read->samples};
+  return absl::OkStatus();
+}
+
+absl::Status DecodeSparse(const v1::SparseIds& sparse, const std::string& path,
+                          FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto indices, IntsOf(sparse.indices(), path + ".indices"));
+  ASSIGN_OR_RETURN(auto values, IntsOf(sparse.values(), path + ".values"));
+  RETURN_IF_ERROR(CheckRank(sparse.values(), 1, path + ".values"));
+  const int64_t n = sparse.values().shape(0);
+  RETURN_IF_ERROR(CheckShape(sparse.indices(), {n, 2}, path + ".indices"));
+  if (sparse.sample_count() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ".sample_count is ", sparse.sample_count(), "; it must be >= 0"));
+  }
+  input->ids = SparseInput{indices, values, sparse.sample_count()};
+  return absl::OkStatus();
+}
+
+absl::Status DecodeRagged(const v1::RaggedIds& ragged, const std::string& path,
+                          FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto row_splits, IntsOf(ragged.row_splits(), path + ".row_splits"));
+  RETURN_IF_ERROR(CheckRank(ragged.row_splits(), 1, path + ".row_splits"));
+  ASSIGN_OR_RETURN(auto values, IntsOf(ragged.values(), path + ".values"));
+  RETURN_IF_ERROR(CheckRank(ragged.values(), 1, path + ".values"));
+  if (ragged.row_splits().shape(0) < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ".row_splits is empty; it must have samples + 1 entries"));
+  }
+  input->ids = RaggedInput{row_splits, values};
+  return absl::OkStatus();
+}
+
+// `ids` is the tensor that the weights go with.
+absl::Status DecodeWeights(const v1::Tensor& weights, const v1::Tensor& ids,
+                           const std::string& path, FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto span, FloatsOf(weights, path + ".weights"));
+  const bool broadcast = weights.shape_size() <= 1 && span.size() == 1;
+  if (!broadcast) {
+    absl::Status status = CheckShape(weights, ids.shape(), path + ".weights");
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(status.message(), ", or [1] for one weight for all"));
+    }
+  }
+  input->has_weights = true;
+  input->weights = span;
+  return absl::OkStatus();
+}
+
+absl::Status DecodeFeature(const v1::FeatureIds& feature, const v1::FeatureConfig& config,
+                           const std::string& path, FeatureInput* input) {
+  absl::Status status;
+  switch (feature.ids_case()) {
+    case v1::FeatureIds::kDense:
+      status = DecodeDense(feature.dense(), config, path + ".dense", input);
+      if (!status.ok() || !feature.dense().has_weights()) return status;
+      return DecodeWeights(feature.dense().weights(), feature.dense().ids(), path + ".dense",
+                           input);
+    case v1::FeatureIds::kSparse:
+      status = DecodeSparse(feature.sparse(), path + ".sparse", input);
+      if (!status.ok() || !feature.sparse().has_weights()) return status;
+      return DecodeWeights(feature.sparse().weights(), feature.sparse().values(), path + ".sparse",
+                           input);
+    case v1::FeatureIds::kRagged:
+      status = DecodeRagged(feature.ragged(), path + ".ragged", input);
+      if (!status.ok() || !feature.ragged().has_weights()) return status;
+      return DecodeWeights(feature.ragged().weights(), feature.ragged().values(), path + ".ragged",
+                           input);
+    case v1::FeatureIds::IDS_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ".ids is not set; it must be dense, sparse or ragged"));
+}
+
+absl::Status CountActivationBytes(const ServedModel& model, int64_t limit, LookupInput* counted) {
+  const LookupInput& input = *counted;
+  const int64_t element = ElementSize(input.activation_dtype);
+  int64_t left = limit;
+  for (size_t i = 0; i < input.features.size(); ++i) {
+    const int64_t samples = preprocess::SampleCount(input.features[i]);
+    const int64_t row = element * model.TableOfFeature(static_cast<int>(i)).embedding_dim();
+    if (samples > left / row) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "feature '", model.config.features(static_cast<int>(i)).name(), "': ", samples,
+          " samples of ", row,
+          " bytes make the activations larger than budgets.max_message_bytes = ", limit));
+    }
+    left -= samples * row;
+  }
+  counted->activation_bytes = limit - left;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const ServedModel& model,
+                                         int64_t max_activation_bytes) {
+  LookupInput input;
+  switch (request.activation_dtype()) {
+    case v1::DATA_TYPE_UNSPECIFIED:
+    case v1::FLOAT32:
+      break;
+    case v1::BFLOAT16:
+      input.activation_dtype = v1::BFLOAT16;
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "activation_dtype is ", request.activation_dtype(), "; it must be FLOAT32 or BFLOAT16"));
+  }
+  input.features.resize(model.config.features_size());
+  std::vector<bool> given(model.config.features_size());
+  for (int i = 0; i < request.features_size(); ++i) {
+    const v1::FeatureIds& feature = request.features(i);
+    const auto found = model.features.find(feature.feature());
+    if (found == model.features.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "features[", i, "].feature is '", feature.feature(), "', which model '",
+          model.config.name(), "' does not have; ",
+          KnownNames("features", feature.feature(), config::FeatureNames(model.config))));
+    }
+    if (given[found->second]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("features[", i, "].feature '", feature.feature(), "' is repeated"));
+    }
+    given[found->second] = true;
+    input.order.push_back(found->second);
+    const v1::FeatureConfig& config = model.config.features(found->second);
+    FeatureInput* const read = &input.features[found->second];
+    RETURN_IF_ERROR(
+        DecodeFeature(feature, config, absl::StrCat("feature '", feature.feature(), "'"), read));
+    RETURN_IF_ERROR(config::CheckSamples(config, preprocess::SampleCount(*read)));
+  }
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (!given[i]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("features: '", model.config.features(static_cast<int>(i)).name(),
+                       "' is missing; every feature must be given once"));
+    }
+  }
+  RETURN_IF_ERROR(CountActivationBytes(model, max_activation_bytes, &input));
+  return input;
+}
+
+}  // namespace emberd::step

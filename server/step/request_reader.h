@@ -1,0 +1,68 @@
+// Reading requests that nobody has checked. Tensors become typed spans, and a LookupRequest the
+// input of preprocessing; both refer to the bytes of the request, nothing is copied. Names, types
+// and shapes are checked here, values (ids, order, weights) by the preprocessor.
+//
+// Errors are INVALID_ARGUMENT unless said otherwise, and begin with the place in the request.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "emberd/v1/types.pb.h"
+#include "preprocess/batch/feature_input.h"
+#include "server/step/served_model.h"
+
+namespace emberd::step {
+
+// Bytes of one element; 0 for DATA_TYPE_UNSPECIFIED and unknown types.
+int64_t ElementSize(v1::DataType dtype);
+
+// Bytes of the elements, after checking that no extent is negative.
+absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& path);
+
+// Number of elements, after checking that no extent is negative and that data holds just these
+// elements.
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path);
+// The same of a tensor whose data, of `data_bytes` bytes, lies elsewhere.
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, int64_t data_bytes,
+                                    const std::string& path);
+
+// INT32 or INT64.
+absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::string& path);
+// FLOAT32.
+absl::StatusOr<absl::Span<const float>> FloatsOf(const v1::Tensor& tensor, const std::string& path);
+
+// "[3, 16]"
+std::string ShapeText(absl::Span<const int64_t> shape);
+// INVALID_ARGUMENT unless the tensor has exactly this shape.
+absl::Status CheckShape(const v1::Tensor& tensor, absl::Span<const int64_t> expected,
+                        const std::string& path);
+absl::Status CheckRank(const v1::Tensor& tensor, int rank, const std::string& path);
+
+// Element i, whatever the width.
+inline int64_t IntAt(const preprocess::IntSpan& span, int64_t i) {
+  return std::visit([i](const auto& values) -> int64_t { return values[i]; }, span);
+}
+inline int64_t IntCount(const preprocess::IntSpan& span) {
+  return std::visit([](const auto& values) -> int64_t { return values.size(); }, span);
+}
+
+// Refers to the request's memory.
+struct LookupInput {
+  std::vector<preprocess::FeatureInput> features;  // by index in the config
+  std::vector<int> order;                          // features as the request lists them
+  v1::DataType activation_dtype = v1::FLOAT32;
+  int64_t activation_bytes = 0;  // of all features
+};
+
+// RESOURCE_EXHAUSTED if the activations would have more than `max_activation_bytes`.
+absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const ServedModel& model,
+                                         int64_t max_activation_bytes);
+
+}  // namespace emberd::step

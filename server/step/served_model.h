@@ -1,0 +1,142 @@
+// A declared model as a coordinator works with it, and what its batches needed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/cpu_pool.h"
+#include "emberd/internal/v1/shard_models.pb.h"
+#include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/model.pb.h"
+#include "emberd/v1/statistics.pb.h"
+#include "preprocess/batch/preprocessor.h"
+#include "preprocess/plan/plan.h"
+#include "server/ops/metrics.h"
+#include "shard/types.h"
+
+namespace emberd::step {
+
+// How often which counts were seen, in a few hundred buckets at most. Not thread-safe.
+class CountSketch {
+ public:
+  void Add(int64_t count);
+  v1::CountSketch ToProto() const;
+  int64_t max() const { return max_; }
+  // Largest count of the bucket of `count` >= 0: itself up to 16, then at most 1/8 more.
+  static int64_t Upper(int64_t count);
+
+ private:
+  int64_t max_ = 0;
+  std::map<int64_t, int64_t> buckets_;  // by upper bound
+};
+
+// What the batches of a model needed, as counts from which limits can be set. Thread-safe.
+class ObservedCounts {
+ public:
+  explicit ObservedCounts(size_t stacks) : stacks_(stacks) {}
+
+  // `statistics` has the stacks of the plan.
+  void Observe(const v1::BatchStatistics& statistics);
+  // With the limits of `plan` as those of now.
+  v1::GetLimitsResponse Limits(const preprocess::Plan& plan) const;
+  // Totals, by stack, with the limits of `plan`; `model` is not set.
+  std::vector<v1::StackStats> Stats(const preprocess::Plan& plan) const;
+
+ private:
+  struct Stack {
+    CountSketch ids;
+    CountSketch unique_ids;
+    v1::StackStats totals;  // of batches and ids
+  };
+  mutable absl::Mutex mutex_;
+  std::vector<Stack> stacks_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Features whose gradients did not come with an update, each named in the log once. Thread-safe.
+class MissingGradients {
+ public:
+  explicit MissingGradients(int features) : named_(features) {}
+
+  // Of one update; `given` by index in the config. Returns how many are missing.
+  int64_t Observe(const v1::ModelConfig& config, const std::vector<bool>& given);
+
+ private:
+  std::vector<std::atomic<bool>> named_;
+};
+
+// The limits that a model was given while it was served. Thread-safe.
+class LiveLimits {
+ public:
+  internal::v1::ModelLimits Get() const {
+    absl::MutexLock lock(&mutex_);
+    return limits_;
+  }
+  // Unless those of now are newer; `use` hears of those that count. False: they are.
+  bool Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use);
+
+ private:
+  mutable absl::Mutex mutex_;
+  internal::v1::ModelLimits limits_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Immutable once made, but for its counts and its limits.
+struct ServedModel {
+  uint64_t id = 0;
+  uint64_t history = 0;             // of the rows: new with every declaration and reset
+  v1::ModelConfig config;           // complete
+  internal::v1::ServedRows serves;  // the checkpoint that its rows are and stay; empty: none
+  preprocess::Plan plan;
+  std::vector<shard::StackSpec> shard_stacks;  // the stacks of the plan, as shards keep them
+  std::unique_ptr<preprocess::Preprocessor> preprocessor;  // refers to config and plan
+  absl::flat_hash_map<std::string, int> features;          // name to index in config.features
+  absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables
+  ops::ModelMetrics* metrics = nullptr;
+  std::shared_ptr<ObservedCounts> observed;
+  std::shared_ptr<MissingGradients> missing_gradients;
+  std::shared_ptr<LiveLimits> live_limits = std::make_shared<LiveLimits>();
+
+  // Of batches that begin from now on, unless newer ones were set. Stacks that the plan does not
+  // have are left out; those that are missing get the limits of the plan.
+  void SetLimits(const internal::v1::ModelLimits& limits) const;
+  // The plan with the limits of now.
+  preprocess::Plan PlanNow() const;
+  // Shape of the activation of a feature with so many samples, which CheckSamples has passed.
+  std::vector<int64_t> ActivationShape(int feature, int64_t samples) const;
+
+  bool read_only() const { return !serves.model().empty(); }
+  // Counts a batch for metrics and limits.
+  void Observe(const preprocess::PreprocessedBatch& batch) const;
+  // Counts, and warns of, features that an update has no gradient for; `given` by index in the
+  // config.
+  void ObserveUpdate(const std::vector<bool>& given) const;
+  const v1::TableConfig& TableOfFeature(int feature) const {
+    return config.tables(tables.at(config.features(feature).table()));
+  }
+};
+
+// FAILED_PRECONDITION if the model's tables have no optimizer, so that nothing can update them.
+absl::Status CheckTrainable(const ServedModel& model);
+// The same for a lookup, unless it is for inference.
+absl::Status CheckInference(const ServedModel& model, bool inference);
+
+// "clicks/step-100"; empty for a model that serves no checkpoint.
+std::string ServesText(const internal::v1::ServedRows& serves);
+// FAILED_PRECONDITION if the model serves a checkpoint, so that nothing can change it; `what` was
+// to be done.
+absl::Status CheckNotReadOnly(const ServedModel& model, const std::string& what);
+
+// Plans a complete config; its history is not set. `cpu`: see Preprocessor::Create.
+absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig config,
+                                                             const preprocess::Topology& topology,
+                                                             CpuPool* cpu, ops::Metrics* metrics);
+
+}  // namespace emberd::step

@@ -1,0 +1,344 @@
+#include "server/step/step.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "base/cpu_pool.h"
+#include "base/status.h"
+#include "base/steady_time.h"
+#include "server/rpc/message.h"
+#include "server/step/activations.h"
+#include "server/step/request_reader.h"
+
+namespace emberd::step {
+namespace {
+
+// Measures work from its construction on, without what hooks wait meanwhile.
+class WorkTimer {
+ public:
+  // Calls a hook.
+  template <typename Hook>
+  auto Wait(const Hook& hook) {
+    const absl::Time began = SteadyNow();
+    auto result = hook();
+    waited_ += SteadyNow() - began;
+    return result;
+  }
+  absl::Duration worked() const { return SteadyNow() - began_ - waited_; }
+
+ private:
+  const absl::Time began_ = SteadyNow();
+  absl::Duration waited_;
+};
+
+// Random, so that handles of different coordinators and lives do not meet; never 0.
+uint64_t NewBatchHandle() {
+  thread_local absl::BitGen generator;
+  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
+}
+
+// What room is made for, in errors.
+constexpr char kAnswer[] = "the answer";
+
+// Activations with the room that was made for them: it is given back when gRPC has sent them.
+struct RoomyActivations {
+  rpc::CallContext::Room room;
+  std::shared_ptr<const void> activations;
+};
+void KeepRoom(rpc::CallContext::Room room, Activations* activations) {
+  activations->owner = std::make_shared<const RoomyActivations>(
+      RoomyActivations{std::move(room), std::move(activations->owner)});
+}
+
+// Of each feature in the order of the request.
+std::vector<size_t> BytesInOrder(const LookupOutput& output) {
+  std::vector<size_t> bytes;
+  for (const int feature : output.order) bytes.push_back(BytesToSend(output, feature));
+  return bytes;
+}
+
+constexpr int64_t kTinyAnswer = int64_t{64} << 10;  // bytes
+
+// A few ids are sorted sooner than another thread wakes up.
+bool IsTiny(absl::Span<const preprocess::FeatureInput> features) {
+  constexpr int64_t kTinySize = 1024;
+  int64_t size = 0;
+  for (const preprocess::FeatureInput& feature : features) {
+    const int64_t more = preprocess::RoughSize(feature);
+    if (more > kTinySize || (size += more) > kTinySize) return false;
+  }
+  return true;
+}
+
+void CountRefusal(const ServedModel& model, const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) model.metrics->Add(ops::MetricId::kBatchesRefused);
+}
+
+}  // namespace
+
+void IncomingUpdate::Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
+                         std::vector<rpc::SharedPieces> data, bool last) {
+  parts_.push_back({std::move(part), std::move(data)});
+  if (!begun()) return;
+  const Part& added = parts_.back();
+  reader_->Add(*added.request, added.data);
+  const auto& gradients = added.request->gradients();
+  // What lies in shared memory is read there by the shards, or all at once.
+  if (std::any_of(gradients.begin(), gradients.end(),
+                  [](const v1::FeatureGradient& gradient) { return gradient.has_shared(); })) {
+    sums_.clear();
+  }
+  // Those of the last part are made by several threads, when it is known that it is the last.
+  if (!reader_->ok() || last || gradients.empty()) return;
+  for (const auto& sums : sums_) sums->Advance(reader_->input());
+}
+
+void IncomingUpdate::Begin(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
+                           Fanout* fanout) {
+  batch_ = std::move(batch);
+  reader_.emplace(batch_, regions, fanout->cpu());
+  for (const Part& part : parts_) reader_->Add(*part.request, part.data);
+  // What came before its batch is summed in one go, by several threads.
+  if (!sum_rows_ || !parts_.empty()) return;
+  for (int shard = 0; shard < static_cast<int>(fanout->shards().size()); ++shard) {
+    sums_.push_back(fanout->SumRows(*batch_, shard));
+  }
+}
+
+absl::StatusOr<GradientInput> IncomingUpdate::Finish() {
+  auto input = reader_->Finish();
+  if (input.ok()) input->sums = std::move(sums_);
+  return input;
+}
+
+absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const ServedModel>& model,
+                                              const v1::LookupRequest& request,
+                                              rpc::CallContext* context, StepHooks* hooks,
+                                              StageTimes* times) {
+  RETURN_IF_ERROR(CheckInference(*model, request.inference()));
+  ASSIGN_OR_RETURN(const PreparedLookup prepared, Prepare(model, request, context, hooks, times));
+  return LookUp(prepared, request.inference(), context, hooks, times);
+}
+
+absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const ServedModel>& model,
+                                                 const v1::LookupRequest& request,
+                                                 rpc::CallContext* context, StepHooks* hooks,
+                                                 StageTimes* times) {
+  ASSIGN_OR_RETURN(const rpc::CallContext::Room room_of_copy,
+                   MakeRoomForSharedIds(options_.regions, request, context));
+  const WorkTimer decoding;
+  LookupInput input;
+  std::shared_ptr<const SharedOutput> output;
+  v1::LookupRequest copied;  // if its ids lie in the client's memory
+  {
+    ops::StageTimer timer(metrics_, ops::Stage::kDecode);
+    const bool copy = request.shared().has_ids();
+    if (copy) {
+      copied = request;
+      RETURN_IF_ERROR(CopySharedIds(options_.regions, &copied));
+    }
+    ASSIGN_OR_RETURN(input,
+                     DecodeLookup(copy ? copied : request, *model, options_.max_activation_bytes));
+    if (context == nullptr && request.shared().has_activations()) {
+      return absl::InvalidArgumentError(
+          "shared.activations is set; the batch is prepared for lookups to come, whose activations "
+          "cannot be shared");
+    }
+    ASSIGN_OR_RETURN(output, FindSharedOutput(options_.regions, request.shared(), input, *model));
+  }
+  const bool tiny = input.activation_bytes <= kTinyAnswer && IsTiny(input.features);
+  const CpuPool::Alone alone(tiny);
+  times->preprocess = decoding.worked();
+  rpc::CallContext::Room room;
+  // Before anything is computed: a few bytes may ask for very many.
+  if (context != nullptr) {
+    ASSIGN_OR_RETURN(room, context->MakeRoom(input.activation_bytes, kAnswer));
+  }
+  ASSIGN_OR_RETURN(const Batch batch,
+                   Preprocess(*model, input.features, hooks, &times->preprocess));
+  model->Observe(*batch);
+  return PreparedLookup{model,
+                        batch,
+                        std::move(input.order),
+                        input.activation_dtype,
+                        input.activation_bytes,
+                        room,
+                        std::move(output),
+                        tiny};
+}
+
+absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bool inference,
+                                              rpc::CallContext* context, StepHooks* hooks,
+                                              StageTimes* times) {
+  const std::shared_ptr<const ServedModel>& model = prepared.model;
+  const Batch& batch = prepared.batch;
+  RETURN_IF_ERROR(CheckInference(*model, inference));
+  const CpuPool::Alone alone(prepared.tiny);
+  rpc::CallContext::Room room = prepared.room;
+  if (room == nullptr) {
+    ASSIGN_OR_RETURN(room, context->MakeRoom(prepared.activation_bytes, kAnswer));
+  }
+  RETURN_IF_ERROR(hooks->BeforeGather());
+  LookupOutput output;
+  output.batch_handle = inference ? 0 : NewBatchHandle();
+  const WorkTimer gathering;
+  rpc::LinkedContext gather(context, hooks->gather_limit());
+  const v1::DataType dtype = prepared.activation_dtype;
+  const std::shared_ptr<const SharedOutput> memory =
+      prepared.output != nullptr ? prepared.output
+                                 : TakeOutput(*model, batch->feature_samples(), dtype);
+  ASSIGN_OR_RETURN(const auto results,
+                   fanout_->Gather(model, batch, output.batch_handle, dtype, memory, gather.get()));
+  times->shards = gathering.worked();
+  ops::StageTimer timer(metrics_, ops::Stage::kCombine);
+  const WorkTimer combining;
+  if (output.batch_handle != 0) {
+    const absl::Time expiry =
+        hooks->owns_batch() ? absl::InfiniteFuture() : SteadyNow() + options_.batch_ttl;
+    RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle, expiry));
+    hooks->OnKept(output.batch_handle);
+  }
+  output.model = model;
+  output.order = prepared.order;
+  output.statistics = batch->statistics();
+  output.activations = ActivationsIn(*memory, *model, *batch, dtype);
+  KeepRoom(std::move(room), &output.activations);
+  CombinedInOrder in_order(BytesInOrder(output), rpc::kPartBytes, [&](size_t begin, size_t end) {
+    hooks->OnCombined(output, absl::MakeConstSpan(output.order).subspan(begin, end - begin));
+  });
+  CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu(),
+                     [&](size_t index) { in_order.Add(index); });
+  times->combine = combining.worked();
+  return output;
+}
+
+absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
+    const ServedModel& model, absl::Span<const preprocess::FeatureInput> features, StepHooks* hooks,
+    absl::Duration* time) {
+  WorkTimer timer;
+  const absl::Cleanup record = [&] {
+    *time += timer.worked();
+    metrics_->ObserveStage(ops::Stage::kPreprocess, absl::ToDoubleSeconds(timer.worked()));
+  };
+  preprocess::Preprocessor& preprocessor = *model.preprocessor;
+  auto sorted = preprocessor.Sort(features);
+  CountRefusal(model, sorted.status());
+  if (!sorted.ok()) return sorted.status();
+  ASSIGN_OR_RETURN(const bool needed,
+                   timer.Wait([&] { return hooks->AnyNeedsCuts((*sorted)->needs_minibatches()); }));
+  uint64_t cuts = 0;
+  if (needed) {
+    const absl::StatusOr<uint64_t> own = preprocessor.FindCuts(sorted->get());
+    CountRefusal(model, own.status());
+    if (!own.ok()) return own.status();
+    ASSIGN_OR_RETURN(cuts, timer.Wait([&] { return hooks->CutsOfAll(*own); }));
+  }
+  return preprocessor.Finish(*std::move(sorted), cuts);
+}
+
+absl::Status StepPath::Keep(const std::shared_ptr<const ServedModel>& model,
+                            const preprocess::PreprocessedBatch& batch,
+                            absl::Span<const host::GatherResult> results, uint64_t handle,
+                            absl::Time expiry) {
+  auto kept = std::make_shared<const KeptBatch>(model, batch, results);
+  const int64_t bytes = kept->bytes();
+  absl::Status status = batches_.Insert(handle, std::move(kept), bytes, expiry);
+  if (!status.ok()) fanout_->Release(model->id, handle);
+  return status;
+}
+
+void StepPath::ReadAhead(uint64_t handle, IncomingUpdate* update) {
+  std::shared_ptr<const KeptBatch> batch = batches_.Find(handle);
+  if (batch != nullptr) update->Begin(std::move(batch), options_.regions, fanout_);
+}
+
+absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name, IncomingUpdate* update,
+                                              rpc::CallContext* context, StepHooks* hooks,
+                                              StageTimes* times) {
+  const auto batch = Claim(name.model_id, name.handle);
+  if (absl::IsNotFound(batch.status())) return FindMade(name, batch.status(), context);
+  if (!batch.ok()) return batch.status();
+  const absl::Cleanup unclaim = [&] { batches_.Unclaim(name.handle); };
+  GradientInput input;
+  {
+    ops::StageTimer timer(metrics_, ops::Stage::kDecode);
+    if (!update->begun()) update->Begin(*batch, options_.regions, fanout_);
+    ASSIGN_OR_RETURN(input, update->Finish());
+  }
+  const auto attempt = [&](uint64_t number) {
+    UpdateName attempted = name;
+    attempted.attempt = number;
+    return TryUpdate(attempted, input, **batch, context, hooks, times);
+  };
+  ASSIGN_OR_RETURN(
+      const MadeMutation made,
+      name.group_part.has_value() ? attempt(0) : mutations_->Make(name.mutation, context, attempt));
+  if (!made.replayed && !name.skip) {
+    std::vector<bool> given;
+    for (const FeatureGradientView& view : input.features) given.push_back(view.rows.given());
+    (*batch)->model->ObserveUpdate(given);
+  }
+  if (made.replayed) {
+    Discard(name.model_id, name.handle);  // it may have been made with another batch
+  } else {
+    batches_.Erase(name.handle);
+  }
+  return made;
+}
+
+absl::StatusOr<MadeMutation> StepPath::TryUpdate(const UpdateName& name, const GradientInput& input,
+                                                 const KeptBatch& batch, rpc::CallContext* context,
+                                                 StepHooks* hooks, StageTimes* times) {
+  WorkTimer timer;
+  ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, batch, name, context));
+  RETURN_IF_ERROR(timer.Wait([&] { return hooks->BeforeCommit(); }));
+  ASSIGN_OR_RETURN(const host::RowCounts rows, staged->Commit());
+  times->shards = timer.worked();
+  return MadeMutation{rows, staged->replayed()};
+}
+
+absl::StatusOr<MadeMutation> StepPath::FindMade(const UpdateName& name,
+                                                const absl::Status& no_batch,
+                                                rpc::CallContext* context) {
+  if (name.group_part.has_value()) return no_batch;
+  ASSIGN_OR_RETURN(const std::optional<host::RowCounts> rows,
+                   mutations_->Find(name.mutation, context));
+  if (!rows.has_value()) return no_batch;
+  return MadeMutation{*rows, /*replayed=*/true};
+}
+
+absl::StatusOr<std::shared_ptr<const KeptBatch>> StepPath::Claim(uint64_t model_id,
+                                                                 uint64_t handle) {
+  ASSIGN_OR_RETURN(auto batch, batches_.Claim(handle));
+  if (batch->model->id == model_id) return batch;
+  batches_.Unclaim(handle);
+  return absl::InvalidArgumentError(absl::StrCat("batch_handle ", handle, " belongs to model_id ",
+                                                 absl::Hex(batch->model->id, absl::kZeroPad16),
+                                                 ", not ", absl::Hex(model_id, absl::kZeroPad16)));
+}
+
+void StepPath::RenewBatches() {
+  const absl::Time now = SteadyNow();
+  if (now < renewed_ + options_.batch_ttl / 4) return;
+  renewed_ = now;
+  const std::vector<uint64_t> handles = batches_.Endless();
+  if (!handles.empty()) fanout_->RenewBatches(handles);
+}
+
+absl::Status StepPath::Release(uint64_t model_id, uint64_t handle) {
+  RETURN_IF_ERROR(Claim(model_id, handle).status());
+  Discard(model_id, handle);
+  return absl::OkStatus();
+}
+
+void StepPath::Discard(uint64_t model_id, uint64_t handle) {
+  batches_.Erase(handle);
+  fanout_->Release(model_id, handle);
+}
+
+}  // namespace emberd::step

@@ -1,0 +1,249 @@
+// The one path of a step, for unary calls and training streams alike:
+//
+//   lookup:  decode -> make room for the answer -> sort -> [agree on cuts] -> cut ->
+//            [may gather] -> gather -> keep -> combine, and forward what is there
+//   update:  read the parts as they come -> claim -> stage on all shards -> [all staged] -> commit
+//   on all shards
+//            (a unary one again, if another attempt at it was in the way: see mutations.h)
+//
+// In brackets: where a rank of a group waits for others, see StepHooks. A unary call does not.
+// See docs/step.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/region_server.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "preprocess/batch/preprocessor.h"
+#include "server/host/mutation_record.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/wire.h"
+#include "server/step/fanout.h"
+#include "server/step/gradient_reader.h"
+#include "server/step/gradients.h"
+#include "server/step/lookup_response.h"
+#include "server/step/mutations.h"
+#include "server/step/row_gradients.h"
+#include "server/step/served_model.h"
+#include "server/step/shared_tensors.h"
+
+namespace emberd::step {
+
+// What is made in any order, by several threads, and told of in one order, as soon as enough is
+// there.
+//
+// Thread-safe.
+class CombinedInOrder {
+ public:
+  // `bytes`: of each thing. `tell` is called with the range of those that are there and that it has
+  // not been called with, when they have `enough` bytes; by one thread at a time. Whoever waits for
+  // the last thing takes the rest: it is never called with that.
+  CombinedInOrder(std::vector<size_t> bytes, size_t enough,
+                  std::function<void(size_t begin, size_t end)> tell)
+      : bytes_(std::move(bytes)),
+        enough_(enough),
+        tell_(std::move(tell)),
+        is_there_(bytes_.size()) {}
+
+  // Thing `index` is there.
+  void Add(size_t index) {
+    absl::MutexLock lock(&mutex_);
+    is_there_[index] = true;
+    while (end_ < is_there_.size() && is_there_[end_]) waiting_ += bytes_[end_++];
+    if (waiting_ < enough_ || end_ == is_there_.size()) return;
+    tell_(std::exchange(begin_, end_), end_);
+    waiting_ = 0;
+  }
+
+ private:
+  const std::vector<size_t> bytes_;
+  const size_t enough_;
+  const std::function<void(size_t, size_t)> tell_;
+
+  absl::Mutex mutex_;
+  std::vector<bool> is_there_ ABSL_GUARDED_BY(mutex_);
+  // Those that are there and have not been told of, and their bytes.
+  size_t begin_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t end_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// What happens between the stages of a step. This base does nothing: a unary call is a group of
+// one. Methods may wait for as long as they like; an error ends the step.
+class StepHooks {
+ public:
+  virtual ~StepHooks() = default;
+  // Whether the batch of any rank needs cuts; `mine`: this one's does.
+  virtual absl::StatusOr<bool> AnyNeedsCuts(bool mine) { return mine; }
+  // The cuts that all ranks make; `mine`: those that this rank's batch needs.
+  virtual absl::StatusOr<uint64_t> CutsOfAll(uint64_t mine) { return mine; }
+  // The batch is preprocessed; rows are read next.
+  virtual absl::Status BeforeGather() { return absl::OkStatus(); }
+  // For callers without a deadline: how long shards may take to gather.
+  virtual absl::Duration gather_limit() const { return absl::InfiniteDuration(); }
+  // Whether the batch lives as long as the caller says, who discards it: it does not expire.
+  virtual bool owns_batch() const { return false; }
+  // All shards have gathered, and keep the batch under this handle.
+  virtual void OnKept(uint64_t batch_handle) {}
+  // The activations of these features are in `output`: the next in the order of the request, of a
+  // message part or more. The last come with the answer. From any thread, one call at
+  // a time.
+  virtual void OnCombined(const LookupOutput& output, absl::Span<const int> features) {}
+  // All shards hold this update, which is committed next.
+  virtual absl::Status BeforeCommit() { return absl::OkStatus(); }
+};
+
+// An update between its first part and its last: as soon as its batch is known, what comes is
+// checked, and summed where the shards are to be sent sums.
+//
+// Not thread-safe. Must outlive the use of what Finish returns.
+class IncomingUpdate {
+ public:
+  // `sum_rows`: sums are made while gradients come, as far as that is worth it. The update must
+  // have no other rank then.
+  explicit IncomingUpdate(bool sum_rows) : sum_rows_(sum_rows) {}
+
+  // The next part; see GradientReader.
+  void Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
+           std::vector<rpc::SharedPieces> data, bool last);
+  // The batch is there. Once; `regions` (null: there are none) and `fanout` must outlive it.
+  void Begin(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions, Fanout* fanout);
+  bool begun() const { return reader_.has_value(); }
+
+  // After Begin and the last part; once.
+  absl::StatusOr<GradientInput> Finish();
+
+ private:
+  struct Part {
+    std::shared_ptr<const v1::ApplyGradientsRequest> request;
+    std::vector<rpc::SharedPieces> data;
+  };
+
+  const bool sum_rows_;
+  std::deque<Part> parts_;  // all of them: gradients are read where they are
+  std::shared_ptr<const KeptBatch> batch_;
+  std::optional<GradientReader> reader_;
+  std::vector<std::shared_ptr<RowSums>> sums_;  // by shard; empty: none are made
+};
+
+// Time of a step in its stages, without what hooks waited.
+struct StageTimes {
+  absl::Duration preprocess;  // from decoding to the cuts
+  absl::Duration shards;      // lookup: gather; update: stage and commit
+  absl::Duration combine;
+};
+
+// A batch between its preprocessing and its lookups, of which there may be several.
+struct PreparedLookup {
+  std::shared_ptr<const ServedModel> model;  // outlives the batch, as its preprocessor must
+  std::shared_ptr<const preprocess::PreprocessedBatch> batch;
+  std::vector<int> order;  // features of the config, as the request lists them
+  v1::DataType activation_dtype = v1::FLOAT32;
+  int64_t activation_bytes = 0;                // of the answer
+  rpc::CallContext::Room room;                 // for one answer; null: LookUp makes some
+  std::shared_ptr<const SharedOutput> output;  // where the activations go; null: into the answer
+  bool tiny = false;  // so little work that no other thread can help with it
+};
+
+// Thread-safe. Methods block until the answer is there; `context` carries the caller's deadline and
+// cancellation. After an error nothing is kept and no row has changed, except as Update says.
+class StepPath {
+ public:
+  struct Options {
+    int64_t max_activation_bytes = 0;       // of one lookup
+    absl::Duration batch_ttl;               // an unused batch is kept for so long
+    rpc::HandleStoreOptions batches;        // how many may be kept
+    const RegionServer* regions = nullptr;  // memory shared with clients; null: there is none
+  };
+  // What the constructor is given must outlive it.
+  StepPath(const Options& options, Fanout* fanout, Mutations* mutations, ops::Metrics* metrics)
+      : options_(options),
+        fanout_(fanout),
+        mutations_(mutations),
+        metrics_(metrics),
+        batches_(options.batches) {}
+
+  // Fills `times` on success. The batch is kept for an update unless the request is for inference.
+  absl::StatusOr<LookupOutput> Lookup(const std::shared_ptr<const ServedModel>& model,
+                                      const v1::LookupRequest& request, rpc::CallContext* context,
+                                      StepHooks* hooks, StageTimes* times);
+  // The same in two parts. Of the request, `inference` does not count in the first. `context` makes
+  // room for the answer; null: it is to be looked up by another call, and `shared.activations` is
+  // not allowed.
+  absl::StatusOr<PreparedLookup> Prepare(const std::shared_ptr<const ServedModel>& model,
+                                         const v1::LookupRequest& request,
+                                         rpc::CallContext* context, StepHooks* hooks,
+                                         StageTimes* times);
+  absl::StatusOr<LookupOutput> LookUp(const PreparedLookup& prepared, bool inference,
+                                      rpc::CallContext* context, StepHooks* hooks,
+                                      StageTimes* times);
+
+  // Updates the rows of the batch that `name` names, and forgets the batch. All parts of `update`
+  // have come. The handle and the mutation in them do not count, nor does the attempt in the name.
+  // After an error the batch is still there, and some shards may have made the update if it came
+  // from the commit: the same update under the same name finishes it, here or at another
+  // coordinator, which does not need the batch for that. NOT_FOUND: there is no batch, and no shard
+  // has made the update; it may be tried under the same name with another batch.
+  absl::StatusOr<MadeMutation> Update(const UpdateName& name, IncomingUpdate* update,
+                                      rpc::CallContext* context, StepHooks* hooks,
+                                      StageTimes* times);
+  // Lets `update`, of the batch of that handle, be read as it comes. Nothing if there is no batch:
+  // then all is read by Update.
+  void ReadAhead(uint64_t handle, IncomingUpdate* update);
+
+  // Gives back a batch that will not be updated. NOT_FOUND if there is none, UNAVAILABLE while an
+  // update uses it.
+  absl::Status Release(uint64_t model_id, uint64_t handle);
+  // The same for a batch that may be gone or in use, as far as shards can be reached.
+  void Discard(uint64_t model_id, uint64_t handle);
+
+  // Sees that shards keep the batches of streams that are at work. To be called often.
+  void RenewBatches();
+
+  // The batches between their lookup and their update.
+  BatchStore& batches() { return batches_; }
+  const BatchStore& batches() const { return batches_; }
+
+ private:
+  using Batch = std::shared_ptr<const preprocess::PreprocessedBatch>;
+
+  absl::StatusOr<Batch> Preprocess(const ServedModel& model,
+                                   absl::Span<const preprocess::FeatureInput> features,
+                                   StepHooks* hooks, absl::Duration* time);
+  absl::Status Keep(const std::shared_ptr<const ServedModel>& model,
+                    const preprocess::PreprocessedBatch& batch,
+                    absl::Span<const host::GatherResult> results, uint64_t handle,
+                    absl::Time expiry);
+  // One attempt.
+  absl::StatusOr<MadeMutation> TryUpdate(const UpdateName& name, const GradientInput& input,
+                                         const KeptBatch& batch, rpc::CallContext* context,
+                                         StepHooks* hooks, StageTimes* times);
+  // The answer to an update whose batch is not here: what became of it if it came before.
+  absl::StatusOr<MadeMutation> FindMade(const UpdateName& name, const absl::Status& no_batch,
+                                        rpc::CallContext* context);
+  // The batch for this caller alone. INVALID_ARGUMENT if it belongs to another model.
+  absl::StatusOr<std::shared_ptr<const KeptBatch>> Claim(uint64_t model_id, uint64_t handle);
+
+  const Options options_;
+  Fanout* const fanout_;
+  Mutations* const mutations_;
+  ops::Metrics* const metrics_;
+  BatchStore batches_;
+  absl::Time renewed_;  // when shards were last told; used by RenewBatches alone
+};
+
+}  // namespace emberd::step
