@@ -83,7 +83,6 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
-      max_message_bytes_(cluster.budgets().max_message_bytes()),
       start_(SteadyNow()),
       metrics_(metrics),
       server_metrics_(metrics->Server("coordinator", index)),
@@ -91,20 +90,27 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       mutations_(shards_, absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
       regions_(rpc::StartClientRegions(cluster)),
-      path_({.max_activation_bytes = max_message_bytes_,
+      path_({.max_activation_bytes = cluster.budgets().max_message_bytes(),
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
              .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()},
              .regions = regions_.get()},
             &fanout_, &mutations_, metrics),
       checkpoints_(cluster.storage(), shards_, &mutations_, &registry_, &threads->blocking),
       auto_checkpoints_(&checkpoints_, &registry_, &threads->blocking),
+      steps_(&resources_),
+      rows_(&resources_, cluster.budgets().max_message_bytes()),
       resources_{.identity = NewIdentity(index),
+                 .shards = &shards_,
                  .registry = &registry_,
+                 .mutations = &mutations_,
                  .fanout = &fanout_,
                  .path = &path_,
+                 .steps = &steps_,
+                 .rows = &rows_,
                  .checkpoints = &checkpoints_,
                  .collective = &collective_,
                  .metrics = metrics,
+                 .server_metrics = server_metrics_,
                  .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }),
@@ -180,9 +186,10 @@ absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetMo
 absl::StatusOr<v1::DropGroupResponse> Coordinator::DropGroup(const v1::DropGroupRequest& request,
                                                              rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto found, registry_.FindByName(request.model(), context));
-  return OnModel(found->id, context, [&](const std::shared_ptr<const step::ServedModel>& model) {
-    return coordinator::DropGroup(*model, request.group(), shards_, context);
-  });
+  return registry_.OnModel(
+      found->id, context, [&](const std::shared_ptr<const step::ServedModel>& model) {
+        return coordinator::DropGroup(*model, request.group(), shards_, context);
+      });
 }
 
 absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
@@ -204,61 +211,6 @@ absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
   *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->PlanNow());
   AddSlots(known.model->config, &response);
   return response;
-}
-
-absl::StatusOr<step::LookupOutput> Coordinator::LookupForReader(const v1::LookupRequest& request,
-                                                                rpc::CallContext* context) {
-  if (request.inference()) return Lookup(request, context);
-  return absl::PermissionDeniedError(
-      "inference is false, so the batch would be kept, which needs the role TRAINER; it must be "
-      "true for a READER");
-}
-
-absl::StatusOr<step::LookupOutput> Coordinator::Lookup(const v1::LookupRequest& request,
-                                                       rpc::CallContext* context) {
-  return OnModel(request.model_id(), context,
-                 [&](const std::shared_ptr<const step::ServedModel>& model) {
-                   step::StepHooks no_hooks;
-                   step::StageTimes times;
-                   return path_.Lookup(model, request, context, &no_hooks, &times);
-                 });
-}
-
-absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
-    const v1::ApplyGradientsRequest& request, rpc::CallContext* context) {
-  RETURN_IF_ERROR(registry_.CheckNotLost(request.model_id(), context));
-  const uint64_t handle = request.batch_handle();
-  const host::Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
-                                host::UpdateTag(request.model_id())};
-  RETURN_IF_ERROR(host::CheckMutation(mutation));
-  const step::UpdateName name{
-      .model_id = request.model_id(), .handle = handle, .mutation = mutation};
-  step::StepHooks no_hooks;
-  step::StageTimes times;
-  step::IncomingUpdate update(/*sum_rows=*/false);
-  update.Add({std::shared_ptr<const void>(), &request}, {}, /*last=*/true);
-  const auto made = path_.Update(name, &update, context, &no_hooks, &times);
-  if (!made.ok()) {
-    if (absl::IsNotFound(made.status())) {  // no batch is kept of a model that is only looked up
-      const auto model = registry_.Find(request.model_id(), context);
-      if (model.ok()) RETURN_IF_ERROR(step::CheckTrainable(**model));
-    }
-    if (!absl::IsDataLoss(made.status())) return made.status();
-    // The rows that the batch was looked up from are gone: no retry can succeed.
-    path_.Discard(request.model_id(), handle);
-    return registry_.Explain(request.model_id(), /*history=*/0, made.status());
-  }
-  if (made->replayed) server_metrics_->Add(ops::MetricId::kReplays);
-  v1::ApplyGradientsResponse response;
-  host::SetRowCounts(made->rows, &response);
-  response.set_replayed(made->replayed);
-  return response;
-}
-
-absl::StatusOr<v1::ReleaseBatchResponse> Coordinator::ReleaseBatch(
-    const v1::ReleaseBatchRequest& request, rpc::CallContext*) {
-  RETURN_IF_ERROR(path_.Release(request.model_id(), request.batch_handle()));
-  return v1::ReleaseBatchResponse();
 }
 
 absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimitsRequest& request,

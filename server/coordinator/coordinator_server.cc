@@ -2,26 +2,324 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <grpcpp/impl/codegen/server_callback_handlers.h>
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/time.h"
+#include "base/lane_server.h"
 #include "base/periodic_task.h"
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "emberd/v1/admin_service.grpc.pb.h"
+#include "emberd/v1/checkpoint_service.grpc.pb.h"
+#include "emberd/v1/embedding_service.grpc.pb.h"
+#include "emberd/v1/program_service.grpc.pb.h"
+#include "emberd/v1/shared_memory.pb.h"
 #include "server/coordinator/administration.h"
+#include "server/coordinator/calls.h"
+#include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/pooled_call.h"
+#include "server/coordinator/lane_lookup.h"
 #include "server/coordinator/programs/programs.h"
-#include "server/coordinator/response_streams.h"
-#include "server/coordinator/services.h"
+#include "server/coordinator/row_access.h"
+#include "server/coordinator/train/train_stream.h"
+#include "server/coordinator/unary_steps.h"
 #include "server/host/shard_backend.h"
+#include "server/ops/metrics.h"
+#include "server/ops/rpc_names.h"
 #include "server/ops/samples.h"
+#include "server/rpc/call_context.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/local_peers.h"
 #include "server/rpc/memory_budget.h"
+#include "server/rpc/message.h"
+#include "server/rpc/spans.h"
+#include "server/rpc/wire.h"
+#include "server/security/callers.h"
+#include "server/security/security.h"
+#include "server/step/lookup_response.h"
 
 namespace emberd::coordinator {
 namespace {
+
+// ---- The public services. What each call does stands in Coordinator, UnarySteps, Checkpoints,
+// Programs and Administration; of training streams, in train/.
+
+// What the methods of a service have in common.
+struct UnaryOptions {
+  CallEnvironment environment;
+  ops::Metrics* metrics = nullptr;  // hears how long encoding takes; null: nobody does
+  ops::Samples* samples = nullptr;  // hears how long each call takes that succeeds; the same
+};
+
+// `rpc` is declared in a .proto that this program knows.
+const google::protobuf::MethodDescriptor& MethodOf(ops::Rpc rpc) {
+  return *google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(absl::StrCat(
+      "emberd.v1.", absl::StrReplaceAll(std::string(ops::RpcName(rpc)), {{"/", "."}})));
+}
+
+// Where a method of a public service stands in its service.
+int MethodIndex(ops::Rpc rpc) { return MethodOf(rpc).index(); }
+
+// Its name among the samples: "execute_chained".
+std::string SampleName(ops::Rpc rpc) {
+  std::string name;
+  for (const char c : MethodOf(rpc).name()) {
+    if (absl::ascii_isupper(c) && !name.empty()) name.push_back('_');
+    name.push_back(absl::ascii_tolower(c));
+  }
+  return name;
+}
+
+// Unary methods: what each of them needs beside its work stands here, once. Every method takes and
+// gives bytes: requests are decoded on a worker, where what is no message gets a clear status
+// (gRPC's own decoding would say UNIMPLEMENTED).
+//
+// `Service` is made by gRPC's compiler: X::Service, with those of its streams that are served
+// otherwise. What a subclass serves must outlive it.
+template <typename Service>
+class UnaryService : public Service {
+ protected:
+  using Context = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+
+  explicit UnaryService(const UnaryOptions& options) : options_(options) {}
+
+  // The method answers with encode(work(context, request, call)), which runs on a worker; what
+  // `work` returns is a StatusOr.
+  template <typename Request, typename Work,
+            typename Encode = Bytes (*)(const google::protobuf::Message&)>
+  void Serve(ops::Rpc rpc, const Work& work, Encode encode = &rpc::EncodeMessage) {
+    const auto start = [this, rpc, work, encode](const Context* context, const Bytes* request,
+                                                 Bytes* response) {
+      auto run = [=, this](rpc::CallContext* call, int64_t* response_bytes) -> absl::Status {
+        const absl::Time began = SteadyNow();
+        Request message;
+        RETURN_IF_ERROR(rpc::DecodeMessage(*request, &message));
+        ASSIGN_OR_RETURN(const auto result, work(*context, std::move(message), call));
+        std::optional<ops::StageTimer> timer;
+        if (options_.metrics != nullptr) timer.emplace(options_.metrics, ops::Stage::kEncode);
+        *response = encode(result);
+        timer.reset();
+        *response_bytes = static_cast<int64_t>(response->Length());
+        if (options_.samples == nullptr) return absl::OkStatus();
+        options_.samples->Add(SampleName(rpc), absl::ToDoubleSeconds(SteadyNow() - began));
+        return absl::OkStatus();
+      };
+      return PooledCall::Start(options_.environment, *context, rpc,
+                               static_cast<int64_t>(request->Length()), std::move(run));
+    };
+    this->MarkMethodRawCallback(MethodIndex(rpc),
+                                new grpc::internal::CallbackUnaryHandler<Bytes, Bytes>(start));
+  }
+
+  // The method is one of `target`.
+  template <typename Target, typename Request, typename Result>
+  void Serve(ops::Rpc rpc, Target* target,
+             absl::StatusOr<Result> (Target::*method)(Request, rpc::CallContext*)) {
+    using Message = std::decay_t<Request>;
+    Serve<Message>(rpc,
+                   [target, method](const Context&, Message&& request, rpc::CallContext* call) {
+                     return (target->*method)(std::move(request), call);
+                   });
+  }
+
+  const CallEnvironment& environment() const { return options_.environment; }
+
+ private:
+  const UnaryOptions options_;
+};
+
+using EmbeddingStub = v1::EmbeddingService;
+using EmbeddingStreams = EmbeddingStub::WithRawCallbackMethod_ExportTable<
+    EmbeddingStub::WithRawCallbackMethod_Train<EmbeddingStub::Service>>;
+
+class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
+ public:
+  EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams, LaneServer* lanes,
+                       const CallEnvironment& environment)
+      : UnaryService({.environment = environment, .metrics = coordinator->metrics()}),
+        coordinator_(coordinator),
+        streams_(streams) {
+    Serve(ops::Rpc::kDeclareModel, coordinator, &Coordinator::DeclareModel);
+    Serve(ops::Rpc::kDescribeModel, coordinator, &Coordinator::DescribeModel);
+    UnarySteps* const steps = coordinator->resources().steps;
+    Serve(ops::Rpc::kApplyGradients, steps, &UnarySteps::ApplyGradients);
+    Serve(ops::Rpc::kReleaseBatch, steps, &UnarySteps::ReleaseBatch);
+    RowAccess* const rows = coordinator->resources().rows;
+    Serve(ops::Rpc::kReadRows, rows, &RowAccess::ReadRows);
+    Serve(ops::Rpc::kAssignRows, rows, &RowAccess::AssignRows);
+    // The answer is made by hand, so that activations are not copied.
+    Serve<v1::LookupRequest>(
+        ops::Rpc::kLookup,
+        [steps](const Context& context, const v1::LookupRequest& request, rpc::CallContext* call) {
+          return security::MayTrain(context) ? steps->Lookup(request, call)
+                                             : steps->LookupForReader(request, call);
+        },
+        &step::EncodeLookupResponse);
+    Serve<v1::ShareMemoryRequest>(
+        ops::Rpc::kShareMemory,
+        [regions = coordinator->regions(), lanes](const Context& context, const auto&, auto*) {
+          return rpc::InvitePeer(regions, lanes, rpc::LanePeerOf(context));
+        });
+  }
+
+  grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
+    using Stream = PulledStream<Bytes>;
+    const auto open = [access = coordinator_->resources().rows,
+                       request = *request](rpc::CallContext* call) -> absl::StatusOr<Stream::Next> {
+      v1::ExportTableRequest message;
+      RETURN_IF_ERROR(rpc::DecodeMessage(request, &message));
+      ASSIGN_OR_RETURN(std::shared_ptr<RowAccess::Export> rows, access->StartExport(message, call));
+      return [rows]() -> absl::StatusOr<std::optional<Bytes>> {
+        ASSIGN_OR_RETURN(const v1::ExportTableResponse part, rows->Next());
+        if (!part.has_values()) return std::nullopt;
+        return rpc::EncodeMessage(part);
+      };
+    };
+    return Stream::Start(environment(), *context, ops::Rpc::kExportTable,
+                         environment().default_deadline, open);
+  }
+  grpc::ServerBidiReactor<Bytes, Bytes>* Train(Context* context) override {
+    return streams_->Start(*context);
+  }
+
+ private:
+  Coordinator* const coordinator_;
+  TrainStreams* const streams_;
+};
+
+// How long a call of CheckpointService may take where its caller sets no deadline: large tables
+// take hours.
+constexpr absl::Duration kCheckpointLimit = absl::Hours(24);
+
+using CheckpointStub = v1::CheckpointService;
+using CheckpointStreams = CheckpointStub::WithCallbackMethod_SaveCheckpoint<
+    CheckpointStub::WithCallbackMethod_RestoreCheckpoint<
+        CheckpointStub::WithCallbackMethod_ServeCheckpoint<
+            CheckpointStub::WithCallbackMethod_VerifyCheckpoint<
+                CheckpointStub::WithCallbackMethod_MergeCheckpoint<
+                    CheckpointStub::WithCallbackMethod_ExportCheckpoint<
+                        CheckpointStub::Service>>>>>>;
+
+class CheckpointServiceImpl final : public UnaryService<CheckpointStreams> {
+ public:
+  CheckpointServiceImpl(Checkpoints* checkpoints, const CallEnvironment& environment)
+      : UnaryService({.environment = environment}), checkpoints_(checkpoints) {
+    Serve(ops::Rpc::kDiffCheckpoints, checkpoints, &Checkpoints::Diff);
+    Serve(ops::Rpc::kListCheckpoints, checkpoints, &Checkpoints::List);
+    Serve(ops::Rpc::kGetCheckpoint, checkpoints, &Checkpoints::Get);
+    Serve(ops::Rpc::kDeleteCheckpoint, checkpoints, &Checkpoints::Delete);
+  }
+
+  using Progress = v1::CheckpointProgress;
+  using ProgressReactor = grpc::ServerWriteReactor<Progress>;
+
+  ProgressReactor* SaveCheckpoint(Context* context,
+                                  const v1::SaveCheckpointRequest* request) override {
+    return WithProgress(*context, ops::Rpc::kSaveCheckpoint, *request, &Checkpoints::Save);
+  }
+  ProgressReactor* RestoreCheckpoint(Context* context,
+                                     const v1::RestoreCheckpointRequest* request) override {
+    return WithProgress(*context, ops::Rpc::kRestoreCheckpoint, *request, &Checkpoints::Restore);
+  }
+  ProgressReactor* ServeCheckpoint(Context* context,
+                                   const v1::ServeCheckpointRequest* request) override {
+    return WithProgress(*context, ops::Rpc::kServeCheckpoint, *request, &Checkpoints::Serve);
+  }
+  ProgressReactor* VerifyCheckpoint(Context* context,
+                                    const v1::VerifyCheckpointRequest* request) override {
+    return WithProgress(*context, ops::Rpc::kVerifyCheckpoint, *request, &Checkpoints::Verify);
+  }
+  ProgressReactor* MergeCheckpoint(Context* context,
+                                   const v1::MergeCheckpointRequest* request) override {
+    return WithProgress(*context, ops::Rpc::kMergeCheckpoint, *request, &Checkpoints::Merge);
+  }
+
+  grpc::ServerWriteReactor<v1::ExportCheckpointResponse>* ExportCheckpoint(
+      Context* context, const v1::ExportCheckpointRequest* request) override {
+    using Rows = v1::ExportCheckpointResponse;
+    using Stream = PulledStream<Rows>;
+    const auto open = [=, this](rpc::CallContext*) -> absl::StatusOr<Stream::Next> {
+      ASSIGN_OR_RETURN(std::shared_ptr<CheckpointExport> rows, checkpoints_->StartExport(*request));
+      return [rows]() -> absl::StatusOr<std::optional<Rows>> {
+        ASSIGN_OR_RETURN(Rows part, rows->Next());
+        if (part.values().empty()) return std::nullopt;
+        return part;
+      };
+    };
+    return Stream::Start(environment(), *context, ops::Rpc::kExportCheckpoint, kCheckpointLimit,
+                         open);
+  }
+
+ private:
+  // Sends the progress of a method, and last what it returns. `request` is there as long as the
+  // call.
+  template <typename Request>
+  ProgressReactor* WithProgress(
+      const Context& context, ops::Rpc rpc, const Request& request,
+      Checkpoints::Progress (Checkpoints::*method)(const Request&, const Checkpoints::Report&,
+                                                   rpc::CallContext*)) {
+    using Stream = ProgressStream<Progress>;
+    const auto work = [checkpoints = checkpoints_, &request, method](
+                          rpc::CallContext* call, const Stream::Write& write) -> absl::Status {
+      ASSIGN_OR_RETURN(const Progress last, (checkpoints->*method)(request, write, call));
+      return write(last);
+    };
+    return Stream::Start(environment(), context, rpc, kCheckpointLimit, work);
+  }
+
+  Checkpoints* const checkpoints_;
+};
+
+class ProgramServiceImpl final : public UnaryService<v1::ProgramService::Service> {
+ public:
+  ProgramServiceImpl(Programs* programs, ops::Samples* samples, const CallEnvironment& environment)
+      : UnaryService(
+            {.environment = environment, .metrics = programs->metrics(), .samples = samples}) {
+    Serve(ops::Rpc::kCompile, programs, &Programs::Compile);
+    Serve(ops::Rpc::kRelease, programs, &Programs::Release);
+    Serve(ops::Rpc::kPrepareBatch, programs, &Programs::PrepareBatch);
+    Serve(ops::Rpc::kExecute, programs, &Programs::Execute);
+    Serve(ops::Rpc::kExecuteChained, programs, &Programs::ExecuteChained);
+    Serve(ops::Rpc::kReadHandle, programs, &Programs::ReadHandle);
+  }
+};
+
+class AdminServiceImpl final : public UnaryService<v1::AdminService::Service> {
+ public:
+  AdminServiceImpl(Administration* administration, Coordinator* coordinator,
+                   const CallEnvironment& environment)
+      : UnaryService({.environment = environment}) {
+    Serve(ops::Rpc::kGetStatus, administration, &Administration::GetStatus);
+    Serve(ops::Rpc::kGetLimits, coordinator, &Coordinator::GetLimits);
+    Serve(ops::Rpc::kSetLimits, coordinator, &Coordinator::SetLimits);
+    Serve(ops::Rpc::kGetMetrics, administration, &Administration::GetMetrics);
+    Serve(ops::Rpc::kGetStats, administration, &Administration::GetStats);
+    Serve(ops::Rpc::kDrain, administration, &Administration::Drain);
+    Serve(ops::Rpc::kDropModel, coordinator, &Coordinator::DropModel);
+    Serve(ops::Rpc::kResetModel, coordinator, &Coordinator::ResetModel);
+    Serve(ops::Rpc::kDropGroup, coordinator, &Coordinator::DropGroup);
+    Serve(ops::Rpc::kChangeMemory, coordinator, &Coordinator::ChangeMemory);
+  }
+};
+
+// ---- The server
 
 // Requests spend most of their time waiting for shards, so there are more threads than CPUs.
 constexpr int kRequestThreads = 32;
@@ -88,9 +386,9 @@ class CoordinatorServerImpl final : public CoordinatorServer {
              .silence = absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())}),
         security_(options.security),
         lanes_(rpc::StartClientLanes(
-            options.cluster, MakeLookupHandler(&coordinator_, environment_, security_.get()))),
-        embedding_service_(
-            MakeEmbeddingService(&coordinator_, &train_streams_, lanes_.get(), environment_)),
+            options.cluster,
+            MakeLookupHandler(&coordinator_.resources(), environment_, security_.get()))),
+        embedding_service_(&coordinator_, &train_streams_, lanes_.get(), environment_),
         administration_({.coordinator = &coordinator_,
                          .queue = &requests_,
                          .admission = &admission_,
@@ -102,15 +400,14 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
         admin_admission_(options.cluster.budgets()),
         admin_requests_(&options.threads->blocking, kAdminThreads, kAdminWaiting),
-        admin_service_(MakeAdminService(&administration_, &coordinator_, AdminEnvironment())),
+        admin_service_(&administration_, &coordinator_, AdminEnvironment()),
         checkpoint_requests_(&options.threads->blocking, kCheckpointThreads, kCheckpointsWaiting),
-        checkpoint_service_(
-            MakeCheckpointService(coordinator_.resources().checkpoints, CheckpointEnvironment())),
-        programs_(&coordinator_,
+        checkpoint_service_(coordinator_.resources().checkpoints, CheckpointEnvironment()),
+        programs_(&coordinator_.resources(),
                   {.coordinator_index = options.coordinator_index,
                    .lease = absl::Milliseconds(options.cluster.timeouts().batch_ttl_ms()),
                    .cpu = &options.threads->cpu}),
-        program_service_(MakeProgramService(&programs_, &samples_, environment_)),
+        program_service_(&programs_, &samples_, environment_),
         sweeper_(kServerSweepPeriod, [this] { Sweep(); }) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
@@ -121,8 +418,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.max_calls_per_connection = options.cluster.budgets().connection_calls();
     server_options.receive_bytes = options.cluster.budgets().in_flight_bytes();
     server_options.security = options.security;
-    server_options.services = {embedding_service_.get(), admin_service_.get(),
-                               checkpoint_service_.get(), program_service_.get()};
+    server_options.services = {&embedding_service_, &admin_service_, &checkpoint_service_,
+                               &program_service_};
     server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService",
                                     "emberd.v1.CheckpointService", "emberd.v1.ProgramService"};
     // Whoever asks for the status finds all models there. Shards that do not answer may come later.
@@ -190,15 +487,15 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   ops::Samples samples_;  // of the calls of ProgramService
   const std::shared_ptr<const security::Security> security_;
   const std::unique_ptr<LaneServer> lanes_;  // null: there are none
-  std::unique_ptr<grpc::Service> embedding_service_;
+  EmbeddingServiceImpl embedding_service_;
   Administration administration_;
   rpc::Admission admin_admission_;
   TaskQueue admin_requests_;
-  std::unique_ptr<grpc::Service> admin_service_;
+  AdminServiceImpl admin_service_;
   TaskQueue checkpoint_requests_;
-  std::unique_ptr<grpc::Service> checkpoint_service_;
+  CheckpointServiceImpl checkpoint_service_;
   Programs programs_;
-  std::unique_ptr<grpc::Service> program_service_;
+  ProgramServiceImpl program_service_;
   absl::Mutex health_mutex_;
   std::atomic<rpc::GrpcServer*> health_ = nullptr;  // once there is a server
   std::unique_ptr<rpc::GrpcServer> server_;

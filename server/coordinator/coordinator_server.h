@@ -1,4 +1,5 @@
-// A coordinator as a gRPC server.
+// A coordinator as a gRPC server: its public services, EmbeddingService, CheckpointService,
+// ProgramService and AdminService.
 #pragma once
 
 #include <memory>

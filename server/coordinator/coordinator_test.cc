@@ -144,7 +144,7 @@ class Cluster {
     request.set_table(table);
     request.set_slot(slot);
     *request.mutable_ids() = MakeTensor(v1::INT64, {rows}, ids);
-    auto response = coordinator_->ReadRows(request, context());
+    auto response = coordinator_->resources().rows->ReadRows(request, context());
     EXPECT_TRUE(response.ok()) << response.status();
     return Floats(response->values());
   }
@@ -227,7 +227,7 @@ TEST_P(CoordinatorTest, LookupsAndUpdatesAgreeWithPlainLoops) {
   }
   for (int step = 0; step < 5; ++step) {
     const Batch batch = RandomBatch(random);
-    auto output = cluster->Lookup(LookupOf(model, batch), cluster.context());
+    auto output = cluster->resources().steps->Lookup(LookupOf(model, batch), cluster.context());
     ASSERT_TRUE(output.ok()) << output.status();
 
     v1::ApplyGradientsRequest apply;
@@ -266,7 +266,7 @@ TEST_P(CoordinatorTest, LookupsAndUpdatesAgreeWithPlainLoops) {
       *to->mutable_gradient() =
           MakeTensor(v1::FLOAT32, {static_cast<int64_t>(samples.size()), table.dim}, gradient);
     }
-    auto applied = cluster->ApplyGradients(apply, cluster.context());
+    auto applied = cluster->resources().steps->ApplyGradients(apply, cluster.context());
     ASSERT_TRUE(applied.ok()) << applied.status();
 
     int64_t touched = 0;
@@ -313,21 +313,22 @@ v1::ApplyGradientsRequest SmallApply(uint64_t model, uint64_t handle, uint64_t s
 TEST_P(CoordinatorTest, ARetriedUpdateIsAnsweredFromTheRecord) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   const auto request = SmallApply(model, output->batch_handle, 1);
-  auto first = cluster->ApplyGradients(request, cluster.context());
+  auto first = cluster->resources().steps->ApplyGradients(request, cluster.context());
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_FALSE(first->replayed());
   const std::vector<float> rows = cluster.Read(model, "user", 100);
-  auto second = cluster->ApplyGradients(request, cluster.context());
+  auto second = cluster->resources().steps->ApplyGradients(request, cluster.context());
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_TRUE(second->replayed());
   EXPECT_EQ(second->rows_updated(), first->rows_updated());
   EXPECT_EQ(cluster.Read(model, "user", 100), rows);
 
   const absl::Status again =
-      cluster->ApplyGradients(SmallApply(model, output->batch_handle, 2), cluster.context())
+      cluster->resources()
+          .steps->ApplyGradients(SmallApply(model, output->batch_handle, 2), cluster.context())
           .status();
   EXPECT_EQ(again.code(), absl::StatusCode::kNotFound) << again;
 }
@@ -336,19 +337,20 @@ TEST_P(CoordinatorTest, ARetriedUpdateIsAnsweredFromTheRecord) {
 TEST_P(CoordinatorTest, ARefusedUpdateLeavesBatchAndNumberUsable) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   const std::vector<float> rows = cluster.Read(model, "user", 100);
   auto bad = SmallApply(model, output->batch_handle, 1);
   *bad.mutable_gradients(0)->mutable_gradient() =
       MakeTensor(v1::FLOAT32, {2, 8}, std::vector<float>(16, std::nanf("")));
-  const absl::Status refused = cluster->ApplyGradients(bad, cluster.context()).status();
+  const absl::Status refused =
+      cluster->resources().steps->ApplyGradients(bad, cluster.context()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("gradient of feature 'u' is nan at sample 0, column 0"));
   EXPECT_EQ(cluster.Read(model, "user", 100), rows);
-  auto mended =
-      cluster->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context());
+  auto mended = cluster->resources().steps->ApplyGradients(
+      SmallApply(model, output->batch_handle, 1), cluster.context());
   EXPECT_TRUE(mended.ok()) << mended.status();
 }
 
@@ -372,13 +374,13 @@ TEST_P(CoordinatorTest, DeclaringTwiceFindsTheModelAndAConflictNamesTheField) {
 TEST_P(CoordinatorTest, AReleasedBatchIsGone) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   v1::ReleaseBatchRequest release;
   release.set_model_id(model);
   release.set_batch_handle(output->batch_handle);
-  EXPECT_TRUE(cluster->ReleaseBatch(release, cluster.context()).ok());
-  EXPECT_EQ(cluster->ReleaseBatch(release, cluster.context()).status().code(),
+  EXPECT_TRUE(cluster->resources().steps->ReleaseBatch(release, cluster.context()).ok());
+  EXPECT_EQ(cluster->resources().steps->ReleaseBatch(release, cluster.context()).status().code(),
             absl::StatusCode::kNotFound);
   const v1::GetStatusResponse status = cluster->GetStatus(cluster.context());
   EXPECT_EQ(status.batches(), 0);
@@ -390,7 +392,7 @@ TEST_P(CoordinatorTest, InferenceKeepsNothing) {
   const uint64_t model = cluster.Declare();
   v1::LookupRequest request = SmallLookup(model);
   request.set_inference(true);
-  auto output = cluster->Lookup(request, cluster.context());
+  auto output = cluster->resources().steps->Lookup(request, cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   EXPECT_EQ(output->batch_handle, 0u);
   const v1::GetStatusResponse status = cluster->GetStatus(cluster.context());
@@ -410,7 +412,7 @@ TEST_P(CoordinatorTest, AssignedRowsAreReadBackAndARepeatIsRecognised) {
   std::vector<float> values(15);
   for (int i = 0; i < 15; ++i) values[i] = static_cast<float>(i);
   *request.mutable_values() = MakeTensor(v1::FLOAT32, {3, 5}, values);
-  auto first = cluster->AssignRows(request, cluster.context());
+  auto first = cluster->resources().rows->AssignRows(request, cluster.context());
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_FALSE(first->replayed());
   const std::vector<float> rows = cluster.Read(model, "item", 57);
@@ -418,9 +420,9 @@ TEST_P(CoordinatorTest, AssignedRowsAreReadBackAndARepeatIsRecognised) {
             std::vector<float>(values.begin(), values.begin() + 5));
   EXPECT_EQ(std::vector<float>(rows.begin() + 35, rows.begin() + 40),
             std::vector<float>(values.begin() + 10, values.end()));
-  EXPECT_TRUE(cluster->AssignRows(request, cluster.context())->replayed());
+  EXPECT_TRUE(cluster->resources().rows->AssignRows(request, cluster.context())->replayed());
   *request.mutable_ids() = MakeTensor(v1::INT32, {3}, std::vector<int32_t>{56, 0, 56});
-  EXPECT_EQ(cluster->AssignRows(request, cluster.context()).status().code(),
+  EXPECT_EQ(cluster->resources().rows->AssignRows(request, cluster.context()).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -431,7 +433,7 @@ TEST_P(CoordinatorTest, AnExportGivesEveryRowOnceInOrder) {
   request.set_model_id(model);
   request.set_table("user");
   request.set_first_row(3);
-  auto run = cluster->StartExport(request, cluster.context());
+  auto run = cluster->resources().rows->StartExport(request, cluster.context());
   ASSERT_TRUE(run.ok()) << run.status();
   std::vector<float> exported;
   while (true) {
@@ -452,39 +454,44 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
   Cluster cluster(2, 1, /*remote=*/true);
   const uint64_t model = cluster.Declare();
   const std::vector<float> initial = cluster.Read(model, "user", 100);
-  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
 
   cluster.StopShard(1);
-  const absl::Status down = cluster->Lookup(SmallLookup(model), cluster.context()).status();
+  const absl::Status down =
+      cluster->resources().steps->Lookup(SmallLookup(model), cluster.context()).status();
   EXPECT_EQ(down.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(down.message()), HasSubstr("shard 1 at 127.0.0.1:"));
   const absl::Status not_applied =
-      cluster->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
+      cluster->resources()
+          .steps->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
           .status();
   EXPECT_EQ(not_applied.code(), absl::StatusCode::kUnavailable);
 
   cluster.StartShard(1);
   const absl::Status refused = Await(  // the channel reconnects in its own time
       [&] {
-        return cluster
-            ->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
+        return cluster->resources()
+            .steps->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
             .status();
       },
       [](const absl::Status& status) { return !absl::IsUnavailable(status); });
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("shard 1 no longer has its rows"));
-  const absl::Status lost = cluster->Lookup(SmallLookup(model), cluster.context()).status();
+  const absl::Status lost =
+      cluster->resources().steps->Lookup(SmallLookup(model), cluster.context()).status();
   EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss) << lost;
   v1::ResetModelRequest reset;
   reset.set_name("m");
   ASSERT_TRUE(cluster->ResetModel(reset, cluster.context()).ok());
   EXPECT_EQ(cluster.Read(model, "user", 100), initial) << "something was applied";
 
-  auto again = cluster->Lookup(SmallLookup(model), cluster.context());
+  auto again = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(
-      cluster->ApplyGradients(SmallApply(model, again->batch_handle, 2), cluster.context()).ok());
+      cluster->resources()
+          .steps->ApplyGradients(SmallApply(model, again->batch_handle, 2), cluster.context())
+          .ok());
 }
 
 }  // namespace coordinator_test

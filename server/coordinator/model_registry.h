@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/blocking_pool.h"
+#include "base/status.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/model_changes.h"
 #include "server/coordinator/shard_models.h"
@@ -103,6 +104,12 @@ class ModelRegistry {
   // `status`. Shards say DATA_LOSS where they do not have these rows; this finds out why. ABORTED:
   // the model was reset, or dropped and declared again.
   absl::Status Explain(uint64_t model_id, uint64_t history, const absl::Status& status);
+
+  // Calls call(model), and explains a DATA_LOSS. A model that was reset or declared again since
+  // this coordinator heard of it, or serves another checkpoint, is called again.
+  template <typename Call>
+  auto OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
+      -> decltype(call(std::shared_ptr<const step::ServedModel>()));
 
   // Learns of all models that shards have, looks for lost ones, and takes back what failed
   // declarations have left. Call it before the first request, and then every second.
@@ -191,6 +198,20 @@ class ModelRegistry {
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Entry> models_ ABSL_GUARDED_BY(mutex_);
 };
+
+template <typename Call>
+auto ModelRegistry::OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
+    -> decltype(call(std::shared_ptr<const step::ServedModel>())) {
+  for (int calls_left = 3; calls_left >= 0; --calls_left) {
+    ASSIGN_OR_RETURN(const auto model, Find(model_id, context));
+    auto result = call(model);
+    if (result.ok()) return result;
+    absl::Status status = Explain(model->id, model->history, result.status());
+    if (calls_left == 0 || !absl::IsAborted(status) || absl::IsAborted(result.status()))
+      return status;
+  }
+  return absl::InternalError("unreachable");
+}
 
 // What a request makes of the limits of now: one for each stack, in plan order. INVALID_ARGUMENT
 // names the stack.

@@ -15,7 +15,10 @@
 #include "base/suggest.h"
 #include "config/config.h"
 #include "config/optimizers.h"
+#include "server/coordinator/model_registry.h"
+#include "server/ops/metrics.h"
 #include "server/step/request_reader.h"
+#include "server/step/shard_set.h"
 
 namespace emberd::coordinator {
 
@@ -162,10 +165,10 @@ absl::StatusOr<absl::Span<const float>> DecodeValues(const v1::Tensor& tensor, i
 
 }  // namespace
 
-absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const step::ServedModel& model,
-                                                      const RowTarget& target,
-                                                      const preprocess::IntSpan& ids,
-                                                      rpc::CallContext* context) {
+absl::StatusOr<v1::Tensor> RowAccess::ReadTableRows(const step::ServedModel& model,
+                                                    const RowTarget& target,
+                                                    const preprocess::IntSpan& ids,
+                                                    rpc::CallContext* context) {
   const auto row_bytes = static_cast<int64_t>(target.columns * sizeof(float));
   const int64_t count = step::IntCount(ids);
   if (count > max_message_bytes_ / row_bytes) {
@@ -192,46 +195,46 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const step::ServedModel& m
   return tensor;
 }
 
-absl::Status Coordinator::ReadRowsTo(const step::ServedModel& model, const RowTarget& target,
-                                     absl::Span<const int64_t> ids, char* data,
-                                     rpc::CallContext* context) {
+absl::Status RowAccess::ReadRowsTo(const step::ServedModel& model, const RowTarget& target,
+                                   absl::Span<const int64_t> ids, char* data,
+                                   rpc::CallContext* context) {
   const size_t row_bytes = target.columns * sizeof(float);
   const std::vector<ShardRows> shards = PlaceRows(model.plan.topology, target, ids);
   const auto read = [&](int shard) {
     const ShardRows& rows = shards[shard];
     std::vector<float> values(rows.positions.size() * target.columns);
-    absl::Status status =
-        shards_[shard].ReadRows(rows.Selection(model, target), absl::MakeSpan(values), context);
+    absl::Status status = (*resources_->shards)[shard].ReadRows(rows.Selection(model, target),
+                                                                absl::MakeSpan(values), context);
     for (size_t i = 0; status.ok() && i < rows.positions.size(); ++i) {
       std::memcpy(data + rows.positions[i] * row_bytes, values.data() + i * target.columns,
                   row_bytes);
     }
     return status;
   };
-  return shards_.On(NonEmpty(shards), read);
+  return resources_->shards->On(NonEmpty(shards), read);
 }
 
-absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsRequest& request,
-                                                           rpc::CallContext* context) {
+absl::StatusOr<v1::ReadRowsResponse> RowAccess::ReadRows(const v1::ReadRowsRequest& request,
+                                                         rpc::CallContext* context) {
   using Response = absl::StatusOr<v1::ReadRowsResponse>;
-  return OnModel(request.model_id(), context,
-                 [&](const std::shared_ptr<const step::ServedModel>& model) -> Response {
-                   ASSIGN_OR_RETURN(const RowTarget target,
-                                    FindTarget(*model, request.table(), request.slot()));
-                   ASSIGN_OR_RETURN(const auto ids, CheckIds(request.ids(), target));
-                   v1::ReadRowsResponse response;
-                   ASSIGN_OR_RETURN(*response.mutable_values(),
-                                    ReadTableRows(*model, target, ids, context));
-                   return response;
-                 });
+  return resources_->registry->OnModel(
+      request.model_id(), context,
+      [&](const std::shared_ptr<const step::ServedModel>& model) -> Response {
+        ASSIGN_OR_RETURN(const RowTarget target,
+                         FindTarget(*model, request.table(), request.slot()));
+        ASSIGN_OR_RETURN(const auto ids, CheckIds(request.ids(), target));
+        v1::ReadRowsResponse response;
+        ASSIGN_OR_RETURN(*response.mutable_values(), ReadTableRows(*model, target, ids, context));
+        return response;
+      });
 }
 
-absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignRowsRequest& request,
-                                                               rpc::CallContext* context) {
+absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRowsRequest& request,
+                                                             rpc::CallContext* context) {
   const host::Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
                                 AssignTag(request)};
   RETURN_IF_ERROR(host::CheckMutation(mutation));
-  ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
+  ASSIGN_OR_RETURN(auto model, resources_->registry->Find(request.model_id(), context));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "its rows cannot be assigned"));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
   ASSIGN_OR_RETURN(const auto given, CheckIds(request.ids(), target));
@@ -259,25 +262,25 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
     }
     return TryAssign(commands, context);
   };
-  const auto made = mutations_.Make(mutation, context, attempt);
-  if (!made.ok()) return registry_.Explain(model->id, model->history, made.status());
-  if (made->replayed) server_metrics_->Add(ops::MetricId::kReplays);
+  const auto made = resources_->mutations->Make(mutation, context, attempt);
+  if (!made.ok()) return resources_->registry->Explain(model->id, model->history, made.status());
+  if (made->replayed) resources_->server_metrics->Add(ops::MetricId::kReplays);
   v1::AssignRowsResponse response;
   response.set_replayed(made->replayed);
   return response;
 }
 
-absl::StatusOr<step::MadeMutation> Coordinator::TryAssign(
+absl::StatusOr<step::MadeMutation> RowAccess::TryAssign(
     const std::vector<host::AssignCommand>& commands, rpc::CallContext* context) {
   std::vector<char> staged(commands.size());  // not bool: written by several threads
   const auto stage = [&](int shard) {
-    const auto replayed = shards_[shard].StageAssign(commands[shard], context);
+    const auto replayed = (*resources_->shards)[shard].StageAssign(commands[shard], context);
     staged[shard] = replayed.ok() && !*replayed;
     return replayed.status();
   };
   const host::AssignCommand* const any = &commands.front();
-  if (absl::Status status = shards_.OnAll(stage); !status.ok()) {
-    mutations_.Abandon(any->mutation, any->attempt);
+  if (absl::Status status = resources_->shards->OnAll(stage); !status.ok()) {
+    resources_->mutations->Abandon(any->mutation, any->attempt);
     return status;
   }
   std::vector<int> holding;
@@ -285,17 +288,18 @@ absl::StatusOr<step::MadeMutation> Coordinator::TryAssign(
     if (staged[shard]) holding.push_back(static_cast<int>(shard));
   }
   ReachFailpoint("assign.votes_are_in");
-  RETURN_IF_ERROR(shards_.On(holding, [&](int shard) {
+  RETURN_IF_ERROR(resources_->shards->On(holding, [&](int shard) {
     ReachFailpoint("assign.word_is_next");
-    return mutations_.Commit(shard, any->mutation, any->attempt, context->trace()).status();
+    return resources_->mutations->Commit(shard, any->mutation, any->attempt, context->trace())
+        .status();
   }));
   ReachFailpoint("assign.is_made");
-  return step::MadeMutation{{}, /*replayed=*/any != nullptr && holding.empty()};
+  return step::MadeMutation{{}, /*replayed=*/holding.empty()};
 }
 
-absl::StatusOr<std::unique_ptr<Coordinator::Export>> Coordinator::StartExport(
+absl::StatusOr<std::unique_ptr<RowAccess::Export>> RowAccess::StartExport(
     const v1::ExportTableRequest& request, rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
+  ASSIGN_OR_RETURN(auto model, resources_->registry->Find(request.model_id(), context));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
   const int64_t rows = target.table->vocabulary_size;
   if (request.first_row() < 0 || request.first_row() > rows) {
@@ -312,7 +316,7 @@ absl::StatusOr<std::unique_ptr<Coordinator::Export>> Coordinator::StartExport(
       new Export(this, std::move(model), std::move(target), request.first_row(), end, context));
 }
 
-absl::StatusOr<v1::ExportTableResponse> Coordinator::Export::Next() {
+absl::StatusOr<v1::ExportTableResponse> RowAccess::Export::Next() {
   const int64_t most =
       std::max<int64_t>(1, kExportMessageBytes / (target_.columns * sizeof(float)));
   std::vector<int64_t> ids(std::min(most, end_ - next_));
@@ -321,10 +325,10 @@ absl::StatusOr<v1::ExportTableResponse> Coordinator::Export::Next() {
   response.set_first_row(next_);
   if (ids.empty()) return response;
   response.set_history(model_->history);
-  RETURN_IF_ERROR(coordinator_->registry_.CheckNotLost(model_->id, context_));
-  auto values = coordinator_->ReadTableRows(*model_, target_, absl::MakeConstSpan(ids), context_);
+  RETURN_IF_ERROR(access_->resources_->registry->CheckNotLost(model_->id, context_));
+  auto values = access_->ReadTableRows(*model_, target_, absl::MakeConstSpan(ids), context_);
   if (!values.ok()) {
-    return coordinator_->registry_.Explain(model_->id, model_->history, values.status());
+    return access_->resources_->registry->Explain(model_->id, model_->history, values.status());
   }
   next_ += static_cast<int64_t>(ids.size());
   *response.mutable_values() = *std::move(values);

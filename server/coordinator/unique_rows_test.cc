@@ -65,14 +65,14 @@ class Cluster {
     request.set_table(table);
     *request.mutable_ids() = MakeTensor<int64_t>(v1::INT64, {1}, {id});
     *request.mutable_values() = MakeTensor(v1::FLOAT32, {1, static_cast<int64_t>(row.size())}, row);
-    const auto assigned = coordinator_->AssignRows(request, &context_);
+    const auto assigned = coordinator_->resources().rows->AssignRows(request, &context_);
     ASSERT_TRUE(assigned.ok()) << assigned.status();
   }
 
   // The bytes of all activations.
   std::string Look(v1::LookupRequest request) {
     request.set_model_id(model_);
-    auto output = coordinator_->Lookup(request, &context_);
+    auto output = coordinator_->resources().steps->Lookup(request, &context_);
     EXPECT_TRUE(output.ok()) << output.status();
     std::string all;
     if (!output.ok()) return all;
@@ -86,7 +86,7 @@ class Cluster {
   // The same; then an update that depends on them.
   std::string Step(v1::LookupRequest request) {
     request.set_model_id(model_);
-    auto output = coordinator_->Lookup(request, &context_);
+    auto output = coordinator_->resources().steps->Lookup(request, &context_);
     EXPECT_TRUE(output.ok()) << output.status();
     if (!output.ok()) return "";
     v1::ApplyGradientsRequest apply;
@@ -105,7 +105,7 @@ class Cluster {
       gradient->mutable_gradient()->add_shape(view.dim);
       gradient->mutable_gradient()->set_data(view.bytes.data(), view.bytes.size());
     }
-    const auto applied = coordinator_->ApplyGradients(apply, &context_);
+    const auto applied = coordinator_->resources().steps->ApplyGradients(apply, &context_);
     EXPECT_TRUE(applied.ok()) << applied.status();
     return all;
   }

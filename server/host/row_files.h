@@ -1,5 +1,6 @@
-// The rows of a shard and the files of a checkpoint: writing those of a snapshot, and reading them
-// into a model that is being made.
+// A shard and the files of a checkpoint: writing the rows of a snapshot, reading them into a model
+// that is being made, and reading what the shards knew besides rows: requests that were carried
+// out, groups, counters.
 #pragma once
 
 #include <atomic>
@@ -7,7 +8,10 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/blocking_pool.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/internal/v1/shard_state.pb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "server/checkpoint/partition_file.h"
 #include "shard/snapshot/snapshot.h"
@@ -45,5 +49,11 @@ int64_t BytesToLoad(const shard::ModelSpec& spec, const checkpoint::CheckpointCh
 // partitions at the same time.
 absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& chain,
                       BlockingPool* threads, ShardProgress& progress);
+
+// For shard `shard` of `shards`. Every shard has carried out the same requests, but each counts its
+// own rows: where the checkpoint was saved on another number of shards, the first one of now
+// answers with the rows of all. DATA_LOSS, with the file's name, if a file is not whole.
+absl::StatusOr<internal::v1::ShardState> LoadState(const internal::v1::CheckpointSource& newest,
+                                                   int shard, int shards);
 
 }  // namespace emberd::host

@@ -14,7 +14,7 @@
 #include "base/steady_time.h"
 #include "server/files/files.h"
 #include "server/group/group_rules.h"
-#include "server/host/load_state.h"
+#include "server/host/row_files.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {

@@ -5,8 +5,10 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/elementwise.h"
 #include "server/coordinator/programs/program_spec.h"
+#include "server/coordinator/unary_steps.h"
 
 namespace emberd::coordinator {
 namespace {
@@ -36,10 +38,10 @@ std::string NewClientId() {
 
 }  // namespace
 
-ProgramRunner::ProgramRunner(Coordinator* coordinator)
-    : coordinator_(coordinator),
-      registry_(coordinator->resources().registry),
-      path_(coordinator->resources().path),
+ProgramRunner::ProgramRunner(const CoordinatorResources* resources)
+    : registry_(resources->registry),
+      path_(resources->path),
+      steps_(resources->steps),
       client_id_(NewClientId()) {}
 
 absl::StatusOr<std::shared_ptr<const step::ServedModel>> ProgramRunner::Find(
@@ -143,8 +145,7 @@ absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, con
   *request.mutable_hyperparameters() = terms.arguments.hyperparameters();
   if (terms.arguments.has_step()) request.set_step(terms.arguments.step());
   request.set_rng_seed(terms.rng_seed);
-  ASSIGN_OR_RETURN(const v1::ApplyGradientsResponse made,
-                   coordinator_->ApplyGradients(request, context));
+  ASSIGN_OR_RETURN(const v1::ApplyGradientsResponse made, steps_->ApplyGradients(request, context));
   if (!made.replayed()) looked_up.looked_up->LeaveToShards();
   v1::MadeUpdate result;
   result.set_rows_updated(made.rows_updated());

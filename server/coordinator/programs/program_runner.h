@@ -10,9 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
-#include "server/coordinator/coordinator.h"
 #include "server/coordinator/programs/program_cache.h"
 #include "server/coordinator/programs/values.h"
+#include "server/coordinator/resources.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::coordinator {
@@ -20,8 +20,8 @@ namespace emberd::coordinator {
 // Thread-safe.
 class ProgramRunner {
  public:
-  // `coordinator` must outlive it.
-  explicit ProgramRunner(Coordinator* coordinator);
+  // `resources` must outlive it.
+  explicit ProgramRunner(const CoordinatorResources* resources);
 
   // A batch for a LOOKUP, or the tensors for another program.
   absl::StatusOr<ValuePtr> Prepare(const Program& program, v1::Literal batch,
@@ -49,9 +49,9 @@ class ProgramRunner {
   absl::StatusOr<std::shared_ptr<const step::ServedModel>> Find(const Program& program,
                                                                 rpc::CallContext* context);
 
-  Coordinator* const coordinator_;
   ModelRegistry* const registry_;
   step::StepPath* const path_;
+  UnarySteps* const steps_;
   const std::string client_id_;  // of updates that nobody named
   std::atomic<uint64_t> sequence_ = 0;
 };

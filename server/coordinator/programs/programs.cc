@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/program_spec.h"
+#include "server/ops/metrics.h"
 
 namespace emberd::coordinator {
 namespace {
@@ -72,10 +74,10 @@ void AddTensors(const Value& value, Message* to) {
 
 }  // namespace
 
-Programs::Programs(Coordinator* coordinator, const ProgramOptions& options)
-    : coordinator_(coordinator),
+Programs::Programs(const CoordinatorResources* resources, const ProgramOptions& options)
+    : resources_(resources),
       options_(options),
-      runner_(coordinator),
+      runner_(resources),
       programs_({.capacity = options.cached_programs,
                  .lease = options.lease,
                  .new_handle = [index = options.coordinator_index] { return NewHandle(index); }}),
@@ -85,12 +87,12 @@ Programs::Programs(Coordinator* coordinator, const ProgramOptions& options)
 void Programs::Sweep() {
   const absl::Time now = SteadyNow();
   programs_.Sweep(now);
-  coordinator_->server_metrics()->Add(ops::MetricId::kProgramHandlesExpired, handles_.Sweep(now));
+  resources_->server_metrics->Add(ops::MetricId::kProgramHandlesExpired, handles_.Sweep(now));
   Count();
 }
 
 void Programs::Count() {
-  ops::ServerMetrics* const metrics = coordinator_->server_metrics();
+  ops::ServerMetrics* const metrics = resources_->server_metrics;
   metrics->Set(ops::MetricId::kPrograms, programs_.counts().programs);
   metrics->Set(ops::MetricId::kProgramHandles, handles_.count());
 }
@@ -99,13 +101,12 @@ absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& 
                                                       rpc::CallContext* context) {
   std::shared_ptr<const step::ServedModel> model;
   if (request.spec().kind() != v1::ProgramSpec::ELEMENTWISE) {
-    ASSIGN_OR_RETURN(
-        model, coordinator_->resources().registry->FindByName(request.spec().model(), context));
+    ASSIGN_OR_RETURN(model, resources_->registry->FindByName(request.spec().model(), context));
   }
   ASSIGN_OR_RETURN(v1::ProgramSpec spec, CompleteSpec(request.spec(), model.get()));
   const std::string key = ProgramKey(spec, model.get());
   ASSIGN_OR_RETURN(const ProgramCache::Compiled compiled, programs_.Compile(key, [&] {
-    coordinator_->server_metrics()->Add(ops::MetricId::kProgramCompilations);
+    resources_->server_metrics->Add(ops::MetricId::kProgramCompilations);
     return Program::Compile(std::move(spec), key, model, options_.cpu);
   }));
   v1::CompileResponse response = compiled.program->info();

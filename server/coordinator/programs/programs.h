@@ -10,11 +10,11 @@
 #include "base/cpu_pool.h"
 #include "base/periodic_task.h"
 #include "emberd/v1/program_service.pb.h"
-#include "server/coordinator/coordinator.h"
 #include "server/coordinator/programs/chains.h"
 #include "server/coordinator/programs/program_cache.h"
 #include "server/coordinator/programs/program_runner.h"
 #include "server/coordinator/programs/values.h"
+#include "server/coordinator/resources.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::coordinator {
@@ -30,7 +30,7 @@ struct ProgramOptions {
 class Programs {
  public:
   // What it is given must outlive it.
-  Programs(Coordinator* coordinator, const ProgramOptions& options);
+  Programs(const CoordinatorResources* resources, const ProgramOptions& options);
 
   absl::StatusOr<v1::CompileResponse> Compile(const v1::CompileRequest& request,
                                               rpc::CallContext* context);
@@ -45,7 +45,7 @@ class Programs {
   absl::StatusOr<v1::ReadHandleResponse> ReadHandle(const v1::ReadHandleRequest& request,
                                                     rpc::CallContext* context);
 
-  ops::Metrics* metrics() { return coordinator_->metrics(); }
+  ops::Metrics* metrics() { return resources_->metrics; }
 
  private:
   void Sweep();
@@ -56,7 +56,7 @@ class Programs {
   // Gives the arguments that the program takes over their new values.
   void Donate(const v1::ExecuteRequest& request, const Chain& chain);
 
-  Coordinator* const coordinator_;
+  const CoordinatorResources* const resources_;
   const ProgramOptions options_;
   ProgramRunner runner_;
   ProgramCache programs_;

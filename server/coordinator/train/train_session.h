@@ -20,7 +20,7 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/checkpoints.h"
-#include "server/coordinator/coordinator.h"
+#include "server/coordinator/resources.h"
 #include "server/coordinator/train/group_member.h"
 #include "server/coordinator/train/train_message.h"
 #include "server/step/step.h"
