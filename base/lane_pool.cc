@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <time.h>
 
-#include "base/region_protocol.h"
 #include "base/steady_time.h"
 
 namespace emberd {
@@ -29,19 +26,6 @@ bool IsReadable(int socket) {
   return poll(&watched, 1, 0) > 0;
 }
 
-// Until there is something to read, or the connection is over. False: it is `until`.
-bool SleepUntilReadable(int socket, absl::Time until) {
-  pollfd watched = {socket, POLLIN, 0};
-  while (true) {
-    const absl::Duration left = until - SteadyNow();
-    if (left <= absl::ZeroDuration()) return IsReadable(socket);
-    const timespec timeout = absl::ToTimespec(left);
-    const int ready = ppoll(&watched, 1, &timeout, nullptr);
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return true;  // recv says what is wrong
-  }
-}
-
 }  // namespace
 
 LaneClientCall::~LaneClientCall() {
@@ -55,7 +39,7 @@ void LaneClientCall::Cancel() {
 
 bool LaneClientCall::Await(absl::Time until) {
   pool_->waiting_.fetch_add(1);
-  const bool readable = Watch(until) || SleepUntilReadable(connection_->socket.get(), until);
+  const bool readable = Watch(until) || AwaitReadable(connection_->socket.get(), until);
   pool_->waiting_.fetch_sub(1);
   return readable;
 }
@@ -169,29 +153,12 @@ void LanePool::Grow(absl::Time deadline) {
 }
 
 std::unique_ptr<LanePool::Connection> LanePool::Open(absl::Time deadline) {
-  const absl::StatusOr<LaneInvitation> invitation = ask_(deadline);
-  if (!invitation.ok() || invitation->ticket.size() != lanes::kTicketBytes) return nullptr;
-  const regions::AbstractAddress address(invitation->socket);
+  const absl::StatusOr<LocalInvitation> invitation = ask_(deadline);
+  if (!invitation.ok()) return nullptr;
+  absl::StatusOr<FileDescriptor> socket = ConnectLocal(*invitation, LocalKind::kCalls, deadline);
+  if (!socket.ok()) return nullptr;
   auto lane = std::make_unique<Connection>();
-  lane->socket = FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!address.fits() || lane->socket.get() < 0 ||
-      connect(lane->socket.get(), address.get(), address.length) != 0) {
-    return nullptr;
-  }
-  lanes::Hello hello;
-  std::memcpy(hello.half_ticket, invitation->ticket.data(), lanes::kHalfTicketBytes);
-  const absl::string_view packet(reinterpret_cast<const char*>(&hello), sizeof(hello));
-  if (!lanes::SendPacket(lane->socket.get(), packet, "") ||
-      !SleepUntilReadable(lane->socket.get(), deadline)) {
-    return nullptr;
-  }
-  lanes::Hello answer;
-  const ssize_t size = recv(lane->socket.get(), &answer, sizeof(answer), MSG_DONTWAIT | MSG_TRUNC);
-  if (size != sizeof(answer) || answer.version != lanes::Hello::kVersion ||
-      std::memcmp(answer.half_ticket, invitation->ticket.data() + lanes::kHalfTicketBytes,
-                  lanes::kHalfTicketBytes) != 0) {
-    return nullptr;
-  }
+  lane->socket = *std::move(socket);
   lane->packet.resize(lanes::kMaxPacketBytes);
   return lane;
 }

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
 #include "base/lane_protocol.h"
-#include "base/lane_server.h"
+#include "base/local_server.h"
 #include "base/mutex.h"
 
 namespace emberd {
@@ -72,7 +72,7 @@ class LaneClientCall {
 class LanePool {
  public:
   // Asks the server, by the other way, where to connect; not later than `deadline`.
-  using Ask = std::function<absl::StatusOr<LaneInvitation>(absl::Time deadline)>;
+  using Ask = std::function<absl::StatusOr<LocalInvitation>(absl::Time deadline)>;
   // `watch`: a thread that waits alone looks for its answer for so long before it sleeps, unless
   // that was in vain of late. To wake a thread, and the core that went idle with it, can take
   // longer than a small call.

@@ -16,20 +16,6 @@ namespace emberd::lanes {
 // Of one packet, all in all.
 inline constexpr size_t kMaxPacketBytes = size_t{64} << 10;
 
-// A ticket names who may connect. The first half is shown by the client, the second by the server,
-// so that neither takes somebody else for its peer.
-inline constexpr size_t kTicketBytes = 32;
-inline constexpr size_t kHalfTicketBytes = kTicketBytes / 2;
-
-// The first packet each way. Processes of different versions of the protocol part here.
-struct Hello {
-  uint32_t version = kVersion;
-  uint32_t reserved = 0;
-  char half_ticket[kHalfTicketBytes] = {};
-
-  static constexpr uint32_t kVersion = 1;
-};
-
 struct Request {
   uint64_t number = 0;                                 // its answer has the same
   uint32_t method = 0;                                 // as both ends have agreed

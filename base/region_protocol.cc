@@ -2,28 +2,9 @@
 
 #include <cstring>
 
+#include <sys/socket.h>
+
 namespace emberd::regions {
-
-static_assert(kTicketBytes == 2 * sizeof(uint64_t));
-
-uint64_t FirstHalf(const std::string& ticket) {
-  uint64_t half = 0;
-  std::memcpy(&half, ticket.data(), sizeof(half));
-  return half;
-}
-
-uint64_t SecondHalf(const std::string& ticket) {
-  uint64_t half = 0;
-  std::memcpy(&half, ticket.data() + sizeof(half), sizeof(half));
-  return half;
-}
-
-AbstractAddress::AbstractAddress(const std::string& name) {
-  if (name.empty() || name.size() + 1 > sizeof(address.sun_path)) return;
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-}
 
 template <typename Packet>
 bool SendPacket(int socket, const Packet& packet, int flags, int file) {

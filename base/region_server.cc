@@ -1,31 +1,19 @@
 #include "base/region_server.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include "absl/strings/escaping.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/local_socket.h"
-#include "base/status.h"
-#include "base/steady_time.h"
 
 namespace emberd {
 namespace {
-
-using regions::kTicketBytes;
-
-// A peer that asks for more tickets than it uses costs the oldest of them.
-constexpr size_t kMaxTickets = 256;
-constexpr int kBacklog = 64;
 
 // Nobody can guess it, so to know it is to have been given the region. Never 0.
 uint64_t NewRegionName() {
@@ -36,45 +24,32 @@ uint64_t NewRegionName() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RegionServer>> RegionServer::Start(Options options) {
-  std::unique_ptr<RegionServer> server(new RegionServer(std::move(options)));
-  RETURN_IF_ERROR(server->Listen());
-  server->thread_ = std::thread([raw = server.get()] { raw->Serve(); });
-  return server;
-}
-
-absl::Status RegionServer::Listen() {
-  const auto failed = [] {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen for peers on this machine: ", strerror(errno)));
-  };
-  socket_name_ =
-      absl::StrCat(options_.name, "/", absl::BytesToHexString(RandomBytes(kTicketBytes)));
-  const regions::AbstractAddress address(socket_name_);
-  listener_ = FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
-  if (!address.fits() || listener_.get() < 0 || wake_.get() < 0 ||
-      bind(listener_.get(), address.get(), address.length) != 0 ||
-      listen(listener_.get(), kBacklog) != 0) {
-    return failed();
+class RegionServer::Peer final : public LocalGuest {
+ public:
+  Peer(RegionServer* server, FileDescriptor socket) : server_(server), socket_(std::move(socket)) {
+    server_->peers_.fetch_add(1);
   }
-  return absl::OkStatus();
-}
-
-RegionServer::~RegionServer() {
-  if (!thread_.joinable()) return;
-  const uint64_t one = 1;
-  while (write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  ~Peer() override {
+    server_->Forget(this);
+    server_->peers_.fetch_sub(1);
   }
-  thread_.join();
-}
+  int socket() const override { return socket_.get(); }
+  short events() const override { return POLLIN; }
+  void OnEvent() override { over_ = !server_->Answer(this); }
+  bool over() const override { return over_; }
 
-RegionServer::Invitation RegionServer::Invite() {
-  Invitation invitation{socket_name_, RandomBytes(kTicketBytes)};
-  MutexLock lock(&mutex_);
-  if (tickets_.size() == kMaxTickets) tickets_.pop_front();
-  tickets_.push_back({invitation.ticket, SteadyNow() + options_.ticket_life});
-  return invitation;
+  int regions = 0;
+  int lent = 0;
+
+ private:
+  RegionServer* const server_;
+  const FileDescriptor socket_;
+  bool over_ = false;
+};
+
+std::unique_ptr<LocalGuest> RegionServer::Enter(FileDescriptor socket, LocalPeer, LocalServer*) {
+  if (peers_.load() >= options_.max_peers) return nullptr;
+  return std::make_unique<Peer>(this, std::move(socket));
 }
 
 absl::StatusOr<std::shared_ptr<char>> RegionServer::Find(uint64_t region, uint64_t offset,
@@ -99,150 +74,90 @@ std::shared_ptr<SharedRegion> RegionServer::Region(uint64_t region) const {
   return held == regions_.end() ? nullptr : held->second.region;
 }
 
-int RegionServer::peers() const {
-  MutexLock lock(&mutex_);
-  return static_cast<int>(peers_.size());
-}
-
 int RegionServer::regions() const {
   MutexLock lock(&mutex_);
   return static_cast<int>(regions_.size());
 }
 
-void RegionServer::Serve() {
-  std::vector<pollfd> watched;
-  while (true) {
-    watched.assign({{wake_.get(), POLLIN, 0}});
-    int timeout_ms = -1;
-    {
-      MutexLock lock(&mutex_);
-      if (SendStrangersAway()) timeout_ms = 1000;
-      // More have to wait in the backlog, where they cost nothing.
-      const bool full = Full();
-      watched.push_back({full ? -1 : listener_.get(), POLLIN, 0});
-      for (const auto& [socket, peer] : peers_) watched.push_back({socket, POLLIN, 0});
-    }
-    if (poll(watched.data(), watched.size(), timeout_ms) < 0) continue;
-    if (watched[0].revents != 0) return;
-    FileDescriptor arrival;
-    if (watched[1].revents != 0) arrival = AcceptLocal(listener_.get(), options_.any_user);
-    {
-      MutexLock lock(&mutex_);
-      for (size_t i = 2; i < watched.size(); ++i) {
-        if (watched[i].revents == 0) continue;
-        const auto found = peers_.find(watched[i].fd);
-        if (!Answer(found->first, &found->second)) Forget(watched[i].fd);
-      }
-      const int socket = arrival.get();
-      if (socket >= 0) peers_[socket] = {.socket = std::move(arrival), .since = SteadyNow()};
-    }
-    forgotten_.clear();
-  }
-}
-
-bool RegionServer::SendStrangersAway() {
-  const absl::Time latest = SteadyNow() - kStrangerPatience;
-  std::vector<std::pair<absl::Time, int>> strangers;
-  for (const auto& [socket, peer] : peers_) {
-    if (!peer.invited) strangers.emplace_back(peer.since, socket);
-  }
-  std::sort(strangers.begin(), strangers.end());
-  const size_t most = Full() ? 0 : kMaxStrangers;
-  size_t gone = 0;
-  while (gone < strangers.size() &&
-         (strangers.size() - gone > most || strangers[gone].first < latest)) {
-    peers_.erase(strangers[gone++].second);
-  }
-  return gone < strangers.size();
-}
-
-bool RegionServer::Answer(int socket, Peer* peer) {
+bool RegionServer::Answer(Peer* peer) {
   FileDescriptor file;
-  const std::optional<regions::Request> request = regions::ReceiveRequest(socket, &file);
+  const std::optional<regions::Request> request = regions::ReceiveRequest(peer->socket(), &file);
   if (!request.has_value()) return false;  // gone, or no peer of ours
-  if (!peer->invited) {
-    std::optional<std::string> ticket;
-    if (request->kind == regions::kHello) ticket = TakeTicket(request->half_ticket);
-    if (!ticket.has_value()) return false;
-    peer->invited = true;
-    const regions::Answer answer = {.half_ticket = regions::SecondHalf(*ticket)};
-    return regions::SendPacket(socket, answer, MSG_DONTWAIT);
+  std::shared_ptr<SharedRegion> given;
+  regions::Answer answer;
+  switch (request->kind) {
+    case regions::kTake:
+      answer = Give(peer, request->bytes, &given);
+      break;
+    case regions::kLend:
+      answer = Borrow(peer, *request, std::move(file));
+      break;
+    case regions::kDrop:
+      Drop(peer, request->region);
+      return true;
+    default:
+      return false;
   }
-  if (request->kind == regions::kTake) return Give(socket, peer, request->bytes);
-  if (request->kind == regions::kLend) return Borrow(socket, peer, *request, std::move(file));
-  if (request->kind != regions::kDrop) return false;
-  Drop(socket, peer, request->region);
-  return true;
+  return regions::SendPacket(peer->socket(), answer, MSG_DONTWAIT,
+                             given == nullptr ? -1 : given->descriptor());
 }
 
-std::optional<std::string> RegionServer::TakeTicket(uint64_t half) {
-  const absl::Time now = SteadyNow();
-  while (!tickets_.empty() && tickets_.front().expiry < now) tickets_.pop_front();
-  for (auto ticket = tickets_.begin(); ticket != tickets_.end(); ++ticket) {
-    if (regions::FirstHalf(ticket->bytes) != half) continue;
-    std::string found = std::move(ticket->bytes);
-    tickets_.erase(ticket);
-    return found;
-  }
-  return std::nullopt;
-}
-
-bool RegionServer::Give(int socket, Peer* peer, uint64_t bytes) {
+regions::Answer RegionServer::Give(Peer* peer, uint64_t bytes,
+                                   std::shared_ptr<SharedRegion>* given) {
   const uint64_t left = options_.max_bytes - std::min(options_.max_bytes, bytes_->load());
-  regions::Answer answer{0, left};
+  MutexLock lock(&mutex_);
   if (bytes == 0 || bytes > left || peer->regions == options_.max_regions_of_peer ||
       !MayHaveRegion()) {
-    return regions::SendPacket(socket, answer, MSG_DONTWAIT);
+    return {0, left};
   }
   auto region = SharedRegion::Create(options_.name.c_str(), bytes);
-  if (!region.ok()) return regions::SendPacket(socket, answer, MSG_DONTWAIT);
-  answer = {NewRegionName(), bytes};
-  if (!regions::SendPacket(socket, answer, MSG_DONTWAIT, (*region)->descriptor())) return false;
+  if (!region.ok()) return {0, left};
   *bytes_ += static_cast<int64_t>(bytes);
   // It counts until the last reference goes, not until its owner does.
   SharedRegion* const raw = region->get();
-  regions_[answer.region] = {
-      std::shared_ptr<SharedRegion>(
-          raw,
-          [kept = *std::move(region), counted = bytes_, bytes](SharedRegion*) mutable {
-            kept.reset();
-            *counted -= static_cast<int64_t>(bytes);
-          }),
-      socket};
+  given->reset(raw, [kept = *std::move(region), counted = bytes_, bytes](SharedRegion*) mutable {
+    kept.reset();
+    *counted -= static_cast<int64_t>(bytes);
+  });
+  const uint64_t name = NewRegionName();
+  regions_[name] = {*given, peer};
   ++peer->regions;
-  return true;
+  return {name, bytes};
 }
 
-bool RegionServer::Borrow(int socket, Peer* peer, const regions::Request& request,
-                          FileDescriptor file) {
-  const bool wanted = request.region != 0 && request.bytes != 0 && file.get() >= 0 &&
-                      peer->lent < options_.max_lent_by_peer && MayHaveRegion() &&
-                      !regions_.contains(request.region);
-  absl::StatusOr<std::shared_ptr<SharedRegion>> region;
-  if (wanted) region = SharedRegion::Map(std::move(file), request.bytes);
-  if (!wanted || !region.ok()) return regions::SendPacket(socket, regions::Answer(), MSG_DONTWAIT);
-  regions_[request.region] = {*std::move(region), socket, /*lent=*/true};
+regions::Answer RegionServer::Borrow(Peer* peer, const regions::Request& request,
+                                     FileDescriptor file) {
+  MutexLock lock(&mutex_);
+  if (request.region == 0 || request.bytes == 0 || file.get() < 0 ||
+      peer->lent >= options_.max_lent_by_peer || !MayHaveRegion() ||
+      regions_.contains(request.region)) {
+    return {};
+  }
+  auto region = SharedRegion::Map(std::move(file), request.bytes);
+  if (!region.ok()) return {};
+  regions_[request.region] = {*std::move(region), peer, /*lent=*/true};
   ++peer->lent;
-  return regions::SendPacket(socket, regions::Answer{request.region, request.bytes}, MSG_DONTWAIT);
+  return {request.region, request.bytes};
 }
 
-void RegionServer::Drop(int socket, Peer* peer, uint64_t region) {
+void RegionServer::Drop(Peer* peer, uint64_t region) {
+  std::shared_ptr<SharedRegion> dropped;  // unmapped while nobody waits for the mutex
+  MutexLock lock(&mutex_);
   const auto found = regions_.find(region);
-  if (found == regions_.end() || found->second.owner != socket) return;
-  Held& held = found->second;
-  --(held.lent ? peer->lent : peer->regions);
-  forgotten_.push_back(std::move(held.region));
+  if (found == regions_.end() || found->second.owner != peer) return;
+  --(found->second.lent ? peer->lent : peer->regions);
+  dropped = std::move(found->second.region);
   regions_.erase(found);
 }
 
-void RegionServer::Forget(int socket) {
-  for (auto held = regions_.begin(); held != regions_.end();) {
-    const auto here = held++;
-    if (here->second.owner != socket) continue;
-    forgotten_.push_back(std::move(here->second.region));
-    regions_.erase(here);
-  }
-  peers_.erase(socket);
+void RegionServer::Forget(Peer* peer) {
+  std::vector<std::shared_ptr<SharedRegion>> forgotten;  // as in Drop
+  MutexLock lock(&mutex_);
+  absl::erase_if(regions_, [&](auto& held) {
+    if (held.second.owner != peer) return false;
+    forgotten.push_back(std::move(held.second.region));
+    return true;
+  });
 }
 
 }  // namespace emberd

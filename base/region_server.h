@@ -1,30 +1,23 @@
 // Gives memory to processes on this machine: the end that owns it. The other end is SharedArena.
 //
-// A peer is invited: whoever serves it in another way, and has checked who it is, tells it the name
-// of a Unix socket and a ticket. It connects, shows the ticket and takes regions, whose memory it
-// divides as it likes; it names places in them, and Find says where they are here. It may also lend
-// regions that another server has given: a coordinator those of its clients to a shard. When it
-// goes away, its regions are forgotten: they are unmapped when the last reference to them goes.
+// A peer that LocalServer has let in takes regions, whose memory it divides as it likes; it names
+// places in them, and Find says where they are here. It may also lend regions that another server
+// has given: a coordinator those of its clients to a shard. When it goes away, its regions are
+// forgotten: they are unmapped when the last reference to them goes.
 // See docs/shared_memory.md.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "base/file_descriptor.h"
+#include "base/local_server.h"
 #include "base/mutex.h"
 #include "base/region_protocol.h"
 #include "base/shared_region.h"
@@ -37,31 +30,23 @@ struct NamedRegion {
   std::shared_ptr<SharedRegion> memory;
 };
 
-// Thread-safe. Has a thread, which sleeps unless a peer asks for something.
-class RegionServer {
+// Thread-safe. What peers ask for is done on the thread of their LocalServer.
+class RegionServer final : public LocalHost {
  public:
   struct Options {
-    std::string name = "shared";  // of socket and files, for people
+    std::string name = "shared";  // of files, for people
     int64_t max_bytes = 0;        // of all regions
-    bool any_user = false;        // else peers of this process's user alone
     int max_peers = 1024;
     int max_regions = 1024;  // of all peers, with what they lend: each costs a descriptor
     int max_regions_of_peer = 64;
     // Only where peers are other servers: the bytes of these regions count where they were given,
     // and the names are the peers' own.
     int max_lent_by_peer = 0;
-    absl::Duration ticket_life = absl::Seconds(10);
   };
-  // UNAVAILABLE if the system gives no socket.
-  static absl::StatusOr<std::unique_ptr<RegionServer>> Start(Options options);
   // Regions live on as long as somebody refers to their memory.
-  ~RegionServer();
+  explicit RegionServer(Options options) : options_(std::move(options)) {}
 
-  struct Invitation {
-    std::string socket;
-    std::string ticket;
-  };
-  Invitation Invite();
+  std::unique_ptr<LocalGuest> Enter(FileDescriptor socket, LocalPeer, LocalServer*) override;
 
   // `bytes` from `offset` on in a region of any peer, which stays mapped as long as the result
   // lives. Its contents may change at any time: what has to be true must be copied first, then
@@ -73,64 +58,35 @@ class RegionServer {
   // All of a region, to be lent to another server; null if there is none of this name.
   std::shared_ptr<SharedRegion> Region(uint64_t region) const;
 
-  int peers() const;
+  int peers() const { return peers_.load(); }
   int regions() const;                              // lent ones too
   int64_t bytes() const { return bytes_->load(); }  // of regions that are mapped
 
  private:
-  struct Peer {
-    FileDescriptor socket;
-    bool invited = false;  // has shown a ticket
-    absl::Time since;
-    int regions = 0;
-    int lent = 0;
-  };
+  class Peer;
   struct Held {
     std::shared_ptr<SharedRegion> region;
-    int owner = -1;  // the peer's socket
+    Peer* owner = nullptr;
     bool lent = false;
   };
-  struct Ticket {
-    std::string bytes;
-    absl::Time expiry;
-  };
 
-  explicit RegionServer(Options options) : options_(std::move(options)) {}
-  absl::Status Listen();
-  void Serve();
-  bool Full() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return static_cast<int>(peers_.size()) >= options_.max_peers;
-  }
   bool MayHaveRegion() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<int>(regions_.size()) < options_.max_regions;
   }
-  // Ends connections that have not shown a ticket in time, and the oldest where there are too many
-  // of them. True if some are left that have shown none yet.
-  bool SendStrangersAway() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False: the peer is to go.
-  bool Answer(int socket, Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Give(int socket, Peer* peer, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Borrow(int socket, Peer* peer, const regions::Request& request, FileDescriptor file)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Drop(int socket, Peer* peer, uint64_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The ticket whose first half this is. It is good once.
-  std::optional<std::string> TakeTicket(uint64_t half) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Forget(int socket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Answer(Peer* peer);
+  regions::Answer Give(Peer* peer, uint64_t bytes, std::shared_ptr<SharedRegion>* given);
+  regions::Answer Borrow(Peer* peer, const regions::Request& request, FileDescriptor file);
+  void Drop(Peer* peer, uint64_t region);
+  void Forget(Peer* peer);
 
   const Options options_;
-  std::string socket_name_;
-  FileDescriptor listener_;
-  FileDescriptor wake_;  // readable when the thread has to stop
   // Regions outlive the server where somebody works on them.
   const std::shared_ptr<std::atomic<int64_t>> bytes_ = std::make_shared<std::atomic<int64_t>>(0);
+  std::atomic<int> peers_ = 0;
 
   mutable Mutex mutex_;
-  std::deque<Ticket> tickets_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<int, Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by socket
   absl::flat_hash_map<uint64_t, Held> regions_ ABSL_GUARDED_BY(mutex_);
-  // The thread's: what it has forgotten, to be unmapped while nobody waits for the mutex.
-  std::vector<std::shared_ptr<SharedRegion>> forgotten_;
-  std::thread thread_;
 };
 
 }  // namespace emberd

@@ -2,7 +2,7 @@
 // leave no region, mapping or descriptor behind. For what well-behaved ones do, see
 // shared_arena_test.cc.
 //
-// Covers: region_protocol.cc, shared_region.cc, local_socket.cc
+// Covers: region_protocol.cc, shared_region.cc, local_server.cc
 #include "base/region_server.h"
 
 #include <algorithm>
@@ -52,33 +52,40 @@ TEST(RegionServer, FindsNothingOutsideOfRegions) {
   const auto block = arena->Take(100);
   const uint64_t region = block->region();
   const uint64_t size = 64 * kMegabyte;
-  EXPECT_TRUE(server->Find(region, 0, size).ok());
-  EXPECT_TRUE(server->Find(region, size, 0).ok());
+  EXPECT_TRUE(server->regions.Find(region, 0, size).ok());
+  EXPECT_TRUE(server->regions.Find(region, size, 0).ok());
   const std::pair<uint64_t, uint64_t> outside[] = {{1, size},         {size, 1},
                                                    {0, size + 1},     {~uint64_t{0}, 1},
                                                    {1, ~uint64_t{0}}, {~uint64_t{0}, ~uint64_t{0}}};
   for (const auto& [offset, bytes] : outside) {
-    EXPECT_EQ(server->Find(region, offset, bytes).status().code(),
+    EXPECT_EQ(server->regions.Find(region, offset, bytes).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
-  EXPECT_EQ(server->Find(region + 1, 0, 1).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(server->Find(0, 0, 0).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(server->regions.Find(region + 1, 0, 1).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(server->regions.Find(0, 0, 0).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 // Sends packets of a peer's own making.
 class RawPeer {
  public:
-  explicit RawPeer(RegionServer& server)
+  explicit RawPeer(Server& server)
       : invitation_(server.Invite()), socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
-    const regions::AbstractAddress address(invitation_.socket);
+    const AbstractAddress address(invitation_.socket);
     EXPECT_EQ(connect(socket_.get(), address.get(), address.length), 0);
+  }
+  // Whether it is let in.
+  bool Greet() {
+    LocalHello hello;
+    std::memcpy(hello.half_ticket, invitation_.ticket.data(), sizeof(hello.half_ticket));
+    send(socket_.get(), &hello, sizeof(hello), 0);
+    return recv(socket_.get(), &hello, sizeof(hello), 0) == sizeof(hello);
   }
   void Say(regions::Kind kind, uint64_t region, uint64_t bytes) {
     regions::Request request;
     request.kind = kind;
     request.region = region;
     request.bytes = bytes;
-    request.half_ticket = regions::FirstHalf(invitation_.ticket);
     regions::SendPacket(socket_.get(), request, 0);
   }
   std::optional<regions::Answer> Hear() { return regions::ReceiveAnswer(socket_.get(), &file); }
@@ -87,7 +94,7 @@ class RawPeer {
   FileDescriptor file;
 
  private:
-  const RegionServer::Invitation invitation_;
+  const LocalInvitation invitation_;
   const FileDescriptor socket_;
 };
 
@@ -100,18 +107,16 @@ TEST(RegionServer, SendsPeersAwayThatDoNotKeepToTheRules) {
   ASSERT_EQ(send(babbler.get(), "abc", 3, 0), 3);
   EXPECT_FALSE(babbler.Hear().has_value());
   RawPeer odd(*server);
-  odd.Say(regions::kHello, 0, 0);
-  EXPECT_TRUE(odd.Hear().has_value());
+  EXPECT_TRUE(odd.Greet());
   odd.Say(static_cast<regions::Kind>(77), 0, 0);
   EXPECT_FALSE(odd.Hear().has_value());
-  EXPECT_TRUE(Eventually([&] { return server->peers() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return server->regions.peers() == 0; }));
 }
 
 TEST(RegionServer, GivesNoMoreThanItHasAndTakesBackOnlyTheOwners) {
   const auto server = StartServer(kMegabyte);
   RawPeer greedy(*server);
-  greedy.Say(regions::kHello, 0, 0);
-  ASSERT_TRUE(greedy.Hear().has_value());
+  ASSERT_TRUE(greedy.Greet());
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{kMegabyte + 1}, ~uint64_t{0}}) {
     greedy.Say(regions::kTake, 0, bytes);
     EXPECT_EQ(greedy.Hear()->region, 0u) << bytes;
@@ -123,14 +128,13 @@ TEST(RegionServer, GivesNoMoreThanItHasAndTakesBackOnlyTheOwners) {
   EXPECT_NE(ftruncate(greedy.file.get(), 0), 0);
   EXPECT_NE(ftruncate(greedy.file.get(), 1 << 20), 0);
   RawPeer thief(*server);
-  thief.Say(regions::kHello, 0, 0);
-  ASSERT_TRUE(thief.Hear().has_value());
+  ASSERT_TRUE(thief.Greet());
   thief.Say(regions::kDrop, region, 0);
   thief.Say(regions::kTake, 0, 1);
   ASSERT_TRUE(thief.Hear().has_value());
-  EXPECT_TRUE(server->Find(region, 0, 8192).ok());
+  EXPECT_TRUE(server->regions.Find(region, 0, 8192).ok());
   greedy.Say(regions::kDrop, region, 0);
-  EXPECT_TRUE(Eventually([&] { return !server->Find(region, 0, 1).ok(); }));
+  EXPECT_TRUE(Eventually([&] { return !server->regions.Find(region, 0, 1).ok(); }));
 }
 
 // The failure that this would catch: the kernel has put a second file beside the first, where
@@ -158,15 +162,15 @@ TEST(RegionServer, ClosesWhatComesBesideTheOneFile) {
     ASSERT_EQ(sendmsg(peer.get(), &message, 0), static_cast<ssize_t>(sizeof(request)));
     EXPECT_FALSE(peer.Hear().has_value()) << count;
   }
-  EXPECT_TRUE(Eventually([&] { return server->peers() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return server->local->connections() == 0; }));
   EXPECT_EQ(OpenFiles(), files);
 }
 
 TEST(RegionServer, OtherUsersStayOutside) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to be somebody else";
   for (const bool any : {false, true}) {
-    const auto server = StartServer(kMegabyte, {.any_user = any});
-    const RegionServer::Invitation invitation = server->Invite();
+    const auto server = StartServer(kMegabyte, {}, {.any_user = any});
+    const LocalInvitation invitation = server->Invite();
     const pid_t other = fork();
     if (other == 0) {
       if (setuid(12345) != 0) _exit(3);
@@ -183,8 +187,7 @@ TEST(RegionServer, GivesAllPeersTogetherNoMoreRegionsThanItMay) {
   const auto server = StartServer(kMegabyte, {.max_regions = 3, .max_lent_by_peer = 8});
   RawPeer one(*server), other(*server);
   for (RawPeer* const peer : {&one, &other}) {
-    peer->Say(regions::kHello, 0, 0);
-    ASSERT_TRUE(peer->Hear().has_value());
+    ASSERT_TRUE(peer->Greet());
   }
   one.Say(regions::kTake, 0, 1);
   const uint64_t first = one.Hear()->region;
@@ -212,12 +215,11 @@ TEST(RegionServer, KeepsFewOfThoseWhoShowNoTicket) {
   for (int i = 0; i < 80; ++i) {
     strangers.push_back(std::make_unique<RawPeer>(*server));
     // A backlog that is full makes them wait.
-    ASSERT_TRUE(Eventually([&] { return server->peers() > std::min(i + 1, 64); }));
+    ASSERT_TRUE(Eventually([&] { return server->local->connections() > std::min(i + 1, 64); }));
   }
   EXPECT_FALSE(strangers[0]->Hear().has_value()) << "it was sent away";
-  EXPECT_TRUE(Eventually([&] { return server->peers() <= 1 + 64; }));
-  strangers.back()->Say(regions::kHello, 0, 0);
-  EXPECT_TRUE(strangers.back()->Hear().has_value());
+  EXPECT_TRUE(Eventually([&] { return server->local->connections() <= 1 + 64; }));
+  EXPECT_TRUE(strangers.back()->Greet());
   EXPECT_TRUE(guest->alive());
 }
 
@@ -226,15 +228,14 @@ TEST(RegionServer, BorrowsOnlyWhereItMay) {
   const auto peer = ConnectTo(*server);
   const auto region = *SharedRegion::Create("emberd-test", 4096);
   EXPECT_FALSE(peer->LendRegion(7, *region));
-  EXPECT_FALSE(server->Find(7, 0, 1).ok());
+  EXPECT_FALSE(server->regions.Find(7, 0, 1).ok());
   EXPECT_NE(peer->Take(1), nullptr);
 }
 
 TEST(RegionServer, BorrowsOnlyWhatItCanMapSafely) {
   const auto server = StartServer(256 * kMegabyte, {.max_lent_by_peer = 256});
   RawPeer lender(*server);
-  lender.Say(regions::kHello, 0, 0);
-  ASSERT_TRUE(lender.Hear().has_value());
+  ASSERT_TRUE(lender.Greet());
   lender.Say(regions::kLend, 7, 4096);  // without a file
   EXPECT_EQ(lender.Hear()->region, 0u);
   const auto lend = [&](int file, uint64_t name, uint64_t bytes) {
@@ -252,13 +253,13 @@ TEST(RegionServer, BorrowsOnlyWhatItCanMapSafely) {
   const auto region = *SharedRegion::Create("emberd-test", 4096);
   EXPECT_EQ(lend(region->descriptor(), 7, 8192), 0u) << "it is shorter";
   EXPECT_EQ(lend(region->descriptor(), 7, 4096), 7u);
-  EXPECT_TRUE(server->Find(7, 0, 4096).ok());
+  EXPECT_TRUE(server->regions.Find(7, 0, 4096).ok());
   uint64_t name = 8;
   while (lend(region->descriptor(), name, 4096) == name) ++name;
   EXPECT_EQ(name, 7u + 256) << "as many as one peer may lend";
   lender.Say(regions::kDrop, 7, 0);
   EXPECT_EQ(lend(region->descriptor(), name, 4096), name);
-  EXPECT_EQ(server->peers(), 1);
+  EXPECT_EQ(server->regions.peers(), 1);
 }
 
 TEST(SharedRegion, RefusesFilesWhoseSizeCouldChange) {
@@ -280,7 +281,7 @@ TEST(RegionServer, KilledPeersLeaveNothing) {
   const int mappings = Mappings();
   int at_work = 0;
   for (int round = 0; round < 200; ++round) {
-    const RegionServer::Invitation invitation = server->Invite();
+    const LocalInvitation invitation = server->Invite();
     int pipe_ends[2];
     ASSERT_EQ(pipe(pipe_ends), 0);
     const pid_t child = fork();
@@ -299,7 +300,7 @@ TEST(RegionServer, KilledPeersLeaveNothing) {
     }
     uint64_t place[2] = {};
     ASSERT_EQ(read(pipe_ends[0], place, sizeof(place)), static_cast<ssize_t>(sizeof(place)));
-    auto work = server->Find(place[0], place[1], 1 << 20);
+    auto work = server->regions.Find(place[0], place[1], 1 << 20);
     if (round % 3 == 0) absl::SleepFor(absl::Microseconds(100 * (round % 7)));
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
@@ -313,9 +314,10 @@ TEST(RegionServer, KilledPeersLeaveNothing) {
     std::memset(work->get(), 0, 1 << 20);
   }
   EXPECT_GT(at_work, 0);
-  EXPECT_TRUE(Eventually([&] { return server->peers() == 0; }));
-  EXPECT_EQ(server->regions(), 0);
-  EXPECT_TRUE(Eventually([&] { return server->bytes() == 0; }));  // after they have been unmapped
+  EXPECT_TRUE(Eventually([&] { return server->regions.peers() == 0; }));
+  EXPECT_EQ(server->regions.regions(), 0);
+  EXPECT_TRUE(
+      Eventually([&] { return server->regions.bytes() == 0; }));  // after they have been unmapped
   EXPECT_EQ(OpenFiles(), files);
   EXPECT_EQ(Mappings(), mappings);
 }

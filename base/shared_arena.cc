@@ -1,19 +1,18 @@
 #include "base/shared_arena.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <iterator>
 #include <optional>
 #include <utility>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/region_protocol.h"
+#include "base/status.h"
 #include "base/steady_time.h"
 
 namespace emberd {
@@ -23,7 +22,7 @@ constexpr size_t kPage = 4096;
 // Room for a few blocks of a large batch, so that there are few regions.
 constexpr size_t kRegionBytes = size_t{64} << 20;
 // A server that is stopped, and not gone.
-constexpr timeval kPatience = {2, 0};
+constexpr absl::Duration kPatience = absl::Seconds(2);
 
 size_t Rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -31,32 +30,14 @@ size_t Rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::string& socket,
                                                                   const std::string& ticket) {
-  const regions::AbstractAddress address(socket);
-  FileDescriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!address.fits() || ticket.size() != regions::kTicketBytes || connection.get() < 0) {
-    return absl::UnavailableError("the name of the socket, or the ticket, is not valid");
-  }
+  ASSIGN_OR_RETURN(FileDescriptor connection,
+                   ConnectLocal({socket, ticket}, LocalKind::kMemory, SteadyNow() + kPatience));
+  // From here on, each request waits for its answer.
+  const timeval patience = absl::ToTimeval(kPatience);
   for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
-    setsockopt(connection.get(), SOL_SOCKET, option, &kPatience, sizeof(kPatience));
+    setsockopt(connection.get(), SOL_SOCKET, option, &patience, sizeof(patience));
   }
-  if (connect(connection.get(), address.get(), address.length) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("nobody listens there on this machine: ", strerror(errno)));
-  }
-  regions::Request hello;
-  hello.kind = regions::kHello;
-  hello.half_ticket = regions::FirstHalf(ticket);
-  FileDescriptor none;
-  std::optional<regions::Answer> answer;
-  if (regions::SendPacket(connection.get(), hello, 0)) {
-    answer = regions::ReceiveAnswer(connection.get(), &none);
-  }
-  if (!answer.has_value()) {
-    return absl::UnavailableError("the ticket, or this user, was refused");
-  }
-  if (answer->half_ticket != regions::SecondHalf(ticket)) {
-    return absl::UnavailableError("somebody else listens there: it does not know the ticket");
-  }
+  fcntl(connection.get(), F_SETFL, fcntl(connection.get(), F_GETFL) & ~O_NONBLOCK);
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection)));
 }
 
@@ -203,7 +184,7 @@ std::shared_ptr<SharedArena> ArenaLink::Get() {
   if (arena_ != nullptr && arena_->alive()) return arena_;
   if (std::exchange(arena_, nullptr) != nullptr) next_try_ = absl::InfinitePast();
   if (SteadyNow() < next_try_) return nullptr;
-  const absl::StatusOr<RegionServer::Invitation> invitation = ask_();
+  const absl::StatusOr<LocalInvitation> invitation = ask_();
   if (invitation.ok()) {
     auto arena = SharedArena::Connect(invitation->socket, invitation->ticket);
     if (arena.ok()) arena_ = *std::move(arena);

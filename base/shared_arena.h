@@ -17,9 +17,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
+#include "base/local_server.h"
 #include "base/mutex.h"
 #include "base/region_protocol.h"
-#include "base/region_server.h"
 #include "base/shared_region.h"
 
 namespace emberd {
@@ -29,7 +29,7 @@ class SharedBlock;
 // Thread-safe. Blocks keep it alive.
 class SharedArena : public std::enable_shared_from_this<SharedArena> {
  public:
-  // `socket`, `ticket`: of RegionServer::Invite. UNAVAILABLE if that server is not on this machine,
+  // `socket`, `ticket`: of LocalServer::Invite. UNAVAILABLE if that server is not on this machine,
   // or does not want us.
   static absl::StatusOr<std::shared_ptr<SharedArena>> Connect(const std::string& socket,
                                                               const std::string& ticket);
@@ -122,7 +122,7 @@ class SharedBlock {
 class ArenaLink {
  public:
   // Asks the server where to connect.
-  using Ask = std::function<absl::StatusOr<RegionServer::Invitation>()>;
+  using Ask = std::function<absl::StatusOr<LocalInvitation>()>;
   explicit ArenaLink(Ask ask) : ask_(std::move(ask)) {}
 
   // Null where there is none: the server is on another machine, or does not want to share. May wait

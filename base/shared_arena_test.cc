@@ -46,7 +46,7 @@ TEST(ArenaLink, FindsAServerThatWasRestarted) {
 TEST(ArenaLink, AsksAServerThatRefusesLessAndLessOften) {
   for (const bool silent : {true, false}) {
     int asked = 0;
-    ArenaLink link([&]() -> absl::StatusOr<RegionServer::Invitation> {
+    ArenaLink link([&]() -> absl::StatusOr<LocalInvitation> {
       ++asked;
       return silent ? absl::UnavailableError("") : absl::UnimplementedError("");
     });
@@ -66,7 +66,7 @@ TEST(SharedArena, BothEndsSeeTheSameMemory) {
   const auto block = arena->Take(1000);
   ASSERT_NE(block, nullptr);
   std::strcpy(block->data(), "from the peer");
-  const auto found = server->Find(block->region(), block->offset(), 1000);
+  const auto found = server->regions.Find(block->region(), block->offset(), 1000);
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_STREQ(found->get(), "from the peer");
   std::strcpy(found->get(), "from the server");
@@ -97,7 +97,7 @@ TEST(SharedArena, BlocksDoNotOverlapAndAreUsedAgain) {
   EXPECT_EQ(arena->regions(), 1);
   blocks.clear();
   EXPECT_EQ(arena->Take(64 * kMegabyte)->data(), first);
-  EXPECT_EQ(server->regions(), 1);
+  EXPECT_EQ(server->regions.regions(), 1);
 }
 
 TEST(SharedArena, WhatTheServerMayStillUseIsNeverUsedAgain) {
@@ -109,13 +109,13 @@ TEST(SharedArena, WhatTheServerMayStillUseIsNeverUsedAgain) {
   lent->Lend();
   lent->Settle();
   const uint64_t region = lent->region();
-  const auto still_at_work = server->Find(region, lent->offset(), 100);
+  const auto still_at_work = server->regions.Find(region, lent->offset(), 100);
   ASSERT_TRUE(still_at_work.ok());
   lent = nullptr;
   EXPECT_NE(arena->Take(100)->region(), region);
   other = nullptr;  // the last block there
-  EXPECT_TRUE(Eventually([&] { return server->regions() == 1; }));
-  EXPECT_EQ(server->bytes(), 128 * int64_t{kMegabyte}) << "the work has not ended";
+  EXPECT_TRUE(Eventually([&] { return server->regions.regions() == 1; }));
+  EXPECT_EQ(server->regions.bytes(), 128 * int64_t{kMegabyte}) << "the work has not ended";
   std::memset(still_at_work->get(), 1, 100);
   auto answered = arena->Take(100);
   answered->Lend();
@@ -136,7 +136,7 @@ TEST(SharedArena, WhatIsPartedKeepsItsBytesForTheServer) {
   const uint64_t region = block->region();
   std::memset(block->data(), 1, 100'000);
   block->Lend();
-  const auto seen = server->Find(region, block->offset(), 100'000);
+  const auto seen = server->regions.Find(region, block->offset(), 100'000);
   ASSERT_TRUE(seen.ok());
   EXPECT_FALSE(block->parted());
   block->Part();
@@ -148,7 +148,7 @@ TEST(SharedArena, WhatIsPartedKeepsItsBytesForTheServer) {
   EXPECT_EQ(seen->get()[99'999], 1);
   EXPECT_EQ(block->data()[99'999], 2);
   neighbour->data()[0] = 3;
-  EXPECT_EQ((*server->Find(region, neighbour->offset(), 1)).get()[0], 3);
+  EXPECT_EQ((*server->regions.Find(region, neighbour->offset(), 1)).get()[0], 3);
   EXPECT_NE(arena->Take(100)->region(), 0u);
 }
 
@@ -159,28 +159,28 @@ TEST(SharedArena, LendsRegionsToOtherServers) {
   ASSERT_NE(block, nullptr);
   auto lender = ConnectTo(*borrower);
   const uint64_t name = block->region();
-  const std::shared_ptr<SharedRegion> region = giver->Region(name);
+  const std::shared_ptr<SharedRegion> region = giver->regions.Region(name);
   ASSERT_NE(region, nullptr);
-  EXPECT_EQ(giver->Region(name + 1), nullptr);
-  EXPECT_FALSE(borrower->Find(name, block->offset(), 1000).ok());
+  EXPECT_EQ(giver->regions.Region(name + 1), nullptr);
+  EXPECT_FALSE(borrower->regions.Find(name, block->offset(), 1000).ok());
   EXPECT_TRUE(lender->LendRegion(name, *region));
   EXPECT_FALSE(lender->LendRegion(name, *region)) << "the name is taken";
   EXPECT_FALSE(lender->LendRegion(0, *region));
-  const auto found = borrower->Find(name, block->offset(), 1000);
+  const auto found = borrower->regions.Find(name, block->offset(), 1000);
   ASSERT_TRUE(found.ok()) << found.status();
   std::strcpy(found->get(), "from the borrower");
   EXPECT_STREQ(block->data(), "from the borrower");
-  EXPECT_FALSE(borrower->Find(name, region->size(), 1).ok());
-  EXPECT_EQ(borrower->bytes(), 0);
+  EXPECT_FALSE(borrower->regions.Find(name, region->size(), 1).ok());
+  EXPECT_EQ(borrower->regions.bytes(), 0);
 
   lender->TakeBack(name);
-  EXPECT_TRUE(Eventually([&] { return !borrower->Find(name, 0, 1).ok(); }));
+  EXPECT_TRUE(Eventually([&] { return !borrower->regions.Find(name, 0, 1).ok(); }));
   std::strcpy(found->get(), "still mapped");
   EXPECT_STREQ(block->data(), "still mapped");
   EXPECT_TRUE(lender->LendRegion(name, *region));
-  EXPECT_EQ(borrower->regions(), 1);
+  EXPECT_EQ(borrower->regions.regions(), 1);
   lender = nullptr;  // as if it had died
-  EXPECT_TRUE(Eventually([&] { return borrower->regions() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return borrower->regions.regions() == 0; }));
 }
 
 TEST(SharedArena, TheBudgetHoldsForAllPeersTogether) {
@@ -192,7 +192,7 @@ TEST(SharedArena, TheBudgetHoldsForAllPeersTogether) {
   const auto small = two->Take(10 * kMegabyte);
   ASSERT_NE(small, nullptr) << "less than a usual region is left, but enough";
   EXPECT_EQ(two->Take(30 * kMegabyte), nullptr);
-  EXPECT_EQ(server->bytes(), 74 * int64_t{kMegabyte});
+  EXPECT_EQ(server->regions.bytes(), 74 * int64_t{kMegabyte});
   EXPECT_TRUE(two->alive());
 }
 
@@ -209,35 +209,32 @@ TEST(SharedArena, RegionsThatAreTooSmallMakeRoomForLargerOnes) {
 
 TEST(SharedArena, ATicketIsGoodOnceAndOnlyForItsServer) {
   const auto server = StartServer();
-  const RegionServer::Invitation invitation = server->Invite();
+  const LocalInvitation invitation = server->Invite();
   ASSERT_TRUE(SharedArena::Connect(invitation.socket, invitation.ticket).ok());
   EXPECT_FALSE(SharedArena::Connect(invitation.socket, invitation.ticket).ok());
-  EXPECT_FALSE(SharedArena::Connect(invitation.socket, std::string(16, 'x')).ok());
+  EXPECT_FALSE(SharedArena::Connect(invitation.socket, std::string(32, 'x')).ok());
   EXPECT_FALSE(SharedArena::Connect(invitation.socket, "short").ok());
   EXPECT_FALSE(SharedArena::Connect("", invitation.ticket).ok());
   EXPECT_FALSE(SharedArena::Connect(std::string(200, 'x'), invitation.ticket).ok());
-  EXPECT_THAT(SharedArena::Connect("emberd-test/nobody", std::string(16, 'x')).status().message(),
+  EXPECT_THAT(SharedArena::Connect("emberd-test/nobody", std::string(32, 'x')).status().message(),
               HasSubstr("nobody listens there on this machine"));
-  const auto late = RegionServer::Start(
-      {.name = "emberd-test", .max_bytes = 1, .ticket_life = absl::Nanoseconds(1)});
-  const RegionServer::Invitation expired = (*late)->Invite();
+  const auto late = StartServer(1, {}, {.ticket_life = absl::Nanoseconds(1)});
+  const LocalInvitation expired = late->Invite();
   EXPECT_FALSE(SharedArena::Connect(expired.socket, expired.ticket).ok());
 }
 
 // Whoever has taken the name of a dead server would be given memory, and lent that of others.
 TEST(SharedArena, DoesNotTakeSomebodyElseForItsServer) {
-  RegionServer::Invitation invitation = StartServer()->Invite();  // it is gone
-  const regions::AbstractAddress address(invitation.socket);
+  LocalInvitation invitation = StartServer()->Invite();  // it is gone
+  const AbstractAddress address(invitation.socket);
   const FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   ASSERT_EQ(bind(listener.get(), address.get(), address.length), 0);
   ASSERT_EQ(listen(listener.get(), 1), 0);
   std::thread impostor([&] {
     const FileDescriptor peer(accept(listener.get(), nullptr, nullptr));
-    FileDescriptor none;
-    for (int i = 0; i < 1000 && !regions::ReceiveRequest(peer.get(), &none).has_value(); ++i) {
-      absl::SleepFor(absl::Milliseconds(5));
-    }
-    regions::SendPacket(peer.get(), regions::Answer{.half_ticket = 7}, 0);
+    LocalHello hello;  // it gives back what it was shown
+    recv(peer.get(), &hello, sizeof(hello), 0);
+    send(peer.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
   });
   EXPECT_THAT(SharedArena::Connect(invitation.socket, invitation.ticket).status().message(),
               HasSubstr("it does not know the ticket"));

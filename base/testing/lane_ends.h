@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/lane_pool.h"
 #include "base/lane_server.h"
+#include "base/local_server.h"
 
 namespace emberd::lane_ends {
 
@@ -24,14 +25,23 @@ inline LaneAnswer Echo(LaneCall* call) {
                                call->peer().address)};
 }
 
-inline std::unique_ptr<LaneServer> Serve(LaneServer::Handler handler, int max_lanes = 256) {
-  auto server =
-      LaneServer::Start({.name = "lane-test", .max_lanes = max_lanes}, std::move(handler));
-  EXPECT_TRUE(server.ok()) << server.status();
-  return *std::move(server);
+// Lanes behind a socket.
+struct Server {
+  Server(LaneServer::Handler handler, int max_lanes, LocalServer::Options options)
+      : lanes(std::move(handler), max_lanes),
+        local(*LocalServer::Start(std::move(options), nullptr, &lanes)) {}
+  LocalInvitation Invite(LocalPeer peer = {}) { return local->Invite(std::move(peer)); }
+
+  LaneServer lanes;
+  const std::unique_ptr<LocalServer> local;
+};
+
+inline std::unique_ptr<Server> Serve(LaneServer::Handler handler, int max_lanes = 256,
+                                     LocalServer::Options options = {.name = "lane-test"}) {
+  return std::make_unique<Server>(std::move(handler), max_lanes, std::move(options));
 }
 
-inline std::unique_ptr<LanePool> PoolTo(LaneServer& server, int max_lanes = 8,
+inline std::unique_ptr<LanePool> PoolTo(Server& server, int max_lanes = 8,
                                         absl::Duration watch = absl::ZeroDuration()) {
   return std::make_unique<LanePool>(
       max_lanes,

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/local_server.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
 
@@ -16,17 +17,26 @@ namespace emberd::region_ends {
 
 inline constexpr size_t kMegabyte = size_t{1} << 20;
 
-inline std::unique_ptr<RegionServer> StartServer(int64_t max_bytes = 256 * kMegabyte,
-                                                 RegionServer::Options options = {}) {
+// Regions behind a socket.
+struct Server {
+  Server(RegionServer::Options options, LocalServer::Options local_options)
+      : regions(std::move(options)), local(*LocalServer::Start(local_options, &regions, nullptr)) {}
+  LocalInvitation Invite() { return local->Invite({}); }
+
+  RegionServer regions;
+  const std::unique_ptr<LocalServer> local;
+};
+
+inline std::unique_ptr<Server> StartServer(int64_t max_bytes = 256 * kMegabyte,
+                                           RegionServer::Options options = {},
+                                           const LocalServer::Options& local = {}) {
   options.name = "emberd-test";
   options.max_bytes = max_bytes;
-  auto server = RegionServer::Start(std::move(options));
-  EXPECT_TRUE(server.ok()) << server.status();
-  return *std::move(server);
+  return std::make_unique<Server>(std::move(options), local);
 }
 
-inline std::shared_ptr<SharedArena> ConnectTo(RegionServer& server) {
-  const RegionServer::Invitation invitation = server.Invite();
+inline std::shared_ptr<SharedArena> ConnectTo(Server& server) {
+  const LocalInvitation invitation = server.Invite();
   auto arena = SharedArena::Connect(invitation.socket, invitation.ticket);
   EXPECT_TRUE(arena.ok()) << arena.status();
   return *std::move(arena);

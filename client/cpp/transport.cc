@@ -109,19 +109,10 @@ std::shared_ptr<const Coordinator> Transport::MakeCoordinator(int index,
   }
   const TransportKind kind = options_.ChosenTransport().value_or(TransportKind::kAuto);
   made->memory = std::make_shared<SharedMemory>(
-      kind, [this, index]() -> absl::StatusOr<RegionServer::Invitation> {
-        const auto answer = AskForMemory(index, SteadyNow() + kMemoryPatience);
-        if (!answer.ok()) return answer.status();
-        return RegionServer::Invitation{answer->socket(), answer->ticket()};
-      });
+      kind, [this, index] { return AskForInvitation(index, SteadyNow() + kMemoryPatience); });
   if (kind == TransportKind::kTcp) return made;
   made->lanes = std::make_shared<LanePool>(
-      kMaxLanes,
-      [this, index](absl::Time deadline) -> absl::StatusOr<LaneInvitation> {
-        const auto answer = AskForMemory(index, deadline);
-        if (!answer.ok()) return answer.status();
-        return LaneInvitation{answer->lane_socket(), answer->lane_ticket()};
-      },
+      kMaxLanes, [this, index](absl::Time deadline) { return AskForInvitation(index, deadline); },
       kWatch);
   return made;
 }
@@ -149,8 +140,7 @@ std::string Transport::authorization() const {
   return authorization_;
 }
 
-absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
-                                                                absl::Time deadline) {
+absl::StatusOr<LocalInvitation> Transport::AskForInvitation(int coordinator, absl::Time deadline) {
   const std::shared_ptr<const Coordinator> to = At(coordinator);
   grpc::ClientContext context;
   context.set_deadline(ToSystemTime(deadline));
@@ -159,7 +149,7 @@ absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
   const grpc::Status status = to->Call("/emberd.v1.EmbeddingService/ShareMemory",
                                        v1::ShareMemoryRequest(), &context, &response);
   if (!status.ok()) return ToAbslStatus(status);
-  return response;
+  return LocalInvitation{response.socket(), response.ticket()};
 }
 
 absl::Status Transport::WaitForConnection() {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/local_server.h"
 #include "client/cpp/options.h"
 #include "emberd/v1/shared_memory.pb.h"
 
@@ -116,7 +117,7 @@ class Transport {
                                                      const Coordinator* before);
   std::string authorization() const;
 
-  absl::StatusOr<v1::ShareMemoryResponse> AskForMemory(int coordinator, absl::Time deadline);
+  absl::StatusOr<LocalInvitation> AskForInvitation(int coordinator, absl::Time deadline);
   absl::Status WaitForConnection();
   // Why nobody can be reached.
   absl::Status ConnectionError();

@@ -264,7 +264,7 @@ TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
   reinterpret_cast<float*>(small->data())[0] = 5;
   ASSERT_TRUE(peer->LendRegion(7, *small));
   const v1::ApplyGradientsRequest first = SharedPart("fb", 7), second = SharedPart("fc", 7);
-  step::GradientReader reader(batch, regions.get());
+  step::GradientReader reader(batch, &regions->regions);
   reader.Add(first);
   peer->TakeBack(7);
   ASSERT_TRUE(peer->LendRegion(7, *large));
@@ -275,7 +275,7 @@ TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
   EXPECT_THAT(other.Finish().status().message(), HasSubstr("has given the region back"));
   reader.Add(second);
   peer->TakeBack(7);
-  ASSERT_TRUE(Eventually([&] { return regions->regions() == 0; }));
+  ASSERT_TRUE(Eventually([&] { return regions->regions.regions() == 0; }));
   const auto input = reader.Finish();
   ASSERT_TRUE(input.ok()) << input.status();
   for (const int feature : {1, 2}) {

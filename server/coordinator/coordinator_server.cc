@@ -151,7 +151,7 @@ using EmbeddingStreams = EmbeddingStub::WithRawCallbackMethod_ExportTable<
 
 class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
  public:
-  EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams, LaneServer* lanes,
+  EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams, LocalServer* local,
                        const CallEnvironment& environment)
       : UnaryService({.environment = environment, .metrics = coordinator->metrics()}),
         coordinator_(coordinator),
@@ -172,11 +172,10 @@ class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
                                              : steps->LookupForReader(request, call);
         },
         &step::EncodeLookupResponse);
-    Serve<v1::ShareMemoryRequest>(
-        ops::Rpc::kShareMemory,
-        [regions = coordinator->regions(), lanes](const Context& context, const auto&, auto*) {
-          return rpc::InvitePeer(regions, lanes, rpc::LanePeerOf(context));
-        });
+    Serve<v1::ShareMemoryRequest>(ops::Rpc::kShareMemory,
+                                  [local](const Context& context, const auto&, auto*) {
+                                    return rpc::InvitePeer(local, rpc::LocalPeerOf(context));
+                                  });
   }
 
   grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
@@ -385,10 +384,9 @@ class CoordinatorServerImpl final : public CoordinatorServer {
             {.max_streams = options.cluster.budgets().max_train_streams(),
              .silence = absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())}),
         security_(options.security),
-        lanes_(rpc::StartClientLanes(
-            options.cluster,
-            MakeLookupHandler(&coordinator_.resources(), environment_, security_.get()))),
-        embedding_service_(&coordinator_, &train_streams_, lanes_.get(), environment_),
+        lanes_(MakeLookupHandler(&coordinator_.resources(), environment_, security_.get())),
+        local_(rpc::ServeClients(options.cluster, coordinator_.regions(), &lanes_)),
+        embedding_service_(&coordinator_, &train_streams_, local_.get(), environment_),
         administration_({.coordinator = &coordinator_,
                          .queue = &requests_,
                          .admission = &admission_,
@@ -443,7 +441,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     administration_.Stop();
     train_streams_.AwaitNone(std::min(kStepPatience, grace / 2));
     train_streams_.Stop();
-    if (lanes_ != nullptr) lanes_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
+    lanes_.Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
     server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
     // Nobody can change rows through this process any more.
     if (checkpoints->saves_at_stop()) checkpoints->SaveAtStop(stop);
@@ -486,7 +484,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   TrainStreams train_streams_;
   ops::Samples samples_;  // of the calls of ProgramService
   const std::shared_ptr<const security::Security> security_;
-  const std::unique_ptr<LaneServer> lanes_;  // null: there are none
+  LaneServer lanes_;
+  const std::unique_ptr<LocalServer> local_;  // null: nobody is let in
   EmbeddingServiceImpl embedding_service_;
   Administration administration_;
   rpc::Admission admin_admission_;

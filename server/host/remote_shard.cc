@@ -344,9 +344,9 @@ class RemoteShard final : public ShardBackend {
         reconnector_(channel_, absl::StrCat(name_, " at ", options_.address)),
         messages_(channel_),
         memory_(options_.share_from_bytes, options_.limits.memory,
-                [this] { return AskForMemory(); }),
+                [this] { return AskForInvitation(SteadyNow() + kMemoryPatience); }),
         security_(SecurityOf(options_)),
-        lanes_(kMaxLanes, [this](absl::Time deadline) { return AskForLane(deadline); }),
+        lanes_(kMaxLanes, [this](absl::Time deadline) { return AskForInvitation(deadline); }),
         collective_(group::MakeRemoteCollective(channel_, reconnector_.context())) {}
 
   const std::string& name() const override { return name_; }
@@ -424,7 +424,7 @@ class RemoteShard final : public ShardBackend {
     };
   }
 
-  absl::StatusOr<v1::ShareMemoryResponse> Ask(absl::Time deadline) {
+  absl::StatusOr<LocalInvitation> AskForInvitation(absl::Time deadline) {
     // One that is out of reach would keep its callers waiting here.
     if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) {
       return absl::UnavailableError("there is no connection");
@@ -432,15 +432,7 @@ class RemoteShard final : public ShardBackend {
     rpc::CallContext context(deadline);
     v1::ShareMemoryResponse response;
     RETURN_IF_ERROR(Unary("ShareMemory", v1::ShareMemoryRequest(), &response, &context));
-    return response;
-  }
-  absl::StatusOr<RegionServer::Invitation> AskForMemory() {
-    ASSIGN_OR_RETURN(const auto invitation, Ask(SteadyNow() + kMemoryPatience));
-    return RegionServer::Invitation{invitation.socket(), invitation.ticket()};
-  }
-  absl::StatusOr<LaneInvitation> AskForLane(absl::Time deadline) {
-    ASSIGN_OR_RETURN(const auto invitation, Ask(deadline));
-    return LaneInvitation{invitation.lane_socket(), invitation.lane_ticket()};
+    return LocalInvitation{response.socket(), response.ticket()};
   }
 
   const RemoteShardOptions options_;

@@ -281,13 +281,13 @@ using ShardServiceBase = Service::WithRawCallbackMethod_Gather<
 class ShardServiceImpl final : public ShardServiceBase {
  public:
   ShardServiceImpl(ShardHost* host, group::Rendezvous* rendezvous,
-                   const rpc::ShardPlaceCheck* place, RegionServer* regions, LaneServer* lanes,
+                   const rpc::ShardPlaceCheck* place, RegionServer* regions, LocalServer* local,
                    BlockingPool* threads)
       : host_(host),
         verbs_(host, rendezvous),
         place_(place),
         regions_(regions),
-        lanes_(lanes),
+        local_(local),
         limits_(host->limits()),
         slow_calls_(threads, 1, kMaxQueuedCalls),
         status_calls_(threads, 1, kMaxQueuedCalls) {}
@@ -348,7 +348,7 @@ class ShardServiceImpl final : public ShardServiceBase {
                        v1::ShareMemoryResponse* response) override {
     return Start(Check(*context), context, [=, this](Reactor* reactor) {
       UnaryCall call(host_, ops::Rpc::kShardShareMemory, reactor);
-      call.End(rpc::InvitePeer(regions_, lanes_, rpc::LanePeerOf(*context)), response);
+      call.End(rpc::InvitePeer(local_, rpc::LocalPeerOf(*context)), response);
     });
   }
 
@@ -392,7 +392,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   ShardVerbs verbs_;
   const rpc::ShardPlaceCheck* const place_;
   RegionServer* const regions_;  // null: no memory is shared
-  LaneServer* const lanes_;      // null: all calls come by gRPC
+  LocalServer* const local_;     // null: nobody is let in
   const rpc::MessageLimits limits_;
   TaskQueue slow_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.
@@ -435,12 +435,12 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
 ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host)
     : host_(std::move(host)),
       place_(options.cluster, options.shard_index),
-      regions_(rpc::StartShardRegions(options.cluster)),
+      regions_(rpc::MakeShardRegions(options.cluster)),
       security_(options.security),
-      lanes_(
-          rpc::StartShardLanes(options.cluster, MakeGatherHandler(host_.get(), security_.get()))),
+      lanes_(MakeGatherHandler(host_.get(), security_.get())),
+      local_(rpc::ServeCoordinators(options.cluster, regions_.get(), &lanes_)),
       shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), &rendezvous_, &place_,
-                                                        regions_.get(), lanes_.get(),
+                                                        regions_.get(), local_.get(),
                                                         &options.threads->blocking)),
       collective_service_(group::MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
 
@@ -456,7 +456,7 @@ void ShardServer::Drain(absl::Duration grace) {
   // What waits for a checkpoint's moment goes on: nobody is there to say when.
   host_->checkpoints().gate().Sweep(absl::InfiniteFuture());
   const absl::Time end = SteadyNow() + grace;
-  if (lanes_ != nullptr) lanes_->Drain(grace);
+  lanes_.Drain(grace);
   server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
 }
 

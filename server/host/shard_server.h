@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "base/lane_server.h"
+#include "base/local_server.h"
 #include "base/region_server.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/group/rendezvous.h"
@@ -56,7 +57,8 @@ class ShardServer {
   group::Rendezvous rendezvous_;
   const std::unique_ptr<RegionServer> regions_;  // null: no memory is shared with coordinators
   const std::shared_ptr<const security::Security> security_;
-  const std::unique_ptr<LaneServer> lanes_;  // null: all calls come by gRPC
+  LaneServer lanes_;
+  const std::unique_ptr<LocalServer> local_;  // null: nobody is let in
   const std::unique_ptr<grpc::Service> shard_service_;
   const std::unique_ptr<grpc::Service> collective_service_;
   std::unique_ptr<rpc::GrpcServer> server_;

@@ -68,7 +68,7 @@ inline GatherCommand MakeGather(const std::shared_ptr<GatherMemory>& memory) {
 // Both ends of a region, and a block in it.
 struct SharedEnds {
   explicit SharedEnds(size_t bytes) {
-    const RegionServer::Invitation invitation = server->Invite();
+    const LocalInvitation invitation = local->Invite({});
     block = (*SharedArena::Connect(invitation.socket, invitation.ticket))->Take(bytes);
     place.set_region(block->region());
     place.set_offset(block->offset());
@@ -78,8 +78,9 @@ struct SharedEnds {
     return {std::shared_ptr<char>(block, block->data()), place.size()};
   }
 
-  std::unique_ptr<RegionServer> server =
-      *RegionServer::Start({.name = "codec-test", .max_bytes = int64_t{256} << 20});
+  const std::unique_ptr<RegionServer> server = std::make_unique<RegionServer>(
+      RegionServer::Options{.name = "codec-test", .max_bytes = int64_t{256} << 20});
+  const std::unique_ptr<LocalServer> local = *LocalServer::Start({}, server.get(), nullptr);
   std::shared_ptr<SharedBlock> block;
   v1::SharedBlock place;
 };

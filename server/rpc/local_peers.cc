@@ -18,55 +18,49 @@
 namespace emberd::rpc {
 namespace {
 
-// Null where there is none; `without` says in the log what that means.
-template <typename Server>
-std::unique_ptr<Server> OrNull(absl::StatusOr<std::unique_ptr<Server>> server,
-                               const std::string& without) {
-  if (server.ok()) return *std::move(server);
-  ops::Log(ops::LogLevel::kWarning, without, {{"reason", std::string(server.status().message())}});
-  return nullptr;
-}
-
-std::unique_ptr<RegionServer> StartRegions(const v1::ClusterConfig& cluster, const char* peers,
-                                           RegionServer::Options options) {
+std::unique_ptr<RegionServer> MakeRegions(const v1::ClusterConfig& cluster,
+                                          RegionServer::Options options) {
   if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
   options.max_bytes = cluster.budgets().shared_memory_bytes();
-  return OrNull(RegionServer::Start(std::move(options)),
-                absl::StrCat("no memory is shared with ", peers));
+  return std::make_unique<RegionServer>(std::move(options));
 }
 
-std::unique_ptr<LaneServer> StartLanes(const v1::ClusterConfig& cluster, const char* peers,
-                                       LaneServer::Options options, LaneServer::Handler handler) {
+std::unique_ptr<LocalServer> ServeLocally(const v1::ClusterConfig& cluster, const char* peers,
+                                          LocalServer::Options options, RegionServer* regions,
+                                          LaneServer* lanes) {
   if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
-  return OrNull(LaneServer::Start(std::move(options), std::move(handler)),
-                absl::StrCat("all calls of ", peers, " go by gRPC"));
+  auto server = LocalServer::Start(std::move(options), regions, lanes);
+  if (server.ok()) return *std::move(server);
+  ops::Log(ops::LogLevel::kWarning,
+           absl::StrCat("no memory is shared with ", peers, ", and all their calls go by gRPC"),
+           {{"reason", std::string(server.status().message())}});
+  return nullptr;
 }
 
 }  // namespace
 
-std::unique_ptr<RegionServer> StartClientRegions(const v1::ClusterConfig& cluster) {
-  return StartRegions(cluster, "clients",
-                      {.name = "emberd", .any_user = cluster.share_with_any_user()});
+std::unique_ptr<RegionServer> MakeClientRegions(const v1::ClusterConfig& cluster) {
+  return MakeRegions(cluster, {.name = "emberd"});
 }
 
-std::unique_ptr<RegionServer> StartShardRegions(const v1::ClusterConfig& cluster) {
-  return StartRegions(cluster, "coordinators", {.name = "emberd-shard", .max_lent_by_peer = 256});
+std::unique_ptr<RegionServer> MakeShardRegions(const v1::ClusterConfig& cluster) {
+  return MakeRegions(cluster, {.name = "emberd-shard", .max_lent_by_peer = 256});
 }
 
-std::unique_ptr<LaneServer> StartClientLanes(const v1::ClusterConfig& cluster,
-                                             LaneServer::Handler handler) {
-  return StartLanes(cluster, "clients",
-                    {.name = "emberd-lane", .any_user = cluster.share_with_any_user()},
-                    std::move(handler));
+std::unique_ptr<LocalServer> ServeClients(const v1::ClusterConfig& cluster, RegionServer* regions,
+                                          LaneServer* lanes) {
+  return ServeLocally(cluster, "clients",
+                      {.name = "emberd", .any_user = cluster.share_with_any_user()}, regions,
+                      lanes);
 }
 
-std::unique_ptr<LaneServer> StartShardLanes(const v1::ClusterConfig& cluster,
-                                            LaneServer::Handler handler) {
-  return StartLanes(cluster, "coordinators", {.name = "emberd-shard-lane"}, std::move(handler));
+std::unique_ptr<LocalServer> ServeCoordinators(const v1::ClusterConfig& cluster,
+                                               RegionServer* regions, LaneServer* lanes) {
+  return ServeLocally(cluster, "coordinators", {.name = "emberd-shard"}, regions, lanes);
 }
 
-LanePeer LanePeerOf(const grpc::ServerContextBase& context) {
-  LanePeer peer{.address = security::PeerAddress(context.peer()), .certificate = {}, .agent = {}};
+LocalPeer LocalPeerOf(const grpc::ServerContextBase& context) {
+  LocalPeer peer{.address = security::PeerAddress(context.peer()), .certificate = {}, .agent = {}};
   const auto agent = context.client_metadata().find("user-agent");
   if (agent != context.client_metadata().end()) {
     peer.agent = std::string(agent->second.data(), agent->second.size());
@@ -78,22 +72,12 @@ LanePeer LanePeerOf(const grpc::ServerContextBase& context) {
   return peer;
 }
 
-absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(RegionServer* regions, LaneServer* lanes,
-                                                   LanePeer peer) {
-  if (regions == nullptr && lanes == nullptr) {
-    return absl::UnimplementedError("this process shares no memory");
-  }
+absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(LocalServer* server, LocalPeer peer) {
+  if (server == nullptr) return absl::UnimplementedError("this process shares no memory");
+  LocalInvitation invitation = server->Invite(std::move(peer));
   v1::ShareMemoryResponse response;
-  if (regions != nullptr) {
-    RegionServer::Invitation memory = regions->Invite();
-    response.set_socket(std::move(memory.socket));
-    response.set_ticket(std::move(memory.ticket));
-  }
-  if (lanes != nullptr) {
-    LaneInvitation lane = lanes->Invite(std::move(peer));
-    response.set_lane_socket(std::move(lane.socket));
-    response.set_lane_ticket(std::move(lane.ticket));
-  }
+  response.set_socket(std::move(invitation.socket));
+  response.set_ticket(std::move(invitation.ticket));
   return response;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/lane_server.h"
+#include "base/local_server.h"
 #include "base/region_server.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -25,21 +26,20 @@ class ServerContextBase;
 
 namespace emberd::rpc {
 
-// For clients and for coordinators. Null where they are not wanted, or the system does not let us:
-// all goes by gRPC.
-std::unique_ptr<RegionServer> StartClientRegions(const v1::ClusterConfig& cluster);
-std::unique_ptr<RegionServer> StartShardRegions(const v1::ClusterConfig& cluster);
-std::unique_ptr<LaneServer> StartClientLanes(const v1::ClusterConfig& cluster,
-                                             LaneServer::Handler handler);
-std::unique_ptr<LaneServer> StartShardLanes(const v1::ClusterConfig& cluster,
-                                            LaneServer::Handler handler);
+// For clients and for coordinators. Null where the cluster's transport is TCP.
+std::unique_ptr<RegionServer> MakeClientRegions(const v1::ClusterConfig& cluster);
+std::unique_ptr<RegionServer> MakeShardRegions(const v1::ClusterConfig& cluster);
+// Lets them in, for memory and for lanes. Null where the transport is TCP, or the system does not
+// let us: all goes by gRPC then.
+std::unique_ptr<LocalServer> ServeClients(const v1::ClusterConfig& cluster, RegionServer* regions,
+                                          LaneServer* lanes);
+std::unique_ptr<LocalServer> ServeCoordinators(const v1::ClusterConfig& cluster,
+                                               RegionServer* regions, LaneServer* lanes);
 
 // Who makes a gRPC call.
-LanePeer LanePeerOf(const grpc::ServerContextBase& context);
-// What ShareMemory answers: tickets for both, as far as they are not null. UNIMPLEMENTED if there
-// is neither.
-absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(RegionServer* regions, LaneServer* lanes,
-                                                   LanePeer peer);
+LocalPeer LocalPeerOf(const grpc::ServerContextBase& context);
+// What ShareMemory answers. UNIMPLEMENTED if `server` is null.
+absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(LocalServer* server, LocalPeer peer);
 
 // What gRPC checks of every call of `method` ("/package.Service/Method"): UNAUTHENTICATED or
 // PERMISSION_DENIED. `security` may be null: then nothing is.

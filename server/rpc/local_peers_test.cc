@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/shared_arena.h"
+#include "base/shared_region.h"
 
 namespace emberd::rpc {
 namespace local_peers_test {
@@ -10,29 +11,28 @@ namespace local_peers_test {
 TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
   v1::ClusterConfig cluster;
   cluster.mutable_budgets()->set_shared_memory_bytes(1 << 20);
-  for (const auto start : {&StartClientRegions, &StartShardRegions}) {
+  for (const bool shard : {false, true}) {
+    const auto make = shard ? &MakeShardRegions : &MakeClientRegions;
+    const auto serve = shard ? &ServeCoordinators : &ServeClients;
     cluster.set_transport(v1::ClusterConfig::TCP);
-    EXPECT_EQ(start(cluster), nullptr);
+    EXPECT_EQ(make(cluster), nullptr);
+    EXPECT_EQ(serve(cluster, nullptr, nullptr), nullptr);
     cluster.set_transport(v1::ClusterConfig::AUTO);
-    const auto regions = start(cluster);
+    const auto regions = make(cluster);
     ASSERT_NE(regions, nullptr);
-    const auto invitation = InvitePeer(regions.get(), nullptr, {});
+    const auto local = serve(cluster, regions.get(), nullptr);
+    const auto invitation = InvitePeer(local.get(), {});
     ASSERT_TRUE(invitation.ok()) << invitation.status();
     auto arena = SharedArena::Connect(invitation->socket(), invitation->ticket());
     ASSERT_TRUE(arena.ok()) << arena.status();
     const auto all = (*arena)->Take(1 << 20);
     EXPECT_NE(all, nullptr);
     EXPECT_EQ((*arena)->Take(1 << 20), nullptr) << "over the budget";
+    // A coordinator lends a shard what a client has; a client has nothing to lend.
+    const auto region = *SharedRegion::Create("emberd-test", 4096);
+    EXPECT_EQ((*arena)->LendRegion(7, *region), shard);
   }
-  // A coordinator lends a shard what a client has; a client has nothing to lend.
-  const auto region = *SharedRegion::Create("emberd-test", 4096);
-  for (const bool shard : {true, false}) {
-    const auto regions = shard ? StartShardRegions(cluster) : StartClientRegions(cluster);
-    const auto invitation = InvitePeer(regions.get(), nullptr, {});
-    const auto arena = *SharedArena::Connect(invitation->socket(), invitation->ticket());
-    EXPECT_EQ(arena->LendRegion(7, *region), shard);
-  }
-  EXPECT_EQ(InvitePeer(nullptr, nullptr, {}).status(),
+  EXPECT_EQ(InvitePeer(nullptr, {}).status(),
             absl::UnimplementedError("this process shares no memory"));
 }
 
