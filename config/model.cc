@@ -288,9 +288,10 @@ absl::StatusOr<DenseShape> SamplesOf(absl::Span<const int64_t> ids,
   const std::string any = absl::StrCat("[any, ", absl::StrJoin(inner, ", "));
   return absl::InvalidArgumentError(absl::StrCat(
       "shape is [", absl::StrJoin(ids, ", "), "]; it must be [samples]",
-      rank == 1 ? " or [samples, ids_per_sample]"
-                : absl::StrCat(", ", any, "] or ", any, ", ids_per_sample], for output_shape is [",
-                               absl::StrJoin(output_shape, ", "), "]")));
+      rank == 1
+          ? " or [samples, ids_per_sample]"
+          : absl::StrCat(", ", any, "] or ", any, ", ids_per_sample], because output_shape is [",
+                         absl::StrJoin(output_shape, ", "), "]")));
 }
 
 int64_t SampleBlock(const v1::FeatureConfig& feature) {

@@ -108,7 +108,7 @@ TEST(SamplesOfTest, ReadsIdsByTheShapeOfTheActivation) {
       {{1, 2, 3}, {5}, "shape is [1, 2, 3]; it must be [samples] or [samples, ids_per_sample]"},
       {{},
        {4, 3},
-       "shape is []; it must be [samples], [any, 3] or [any, 3, ids_per_sample], for "
+       "shape is []; it must be [samples], [any, 3] or [any, 3, ids_per_sample], because "
        "output_shape is [4, 3]"},
       {{3, 4}, {4, 3}, "shape is [3, 4]; "},
       {{6, 1}, {4, 3}, "shape is [6, 1]; "},
@@ -116,7 +116,7 @@ TEST(SamplesOfTest, ReadsIdsByTheShapeOfTheActivation) {
       {{12, 2},
        {4, 3, 2},
        "shape is [12, 2]; it must be [samples], [any, 3, 2] or [any, 3, 2, "
-       "ids_per_sample], for output_shape is [4, 3, 2]"},
+       "ids_per_sample], because output_shape is [4, 3, 2]"},
       {{4, 2, 3}, {4, 3, 2}, "shape is [4, 2, 3]; "},
       {{4, 3, 3, 2}, {4, 3, 2}, "shape is [4, 3, 3, 2]; "}};
   for (const auto& [ids, output_shape, message] : refused) {

@@ -231,7 +231,7 @@ TEST_F(ExplainTest, ReadsIdsInTheShapeOfTheActivation) {
   WriteNpy<int64_t>("f.ids.npy", "<i8", {1, 2, 3, 4, 5, 6}, "(3, 2)");
   EXPECT_THAT(Explain({"--model", model_, "--batch", folder_}).err,
               HasSubstr("feature 'f': ids: shape is [3, 2]; it must be [samples], [any, 3] or "
-                        "[any, 3, ids_per_sample], for output_shape is [5, 3]"));
+                        "[any, 3, ids_per_sample], because output_shape is [5, 3]"));
   WriteNpy<int64_t>("f.ids.npy", "<i8", {1}, "()");
   EXPECT_THAT(Explain({"--model", model_, "--batch", folder_}).err, HasSubstr("ids: shape is []"));
 }

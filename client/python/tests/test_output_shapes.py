@@ -173,7 +173,7 @@ class ArraysTest(Case):
                         else:
                             text = ", ".join(map(str, inner))
                             self.assertIn(f"shape is {shape}; it must be [samples], [any, {text}] or [any, {text}, ids_per_sample], "
-                                          f"for output_shape is {list(output)}", said)
+                                          f"because output_shape is {list(output)}", said)
             wrong = np.zeros((2, *(extent + 1 for extent in inner)) if inner else (2, 2, 2), np.int64)
             with self.assertRaisesRegex(emberd.InvalidArgument, "shape is"), model.train("run") as stream:
                 stream.lookup({"x": wrong})
@@ -309,7 +309,7 @@ class JaxTest(Case):
         for shape in ((3, 5), (6, 1), (2, 3, 2, 2)):
             with self.assertRaises(emberd.InvalidArgument) as raised, emb.typed_errors():
                 jax.block_until_ready(look_up(emb.token(), np.zeros(shape, np.int32)))
-            self.assertIn(f"shape is {list(shape)}; it must be [samples], [any, 3] or [any, 3, ids_per_sample], for output_shape is [5, 3]", str(raised.exception))
+            self.assertIn(f"shape is {list(shape)}; it must be [samples], [any, 3] or [any, 3, ids_per_sample], because output_shape is [5, 3]", str(raised.exception))
 
 
 @unittest.skipUnless(keras, "SKIP: Keras is not installed")
