@@ -1,6 +1,7 @@
 #include "client/cpp/train_stream.h"
 
 #include <deque>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/lookup_assembler.h"
@@ -30,40 +32,112 @@
 namespace emberd::client {
 namespace {
 
-// What a RawStream tells, on gRPC's threads, one call at a time.
-class RawStreamListener {
- public:
-  virtual ~RawStreamListener() = default;
-  // A message has come. An error cancels the call and becomes its status.
-  virtual absl::Status OnMessage(grpc::ByteBuffer* message) = 0;
-  // The call is over: the last that is told.
-  virtual void OnEnd(const absl::Status& status) = 0;
-};
-
 // A call with a stream of encoded messages in each direction. Thread-safe.
 class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
+  // On gRPC's threads, one call at a time.
+  struct Listener {
+    // A message has come. An error cancels the call and becomes its status.
+    std::function<absl::Status(grpc::ByteBuffer* message)> on_message;
+    // The call is over: the last that is told.
+    std::function<void(const absl::Status& status)> on_end;
+  };
+
   // Opens a call of `method` ("/package.Service/Method"), which Transport::CancelCalls ends too.
-  // `transport` and `listener` must outlive the stream.
-  RawStream(Transport* transport, int coordinator, const std::string& method,
-            RawStreamListener* listener);
+  // `transport` must outlive the stream.
+  RawStream(Transport* transport, int coordinator, const std::string& method, Listener listener)
+      : transport_(transport),
+        listener_(std::move(listener)),
+        stub_(transport->channel(coordinator)) {
+    transport_->Authorize(&context_);
+    stub_.PrepareBidiStreamingCall(&context_, method, grpc::StubOptions(), this);
+    // Messages are written outside of reactions: the hold keeps OnDone away while that may happen.
+    AddHold();
+    StartRead(&incoming_);
+    StartCall();
+    transport_->AddCall(&context_);
+  }
+
   // Cancels the call if it is not over, and waits for its end.
-  ~RawStream() override;
+  ~RawStream() override {
+    transport_->RemoveCall(&context_);
+    absl::MutexLock lock(&mutex_);
+    if (!done_) context_.TryCancel();
+    StopWriting();
+    mutex_.Await(absl::Condition(&done_));
+  }
 
   // Queues messages. Does not wait.
-  void Send(std::deque<grpc::ByteBuffer> messages);
+  void Send(std::deque<grpc::ByteBuffer> messages) {
+    absl::MutexLock lock(&mutex_);
+    if (!held_) return;
+    outgoing_.insert(outgoing_.end(), std::make_move_iterator(messages.begin()),
+                     std::make_move_iterator(messages.end()));
+    if (!writing_) WriteNext();
+  }
+  void Send(grpc::ByteBuffer message) {
+    std::deque<grpc::ByteBuffer> messages;
+    messages.push_back(std::move(message));
+    Send(std::move(messages));
+  }
   // No message follows those sent.
-  void HalfClose();
+  void HalfClose() {
+    absl::MutexLock lock(&mutex_);
+    half_closed_ = true;
+    if (held_ && !writing_) WriteNext();
+  }
 
  private:
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
-  void OnDone(const grpc::Status& status) override;
-  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void StopWriting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopWriting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!held_) return;
+    held_ = false;
+    RemoveHold();
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    writing_ = !outgoing_.empty();
+    if (writing_) {
+      StartWrite(&outgoing_.front());
+    } else if (half_closed_) {
+      StartWritesDone();
+      StopWriting();
+    }
+  }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    outgoing_.pop_front();
+    if (ok && held_) {
+      WriteNext();
+    } else {
+      writing_ = false;
+      outgoing_.clear();
+      StopWriting();
+    }
+  }
+
+  void OnReadDone(bool ok) override {
+    if (ok) {
+      local_error_ = listener_.on_message(&incoming_);
+      incoming_.Clear();
+      if (local_error_.ok()) {
+        StartRead(&incoming_);
+        return;
+      }
+      context_.TryCancel();
+    }
+    absl::MutexLock lock(&mutex_);
+    StopWriting();
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    listener_.on_end(local_error_.ok() ? ToAbslStatus(status) : local_error_);
+    absl::MutexLock lock(&mutex_);
+    done_ = true;
+  }
 
   Transport* const transport_;
-  RawStreamListener* const listener_;
+  const Listener listener_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;
@@ -77,137 +151,258 @@ class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-RawStream::RawStream(Transport* transport, int coordinator, const std::string& method,
-                     RawStreamListener* listener)
-    : transport_(transport), listener_(listener), stub_(transport->channel(coordinator)) {
-  transport_->Authorize(&context_);
-  stub_.PrepareBidiStreamingCall(&context_, method, grpc::StubOptions(), this);
-  // Messages are written outside of reactions: the hold keeps OnDone away while that may happen.
-  AddHold();
-  StartRead(&incoming_);
-  StartCall();
-  transport_->AddCall(&context_);
-}
-
-RawStream::~RawStream() {
-  transport_->RemoveCall(&context_);
-  absl::MutexLock lock(&mutex_);
-  if (!done_) context_.TryCancel();
-  StopWriting();
-  mutex_.Await(absl::Condition(&done_));
-}
-
-void RawStream::StopWriting() {
-  if (!held_) return;
-  held_ = false;
-  RemoveHold();
-}
-
-void RawStream::Send(std::deque<grpc::ByteBuffer> messages) {
-  absl::MutexLock lock(&mutex_);
-  if (!held_) return;
-  outgoing_.insert(outgoing_.end(), std::make_move_iterator(messages.begin()),
-                   std::make_move_iterator(messages.end()));
-  if (!writing_) WriteNext();
-}
-
-void RawStream::HalfClose() {
-  absl::MutexLock lock(&mutex_);
-  half_closed_ = true;
-  if (held_ && !writing_) WriteNext();
-}
-
-void RawStream::WriteNext() {
-  writing_ = !outgoing_.empty();
-  if (writing_) {
-    StartWrite(&outgoing_.front());
-  } else if (half_closed_) {
-    StartWritesDone();
-    StopWriting();
-  }
-}
-
-void RawStream::OnWriteDone(bool ok) {
-  absl::MutexLock lock(&mutex_);
-  outgoing_.pop_front();
-  if (ok && held_) {
-    WriteNext();
-  } else {
-    writing_ = false;
-    outgoing_.clear();
-    StopWriting();
-  }
-}
-
-void RawStream::OnReadDone(bool ok) {
-  if (ok) {
-    local_error_ = listener_->OnMessage(&incoming_);
-    incoming_.Clear();
-    if (local_error_.ok()) {
-      StartRead(&incoming_);
-      return;
-    }
-    context_.TryCancel();
-  }
-  absl::MutexLock lock(&mutex_);
-  StopWriting();
-}
-
-void RawStream::OnDone(const grpc::Status& status) {
-  listener_->OnEnd(local_error_.ok() ? ToAbslStatus(status) : local_error_);
-  absl::MutexLock lock(&mutex_);
-  done_ = true;
-}
-
 // Kept between steps. Those of a run are alike: a few blocks serve all of them.
 constexpr size_t kIdleBytes = size_t{256} << 20;
 
-}  // namespace
+using google::protobuf::io::CodedInputStream;
 
-class TrainStream::Impl final : public RawStreamListener {
+class GrpcTrainStream final : public TrainStream {
  public:
-  Impl(const ClientOptions& options, const Model& model, const TrainOptions& train)
+  GrpcTrainStream(const ClientOptions& options, const Model& model, const TrainOptions& train)
       : options_(options), model_(model), most_ahead_(train.pipelined ? 2 : 1) {}
 
   // Opens the stream and waits for TrainStarted.
-  absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options);
+  absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options) {
+    memory_ = transport->memory(coordinator);
+    memory_->Arena();  // now, when there is time, and not while a step is sent
+    stream_ = std::make_unique<RawStream>(
+        transport, coordinator, "/emberd.v1.EmbeddingService/Train",
+        RawStream::Listener{[this](grpc::ByteBuffer* message) { return OnMessage(message); },
+                            [this](const absl::Status& status) { OnEnd(status); }});
+    stream_->Send(EncodeTrainStart(model_, options));
+    // The server waits for the other ranks; beyond that it has as long as for any call.
+    const absl::Duration patience = options.step_timeout + options_.deadline;
+    const auto answered = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return has_started_ || end_.has_value();
+    };
+    absl::MutexLock lock(&mutex_);
+    if (!AwaitSteadily(&mutex_, absl::Condition(&answered), patience)) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "coordinator ", options_.addresses[coordinator], " did not start the stream within ",
+          absl::FormatDuration(patience), " (step_timeout and the client's deadline)"));
+    }
+    return has_started_ ? absl::OkStatus() : MissingAnswer();
+  }
+
+  int64_t next_step() const override { return started_.next_step(); }
+  uint64_t generation() const override { return started_.generation(); }
+  uint64_t made_generation() const override { return started_.made_generation(); }
 
   absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features,
-                          const TrainLookupOptions& options);
-  absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
-                          const UpdateOptions& options);
-  std::shared_ptr<float> AllocateGradients(size_t floats);
-  absl::StatusOr<TrainLookupResult> ReceiveLookup();
-  absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
-  bool WaitForLookup(absl::Duration timeout);
-  bool WaitForUpdate(absl::Duration timeout);
-  absl::Status Finish();
+                          const TrainLookupOptions& options) override {
+    ExpectedLookup expected;
+    ASSIGN_OR_RETURN(auto messages,
+                     EncodeTrainLookup(model_, step, features, options_.activation_type,
+                                       options.concat, &expected, memory_));
+    absl::MutexLock sending(&send_mutex_);
+    absl::MutexLock lock(&mutex_);
+    RETURN_IF_ERROR(CheckOpen());
+    expected.Lend();
+    lookups_.emplace_back(std::move(expected), &pool_);
+    held_.push_back({step, std::move(messages)});
+    SendHeld(/*all=*/step != next_lookup_);  // out of its turn: the server says so
+    next_lookup_ = step + 1;
+    return absl::OkStatus();
+  }
 
-  const v1::TrainStarted& started() const { return started_; }
+  absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
+                          const UpdateOptions& options) override {
+    // Without `memory` all of them are copied, for the caller may change them at once.
+    SharedGradients shared(memory_, options.memory != nullptr
+                                        ? OwnBlocks()
+                                        : std::vector<std::shared_ptr<SharedBlock>>());
+    ASSIGN_OR_RETURN(auto encoder, UpdateEncoder::Make(model_, step, gradients, options,
+                                                       options_.gradient_type, &pool_, &shared));
+    absl::MutexLock sending(&send_mutex_);
+    {
+      absl::MutexLock lock(&mutex_);
+      RETURN_IF_ERROR(CheckOpen());
+      shared.Lend();
+      updates_.push_back({step, std::move(shared)});
+    }
+    while (std::optional<grpc::ByteBuffer> part = encoder.Next()) stream_->Send(*std::move(part));
+    absl::MutexLock lock(&mutex_);
+    next_update_ = step + 1;
+    SendHeld(/*all=*/false);
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<float> AllocateGradients(size_t floats) override {
+    std::shared_ptr<SharedBlock> block = memory_->Take(floats * sizeof(float));
+    if (block == nullptr) return TakeFloats(&pool_, floats);
+    absl::MutexLock lock(&mutex_);
+    own_blocks_.push_back(block);
+    auto* const data = reinterpret_cast<float*>(block->data());
+    return {std::move(block), data};
+  }
+
+  absl::StatusOr<TrainLookupResult> ReceiveLookup() override {
+    absl::MutexLock lock(&mutex_);
+    return Receive("lookup", &lookup_results_, lookups_);
+  }
+
+  absl::StatusOr<TrainUpdateResult> ReceiveUpdate() override {
+    absl::MutexLock lock(&mutex_);
+    return Receive("update", &update_results_, updates_);
+  }
+
+  bool WaitForLookup(absl::Duration timeout) override {
+    absl::MutexLock lock(&mutex_);
+    return Await(timeout, lookup_results_, lookups_);
+  }
+
+  bool WaitForUpdate(absl::Duration timeout) override {
+    absl::MutexLock lock(&mutex_);
+    return Await(timeout, update_results_, updates_);
+  }
+
+  absl::Status Finish() override {
+    {
+      absl::MutexLock sending(&send_mutex_);
+      absl::MutexLock lock(&mutex_);
+      half_closed_ = true;
+      SendHeld(/*all=*/true);
+    }
+    stream_->HalfClose();
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](std::optional<absl::Status>* end) { return end->has_value(); }, &end_));
+    const bool answered = lookups_.empty() && updates_.empty();
+    return end_->ok() && !answered ? MissingAnswer() : *end_;
+  }
 
  private:
-  absl::Status OnMessage(grpc::ByteBuffer* message) override;
-  void OnEnd(const absl::Status& status) override;
-  absl::Status OnStarted(google::protobuf::io::CodedInputStream* input);
-  absl::Status OnLookup(google::protobuf::io::CodedInputStream* input);
-  absl::Status OnUpdate(google::protobuf::io::CodedInputStream* input);
-
-  std::vector<std::shared_ptr<SharedBlock>> OwnBlocks();
   // OK if another request can be sent.
-  absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (half_closed_) return absl::FailedPreconditionError("nothing can be sent after Finish");
+    return end_.has_value() ? MissingAnswer() : absl::OkStatus();
+  }
+
   // The status of a stream that has ended, where an answer is missing.
-  absl::Status MissingAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MissingAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return end_->ok() ? absl::InternalError("the server ended the stream without an answer")
+                      : *end_;
+  }
+
   // Sends the lookups whose turn has come, or all.
-  void SendHeld(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_, mutex_);
+  void SendHeld(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_, mutex_) {
+    while (!held_.empty() && (all || held_.front().step <= next_update_ + most_ahead_)) {
+      stream_->Send(std::move(held_.front().messages));
+      held_.pop_front();
+    }
+  }
+
+  std::vector<std::shared_ptr<SharedBlock>> OwnBlocks() {
+    absl::MutexLock lock(&mutex_);
+    std::vector<std::shared_ptr<SharedBlock>> blocks;
+    std::vector<std::weak_ptr<SharedBlock>> living;
+    for (const std::weak_ptr<SharedBlock>& held : own_blocks_) {
+      std::shared_ptr<SharedBlock> block = held.lock();
+      if (block == nullptr) continue;
+      blocks.push_back(std::move(block));
+      living.push_back(held);
+    }
+    own_blocks_.swap(living);
+    return blocks;
+  }
+
   // Waits until there is one of `results`, or none to wait for; false after `timeout`.
   template <typename Result, typename Expected>
   bool Await(absl::Duration timeout, const std::deque<Result>& results,
-             const std::deque<Expected>& expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+             const std::deque<Expected>& expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return !results.empty() || expected.empty() || end_.has_value();
+    };
+    return AwaitSteadily(&mutex_, absl::Condition(&settled), timeout);
+  }
+
   // Waits for the next of `results`, while any is `expected`.
   template <typename Result, typename Expected>
   absl::StatusOr<Result> Receive(const char* what, std::deque<Result>* results,
                                  const std::deque<Expected>& expected)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Await(absl::InfiniteDuration(), *results, expected);
+    if (!results->empty()) {
+      Result result = std::move(results->front());
+      results->pop_front();
+      return result;
+    }
+    if (end_.has_value() && (!end_->ok() || !expected.empty())) return MissingAnswer();
+    return absl::FailedPreconditionError(absl::StrCat("no ", what, " awaits its answer"));
+  }
+
+  absl::Status OnMessage(grpc::ByteBuffer* message) {
+    grpc::ProtoBufferReader reader(message);
+    if (!reader.status().ok()) return ToAbslStatus(reader.status());
+    CodedInputStream input(&reader);
+    constexpr uint32_t kLengthDelimited = 2;
+    const uint32_t tag = input.ReadTag();
+    const auto limit = input.ReadLengthAndPushLimit();
+    absl::Status status = absl::InternalError("the server sent an invalid TrainResponse");
+    if ((tag & 7) == kLengthDelimited) {
+      switch (tag >> 3) {
+        case v1::TrainResponse::kStartedFieldNumber:
+          status = OnStarted(&input);
+          break;
+        case v1::TrainResponse::kLookupFieldNumber:
+          status = OnLookup(&input);
+          break;
+        case v1::TrainResponse::kUpdateFieldNumber:
+          status = OnUpdate(&input);
+          break;
+      }
+    }
+    input.PopLimit(limit);
+    return status;
+  }
+
+  absl::Status OnStarted(CodedInputStream* input) {
+    absl::MutexLock lock(&mutex_);
+    if (has_started_ || !started_.MergeFromCodedStream(input)) {
+      return absl::InternalError("the server sent an invalid or a second TrainStarted");
+    }
+    next_lookup_ = next_update_ = started_.next_step();
+    has_started_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status OnLookup(CodedInputStream* input) {
+    LookupAssembler* assembler = nullptr;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (lookups_.empty())
+        return absl::InternalError("the server answered a lookup that was not sent");
+      assembler = &lookups_.front();
+    }
+    ASSIGN_OR_RETURN(const bool complete, assembler->Add(input));
+    if (!complete) return absl::OkStatus();
+    absl::MutexLock lock(&mutex_);
+    lookup_results_.push_back(assembler->Take());
+    lookups_.pop_front();
+    return absl::OkStatus();
+  }
+
+  absl::Status OnUpdate(CodedInputStream* input) {
+    v1::TrainUpdateResult message;
+    const bool good = message.MergeFromCodedStream(input);
+    absl::MutexLock lock(&mutex_);
+    if (!good || updates_.empty() || message.step() != updates_.front().step) {
+      return absl::InternalError(absl::StrCat("the server answered an update of step ",
+                                              message.step(), ", but another step is next"));
+    }
+    updates_.front().shared.Settle();
+    updates_.pop_front();
+    update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
+                               message.rows_skipped(), message.checkpoint(),
+                               message.checkpoint_error()});
+    return absl::OkStatus();
+  }
+
+  void OnEnd(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    for (SentUpdate& update : updates_) update.shared.Part();
+    end_ = status;
+  }
 
   const ClientOptions options_;
   const Model model_;
@@ -248,243 +443,7 @@ class TrainStream::Impl final : public RawStreamListener {
   std::unique_ptr<RawStream> stream_;  // goes first: its end is awaited
 };
 
-absl::Status TrainStream::Impl::Start(Transport* transport, int coordinator,
-                                      const TrainOptions& options) {
-  memory_ = transport->memory(coordinator);
-  memory_->Arena();  // now, when there is time, and not while a step is sent
-  stream_ = std::make_unique<RawStream>(transport, coordinator, "/emberd.v1.EmbeddingService/Train",
-                                        this);
-  std::deque<grpc::ByteBuffer> start;
-  start.push_back(EncodeTrainStart(model_, options));
-  stream_->Send(std::move(start));
-  // The server waits for the other ranks; beyond that it has as long as for any call.
-  const absl::Duration patience = options.step_timeout + options_.deadline;
-  const auto answered = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return has_started_ || end_.has_value();
-  };
-  absl::MutexLock lock(&mutex_);
-  if (!AwaitSteadily(&mutex_, absl::Condition(&answered), patience)) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "coordinator ", options_.addresses[coordinator], " did not start the stream within ",
-        absl::FormatDuration(patience), " (step_timeout and the client's deadline)"));
-  }
-  return has_started_ ? absl::OkStatus() : MissingAnswer();
-}
-
-absl::Status TrainStream::Impl::CheckOpen() {
-  if (half_closed_) return absl::FailedPreconditionError("nothing can be sent after Finish");
-  return end_.has_value() ? MissingAnswer() : absl::OkStatus();
-}
-
-absl::Status TrainStream::Impl::MissingAnswer() {
-  return end_->ok() ? absl::InternalError("the server ended the stream without an answer") : *end_;
-}
-
-absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const FeatureIds> features,
-                                           const TrainLookupOptions& options) {
-  ExpectedLookup expected;
-  auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type,
-                                    options.concat, &expected, memory_);
-  if (!messages.ok()) return messages.status();
-  absl::MutexLock sending(&send_mutex_);
-  absl::MutexLock lock(&mutex_);
-  if (absl::Status status = CheckOpen(); !status.ok()) return status;
-  expected.Lend();
-  lookups_.emplace_back(std::move(expected), &pool_);
-  held_.push_back({step, *std::move(messages)});
-  SendHeld(/*all=*/step != next_lookup_);  // out of its turn: the server says so
-  next_lookup_ = step + 1;
-  return absl::OkStatus();
-}
-
-void TrainStream::Impl::SendHeld(bool all) {
-  while (!held_.empty() && (all || held_.front().step <= next_update_ + most_ahead_)) {
-    stream_->Send(std::move(held_.front().messages));
-    held_.pop_front();
-  }
-}
-
-absl::Status TrainStream::Impl::SendUpdate(int64_t step,
-                                           absl::Span<const FeatureGradient> gradients,
-                                           const UpdateOptions& options) {
-  // Without `memory` all of them are copied, for the caller may change them at once.
-  SharedGradients shared(memory_, options.memory != nullptr
-                                      ? OwnBlocks()
-                                      : std::vector<std::shared_ptr<SharedBlock>>());
-  auto encoder = UpdateEncoder::Make(model_, step, gradients, options, options_.gradient_type,
-                                     &pool_, &shared);
-  if (!encoder.ok()) return encoder.status();
-  absl::MutexLock sending(&send_mutex_);
-  {
-    absl::MutexLock lock(&mutex_);
-    if (absl::Status status = CheckOpen(); !status.ok()) return status;
-    shared.Lend();
-    updates_.push_back({step, std::move(shared)});
-  }
-  while (std::optional<grpc::ByteBuffer> part = encoder->Next()) {
-    std::deque<grpc::ByteBuffer> parts;
-    parts.push_back(*std::move(part));
-    stream_->Send(std::move(parts));
-  }
-  absl::MutexLock lock(&mutex_);
-  next_update_ = step + 1;
-  SendHeld(/*all=*/false);
-  return absl::OkStatus();
-}
-
-std::shared_ptr<float> TrainStream::Impl::AllocateGradients(size_t floats) {
-  std::shared_ptr<SharedBlock> block = memory_->Take(floats * sizeof(float));
-  if (block == nullptr) return TakeFloats(&pool_, floats);
-  absl::MutexLock lock(&mutex_);
-  own_blocks_.push_back(block);
-  auto* const data = reinterpret_cast<float*>(block->data());
-  return {std::move(block), data};
-}
-
-std::vector<std::shared_ptr<SharedBlock>> TrainStream::Impl::OwnBlocks() {
-  absl::MutexLock lock(&mutex_);
-  std::vector<std::shared_ptr<SharedBlock>> blocks;
-  std::vector<std::weak_ptr<SharedBlock>> living;
-  for (const std::weak_ptr<SharedBlock>& held : own_blocks_) {
-    std::shared_ptr<SharedBlock> block = held.lock();
-    if (block == nullptr) continue;
-    blocks.push_back(std::move(block));
-    living.push_back(held);
-  }
-  own_blocks_.swap(living);
-  return blocks;
-}
-
-template <typename Result, typename Expected>
-bool TrainStream::Impl::Await(absl::Duration timeout, const std::deque<Result>& results,
-                              const std::deque<Expected>& expected) {
-  const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !results.empty() || expected.empty() || end_.has_value();
-  };
-  return AwaitSteadily(&mutex_, absl::Condition(&settled), timeout);
-}
-
-template <typename Result, typename Expected>
-absl::StatusOr<Result> TrainStream::Impl::Receive(const char* what, std::deque<Result>* results,
-                                                  const std::deque<Expected>& expected) {
-  Await(absl::InfiniteDuration(), *results, expected);
-  if (!results->empty()) {
-    Result result = std::move(results->front());
-    results->pop_front();
-    return result;
-  }
-  if (end_.has_value() && (!end_->ok() || !expected.empty())) return MissingAnswer();
-  return absl::FailedPreconditionError(absl::StrCat("no ", what, " awaits its answer"));
-}
-
-absl::StatusOr<TrainLookupResult> TrainStream::Impl::ReceiveLookup() {
-  absl::MutexLock lock(&mutex_);
-  return Receive("lookup", &lookup_results_, lookups_);
-}
-
-absl::StatusOr<TrainUpdateResult> TrainStream::Impl::ReceiveUpdate() {
-  absl::MutexLock lock(&mutex_);
-  return Receive("update", &update_results_, updates_);
-}
-
-bool TrainStream::Impl::WaitForLookup(absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
-  return Await(timeout, lookup_results_, lookups_);
-}
-
-bool TrainStream::Impl::WaitForUpdate(absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
-  return Await(timeout, update_results_, updates_);
-}
-
-absl::Status TrainStream::Impl::Finish() {
-  {
-    absl::MutexLock sending(&send_mutex_);
-    absl::MutexLock lock(&mutex_);
-    half_closed_ = true;
-    SendHeld(/*all=*/true);
-  }
-  stream_->HalfClose();
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(
-      +[](std::optional<absl::Status>* end) { return end->has_value(); }, &end_));
-  const bool answered = lookups_.empty() && updates_.empty();
-  return end_->ok() && !answered ? MissingAnswer() : *end_;
-}
-
-absl::Status TrainStream::Impl::OnMessage(grpc::ByteBuffer* message) {
-  grpc::ProtoBufferReader reader(message);
-  if (!reader.status().ok()) return ToAbslStatus(reader.status());
-  google::protobuf::io::CodedInputStream input(&reader);
-  constexpr uint32_t kLengthDelimited = 2;
-  const uint32_t tag = input.ReadTag();
-  const auto limit = input.ReadLengthAndPushLimit();
-  absl::Status status = absl::InternalError("the server sent an invalid TrainResponse");
-  if ((tag & 7) == kLengthDelimited) {
-    switch (tag >> 3) {
-      case v1::TrainResponse::kStartedFieldNumber:
-        status = OnStarted(&input);
-        break;
-      case v1::TrainResponse::kLookupFieldNumber:
-        status = OnLookup(&input);
-        break;
-      case v1::TrainResponse::kUpdateFieldNumber:
-        status = OnUpdate(&input);
-        break;
-    }
-  }
-  input.PopLimit(limit);
-  return status;
-}
-
-absl::Status TrainStream::Impl::OnStarted(google::protobuf::io::CodedInputStream* input) {
-  absl::MutexLock lock(&mutex_);
-  if (has_started_ || !started_.MergeFromCodedStream(input)) {
-    return absl::InternalError("the server sent an invalid or a second TrainStarted");
-  }
-  next_lookup_ = next_update_ = started_.next_step();
-  has_started_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status TrainStream::Impl::OnLookup(google::protobuf::io::CodedInputStream* input) {
-  LookupAssembler* assembler = nullptr;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (lookups_.empty())
-      return absl::InternalError("the server answered a lookup that was not sent");
-    assembler = &lookups_.front();
-  }
-  const absl::StatusOr<bool> complete = assembler->Add(input);
-  if (!complete.ok()) return complete.status();
-  if (!*complete) return absl::OkStatus();
-  absl::MutexLock lock(&mutex_);
-  lookup_results_.push_back(assembler->Take());
-  lookups_.pop_front();
-  return absl::OkStatus();
-}
-
-absl::Status TrainStream::Impl::OnUpdate(google::protobuf::io::CodedInputStream* input) {
-  v1::TrainUpdateResult message;
-  const bool good = message.MergeFromCodedStream(input);
-  absl::MutexLock lock(&mutex_);
-  if (!good || updates_.empty() || message.step() != updates_.front().step) {
-    return absl::InternalError(absl::StrCat("the server answered an update of step ",
-                                            message.step(), ", but another step is next"));
-  }
-  updates_.front().shared.Settle();
-  updates_.pop_front();
-  update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
-                             message.rows_skipped(), message.checkpoint(),
-                             message.checkpoint_error()});
-  return absl::OkStatus();
-}
-
-void TrainStream::Impl::OnEnd(const absl::Status& status) {
-  absl::MutexLock lock(&mutex_);
-  for (SentUpdate& update : updates_) update.shared.Part();
-  end_ = status;
-}
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<TrainStream>> TrainStream::Open(Transport* transport,
                                                                const ClientOptions& client_options,
@@ -498,35 +457,11 @@ absl::StatusOr<std::unique_ptr<TrainStream>> TrainStream::Open(Transport* transp
   }
   const bool any = options.coordinator < 0;
   const int coordinator = any ? transport->current() : options.coordinator;
-  auto impl = std::make_unique<Impl>(client_options, model, options);
-  const absl::Status status = impl->Start(transport, coordinator, options);
+  auto stream = std::make_unique<GrpcTrainStream>(client_options, model, options);
+  const absl::Status status = stream->Start(transport, coordinator, options);
   if (any && absl::IsUnavailable(status)) transport->MoveOn(coordinator);
   if (!status.ok()) return status;
-  return std::unique_ptr<TrainStream>(new TrainStream(std::move(impl)));
+  return stream;
 }
-
-TrainStream::TrainStream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-TrainStream::~TrainStream() = default;
-
-int64_t TrainStream::next_step() const { return impl_->started().next_step(); }
-uint64_t TrainStream::generation() const { return impl_->started().generation(); }
-uint64_t TrainStream::made_generation() const { return impl_->started().made_generation(); }
-
-absl::Status TrainStream::SendLookup(int64_t step, absl::Span<const FeatureIds> features,
-                                     const TrainLookupOptions& options) {
-  return impl_->SendLookup(step, features, options);
-}
-absl::Status TrainStream::SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
-                                     const UpdateOptions& options) {
-  return impl_->SendUpdate(step, gradients, options);
-}
-std::shared_ptr<float> TrainStream::AllocateGradients(size_t floats) {
-  return impl_->AllocateGradients(floats);
-}
-absl::StatusOr<TrainLookupResult> TrainStream::ReceiveLookup() { return impl_->ReceiveLookup(); }
-absl::StatusOr<TrainUpdateResult> TrainStream::ReceiveUpdate() { return impl_->ReceiveUpdate(); }
-bool TrainStream::WaitForLookup(absl::Duration timeout) { return impl_->WaitForLookup(timeout); }
-bool TrainStream::WaitForUpdate(absl::Duration timeout) { return impl_->WaitForUpdate(timeout); }
-absl::Status TrainStream::Finish() { return impl_->Finish(); }
 
 }  // namespace emberd::client

@@ -121,55 +121,54 @@ struct UpdateOptions {
 class TrainStream {
  public:
   // Cancels what is in progress.
-  ~TrainStream();
+  virtual ~TrainStream() = default;
   TrainStream(const TrainStream&) = delete;
   TrainStream& operator=(const TrainStream&) = delete;
 
   // The step to begin with: all before it have been applied.
-  int64_t next_step() const;
+  virtual int64_t next_step() const = 0;
   // Of the group: grows whenever its members join anew.
-  uint64_t generation() const;
+  virtual uint64_t generation() const = 0;
   // In which step next_step() - 1 was made. Where no stream of the caller had it, somebody else has
   // made the step. 0: not known.
-  uint64_t made_generation() const;
+  virtual uint64_t made_generation() const = 0;
 
   // `features` holds every feature of the model once, in any order. The ids are copied.
   // INVALID_ARGUMENT for what cannot be sent; the stream goes on.
-  absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features,
-                          const TrainLookupOptions& options = {});
+  virtual absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features,
+                                  const TrainLookupOptions& options = {}) = 0;
   // Updates every row that the step's lookup touched, of any rank, unless it is to be skipped. A
   // feature without gradients has zero gradients. INVALID_ARGUMENT as above.
-  absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
-                          const UpdateOptions& options = {});
+  virtual absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
+                                  const UpdateOptions& options = {}) = 0;
 
   // Memory for gradients, with any contents, which the coordinator reads in place if it is on this
   // machine: float32 gradients that lie there are sent without a copy, if the update has
   // UpdateOptions::memory. They must not change until it has been answered.
-  std::shared_ptr<float> AllocateGradients(size_t floats);
+  virtual std::shared_ptr<float> AllocateGradients(size_t floats) = 0;
 
   // Wait for the answer to the oldest lookup, or update, whose answer has not been received.
   // FAILED_PRECONDITION if there is none. Lookups and updates are received independently.
-  absl::StatusOr<TrainLookupResult> ReceiveLookup();
-  absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
+  virtual absl::StatusOr<TrainLookupResult> ReceiveLookup() = 0;
+  virtual absl::StatusOr<TrainUpdateResult> ReceiveUpdate() = 0;
   // True once the call above would not wait: there is an answer, none is awaited, or the stream has
   // ended. False after `timeout`. For callers that do other work in between.
-  bool WaitForLookup(absl::Duration timeout);
-  bool WaitForUpdate(absl::Duration timeout);
+  virtual bool WaitForLookup(absl::Duration timeout) = 0;
+  virtual bool WaitForUpdate(absl::Duration timeout) = 0;
 
   // No more requests: waits until those sent are answered and gives the stream's final status, OK
   // if all went well. Answers can still be received afterwards.
-  absl::Status Finish();
+  virtual absl::Status Finish() = 0;
+
+ protected:
+  TrainStream() = default;
 
  private:
   friend class Client;
-  class Impl;
-  explicit TrainStream(std::unique_ptr<Impl> impl);
   static absl::StatusOr<std::unique_ptr<TrainStream>> Open(Transport* transport,
                                                            const ClientOptions& client_options,
                                                            const Model& model,
                                                            const TrainOptions& options);
-
-  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace emberd::client
