@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/bfloat16.h"
+#include "base/status.h"
 #include "config/config.h"
 
 namespace emberd::client {
@@ -17,10 +18,6 @@ namespace emberd::client {
 static_assert(std::endian::native == std::endian::little, "tensors travel in memory order");
 
 namespace {
-
-void SetShape(absl::Span<const int64_t> shape, v1::Tensor* tensor) {
-  tensor->mutable_shape()->Assign(shape.begin(), shape.end());
-}
 
 template <typename T>
 void SetData(absl::Span<const T> values, v1::Tensor* tensor, BlockWriter* writer) {
@@ -39,6 +36,11 @@ std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size) {
   return {std::move(block), floats};
 }
 
+void SetHead(v1::DataType dtype, absl::Span<const int64_t> shape, v1::Tensor* tensor) {
+  tensor->set_dtype(dtype);
+  tensor->mutable_shape()->Assign(shape.begin(), shape.end());
+}
+
 int64_t ElementBytes(WireType type) { return type == WireType::kBfloat16 ? 2 : 4; }
 
 int64_t Size(const IntSpan& ints) {
@@ -48,15 +50,13 @@ int64_t Size(const IntSpan& ints) {
 void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor,
                 BlockWriter* writer) {
   const bool wide = std::holds_alternative<absl::Span<const int64_t>>(ints);
-  tensor->set_dtype(wide ? v1::INT64 : v1::INT32);
-  SetShape(shape, tensor);
+  SetHead(wide ? v1::INT64 : v1::INT32, shape, tensor);
   std::visit([&](auto span) { SetData(span, tensor, writer); }, ints);
 }
 
 void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shape, WireType type,
                   v1::Tensor* tensor, BlockWriter* writer) {
-  tensor->set_dtype(WireDataType(type));
-  SetShape(shape, tensor);
+  SetHead(WireDataType(type), shape, tensor);
   if (type == WireType::kFloat32) {
     SetData(floats, tensor, writer);
     return;
@@ -110,7 +110,7 @@ absl::Status WrongDataSize(size_t bytes) {
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
                                                      int64_t dim, WireType type,
                                                      std::vector<float>* converted) {
-  if (absl::Status status = CheckTensorHead(tensor, rows, dim, type); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckTensorHead(tensor, rows, dim, type));
   const absl::int128 bytes = absl::int128(rows) * dim * ElementBytes(type);
   if (bytes != absl::int128(tensor.data().size())) return WrongDataSize(tensor.data().size());
   if (type == WireType::kFloat32) {
@@ -215,16 +215,11 @@ void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message, Blo
 // An answer whose activations are in shared memory.
 absl::StatusOr<LookupResult> DecodeShared(const v1::LookupResponse& response,
                                           const ExpectedLookup& expected) {
-  absl::StatusOr<std::shared_ptr<float>> memory =
-      ReadShared(expected, response.shared_bytes(), nullptr);
-  if (!memory.ok()) return memory.status();
   LookupResult result;
-  for (const ExpectedLookup::Feature& feature : expected.features) {
-    result.activations.push_back(ActivationIn(feature, memory->get()));
-  }
+  ASSIGN_OR_RETURN(result.memory,
+                   ReadShared(expected, response.shared_bytes(), nullptr, &result.activations));
   result.batch.value = response.batch_handle();
   result.statistics = DecodeStatistics(response.statistics());
-  result.memory = *std::move(memory);
   return result;
 }
 
@@ -249,7 +244,7 @@ absl::Status EncodeFeature(const FeatureIds& feature, const FeatureInfo& info,
                            v1::FeatureIds* message, BlockWriter* writer) {
   message->set_feature(info.name);
   const auto encode = [&](const auto& ids) { return EncodeIds(ids, info, message, writer); };
-  if (absl::Status status = std::visit(encode, feature.ids); !status.ok()) return status;
+  RETURN_IF_ERROR(std::visit(encode, feature.ids));
   EncodeWeights(feature.weights, message, writer);
   return absl::OkStatus();
 }
@@ -275,11 +270,10 @@ absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
                                                     absl::Span<const FeatureGradient> gradients) {
   std::vector<int64_t> dims;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const std::string name(gradients[i].feature);
-    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
-    if (!info.ok()) return info.status();
-    if (absl::Status status = CheckGradient(gradients[i], **info); !status.ok()) return status;
-    dims.push_back((*info)->embedding_dim);
+    ASSIGN_OR_RETURN(const FeatureInfo* const info,
+                     FindFeature(model, std::string(gradients[i].feature), i));
+    RETURN_IF_ERROR(CheckGradient(gradients[i], *info));
+    dims.push_back(info->embedding_dim);
   }
   return dims;
 }
@@ -313,12 +307,6 @@ BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
   return statistics;
 }
 
-int64_t SampleCount(const v1::FeatureIds& feature, const FeatureInfo& info) {
-  if (feature.has_dense()) return ReadShape(feature.dense().ids().shape(), info).samples;
-  if (feature.has_sparse()) return feature.sparse().sample_count();
-  return feature.ragged().row_splits().shape(0) - 1;
-}
-
 int64_t SampleCount(const FeatureIds& feature, const FeatureInfo& info) {
   if (const auto* dense = std::get_if<DenseIds>(&feature.ids)) {
     if (!dense->shape.empty()) return ReadShape(dense->shape, info).samples;
@@ -345,65 +333,61 @@ absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
   request.set_activation_dtype(WireDataType(activations));
   request.mutable_features()->Reserve(static_cast<int>(features.size()));
   for (size_t i = 0; i < features.size(); ++i) {
-    const auto info = FindFeature(model, std::string(features[i].feature), i);
-    if (!info.ok()) return info.status();
-    absl::Status status = EncodeFeature(features[i], **info, request.add_features());
-    if (!status.ok()) return status;
+    ASSIGN_OR_RETURN(const FeatureInfo* const info,
+                     FindFeature(model, std::string(features[i].feature), i));
+    RETURN_IF_ERROR(EncodeFeature(features[i], *info, request.add_features()));
   }
-  if (absl::Status status = CheckSize(request); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSize(request));
   return request;
 }
 
-ExpectedLookup ExpectLookup(const Model& model, const v1::LookupRequest& request) {
+absl::StatusOr<ExpectedLookup> ExpectLookup(const Model& model,
+                                            absl::Span<const FeatureIds> features, WireType type,
+                                            bool concat) {
   ExpectedLookup expected;
-  expected.type =
-      request.activation_dtype() == v1::BFLOAT16 ? WireType::kBfloat16 : WireType::kFloat32;
-  for (int i = 0; i < request.features_size(); ++i) {
-    const std::string& name = request.features(i).feature();
-    const FeatureInfo& info = **FindFeature(model, name, i);
-    const int64_t samples = std::max<int64_t>(0, SampleCount(request.features(i), info));
-    expected.features.push_back({.name = name, .samples = samples, .dim = info.embedding_dim});
+  expected.type = type;
+  for (size_t i = 0; i < features.size(); ++i) {
+    const std::string name(features[i].feature);
+    ASSIGN_OR_RETURN(const FeatureInfo* const info, FindFeature(model, name, i));
+    const int64_t samples = std::max<int64_t>(0, SampleCount(features[i], *info));
+    expected.features.push_back({.name = name, .samples = samples, .dim = info->embedding_dim});
   }
-  PlaceActivations(/*concat=*/false, &expected).IgnoreError();  // it fails only with concat
+  RETURN_IF_ERROR(PlaceActivations(concat, &expected));
   return expected;
 }
 
-absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRequest& request,
-                                          std::shared_ptr<const v1::LookupResponse> response,
-                                          const ExpectedLookup& expected) {
-  if (response->batch_handle() == 0 && !request.inference()) {
+absl::StatusOr<LookupResult> DecodeLookup(const ExpectedLookup& expected, bool inference,
+                                          std::shared_ptr<const v1::LookupResponse> response) {
+  if (response->batch_handle() == 0 && !inference) {
     return absl::InternalError("batch_handle: the server sent 0");
   }
   if (response->shared_bytes() > 0) return DecodeShared(*response, expected);
-  if (response->activations_size() != request.features_size()) {
+  const auto features = static_cast<int>(expected.features.size());
+  if (response->activations_size() != features) {
     return absl::InternalError(absl::StrCat("activations: the server sent ",
-                                            response->activations_size(), "; ",
-                                            request.features_size(), " were expected"));
+                                            response->activations_size(), "; ", features,
+                                            " were expected"));
   }
-  const WireType type =
-      request.activation_dtype() == v1::BFLOAT16 ? WireType::kBfloat16 : WireType::kFloat32;
   auto memory = std::make_shared<LookupMemory>();
   memory->response = response;
-  memory->converted.resize(response->activations_size());
+  memory->converted.resize(features);
   LookupResult result;
-  for (int i = 0; i < response->activations_size(); ++i) {
+  for (int i = 0; i < features; ++i) {
     const v1::FeatureActivation& activation = response->activations(i);
-    const std::string& name = request.features(i).feature();
-    if (activation.feature() != name) {
+    const ExpectedLookup::Feature& feature = expected.features[i];
+    if (activation.feature() != feature.name) {
       return absl::InternalError(absl::StrCat("activations[", i, "].feature: the server sent \"",
-                                              activation.feature(), "\"; \"", name,
+                                              activation.feature(), "\"; \"", feature.name,
                                               "\" was expected"));
     }
-    const FeatureInfo& info = **FindFeature(model, name, i);
-    const int64_t samples = SampleCount(request.features(i), info);
-    const int64_t dim = info.embedding_dim;
-    absl::StatusOr<absl::Span<const float>> values =
-        DecodeFloats(activation.activation(), samples, dim, type, &memory->converted[i]);
+    const absl::StatusOr<absl::Span<const float>> values =
+        DecodeFloats(activation.activation(), feature.samples, feature.dim, expected.type,
+                     &memory->converted[i]);
     if (!values.ok()) {
-      return absl::InternalError(absl::StrCat("activations[", i, "] (feature \"", name, "\").",
-                                              values.status().message()));
+      return absl::InternalError(absl::StrCat("activations[", i, "] (feature \"", feature.name,
+                                              "\").", values.status().message()));
     }
-    result.activations.push_back({name, samples, dim, *values});
+    result.activations.push_back({feature.name, feature.samples, feature.dim, *values});
   }
   result.batch.value = response->batch_handle();
   result.statistics = DecodeStatistics(response->statistics());
@@ -415,35 +399,27 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
                                                       absl::Span<const FeatureGradient> gradients,
                                                       const ApplyOptions& options, WireType type,
                                                       SharedGradients* shared) {
-  const absl::StatusOr<std::vector<int64_t>> dims = CheckGradients(model, gradients);
-  if (!dims.ok()) return dims.status();
-  if (shared != nullptr) shared->Reserve(gradients, *dims, type);
+  ASSIGN_OR_RETURN(const std::vector<int64_t> dims, CheckGradients(model, gradients));
+  if (shared != nullptr) shared->Reserve(gradients, dims, type);
   v1::ApplyGradientsRequest request;
   request.set_model_id(model.id);
   request.set_batch_handle(batch.value);
   if (options.step >= 0) request.set_step(options.step);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];
-    const int64_t dim = (*dims)[i];
+    const int64_t dim = dims[i];
     v1::FeatureGradient* added = request.add_gradients();
     added->set_feature(std::string(gradient.feature));
     if (shared != nullptr && shared->Put(gradient, dim, type, added)) continue;
-    added->clear_shared();
-    std::vector<float> together;
-    absl::Span<const float> values = gradient.values;
-    if (gradient.row_stride != 0 && gradient.row_stride != dim) {
-      for (int64_t row = 0; row < gradient.samples; ++row) {
-        const auto some = values.subspan(row * gradient.row_stride, dim);
-        together.insert(together.end(), some.begin(), some.end());
-      }
-      values = together;
-    }
-    EncodeFloats(values, {gradient.samples, dim}, type, added->mutable_gradient());
+    v1::Tensor* const tensor = added->mutable_gradient();
+    SetHead(WireDataType(type), {gradient.samples, dim}, tensor);
+    tensor->mutable_data()->resize(gradient.samples * dim * ElementBytes(type));
+    CopyGradient(gradient, dim, type, tensor->mutable_data()->data());
   }
   for (const StepHyperparameters& parameters : options.hyperparameters) {
     EncodeHyperparameters(parameters, request.add_hyperparameters());
   }
-  if (absl::Status status = CheckSize(request); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSize(request));
   return request;
 }
 

@@ -29,6 +29,7 @@ int64_t Size(const IntSpan& ints);
 // by then, with the last reference.
 std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size);
 
+void SetHead(v1::DataType dtype, absl::Span<const int64_t> shape, v1::Tensor* tensor);
 // The shape must fit the number of elements. Where there is a `writer`, the elements of ints and of
 // float32 go there, and the tensor has no data.
 void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor,
@@ -56,13 +57,14 @@ absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, i
 absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
                                                absl::Span<const FeatureIds> features,
                                                bool inference, WireType activations);
-// What its answer looks like.
-ExpectedLookup ExpectLookup(const Model& model, const v1::LookupRequest& request);
-// `response` answers `request`. The result points into it where it can, or into
-// `expected.activations`.
-absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRequest& request,
-                                          std::shared_ptr<const v1::LookupResponse> response,
-                                          const ExpectedLookup& expected = {});
+// What the answer looks like. INVALID_ARGUMENT as above, and if the features cannot lie side by
+// side although they are to (`concat`).
+absl::StatusOr<ExpectedLookup> ExpectLookup(const Model& model,
+                                            absl::Span<const FeatureIds> features, WireType type,
+                                            bool concat = false);
+// The result points into `response` where it can, or into `expected.activations`.
+absl::StatusOr<LookupResult> DecodeLookup(const ExpectedLookup& expected, bool inference,
+                                          std::shared_ptr<const v1::LookupResponse> response);
 
 // All but the mutation. Gradients go to `shared`, or, where that is null or has no memory, into the
 // message.
@@ -85,9 +87,7 @@ absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
 void EncodeHyperparameters(const StepHyperparameters& parameters, v1::StepHyperparameters* message);
 BatchStatistics DecodeStatistics(const v1::BatchStatistics& message);
 
-// Samples that a request's feature has.
-int64_t SampleCount(const v1::FeatureIds& feature, const FeatureInfo& info);
-// The same of what is given to the client, before it has been checked.
+// Samples of what is given to the client, before it has been checked.
 int64_t SampleCount(const FeatureIds& feature, const FeatureInfo& info);
 
 // RESOURCE_EXHAUSTED if the message is longer than the 2^31 - 1 bytes that protobuf can carry.

@@ -56,12 +56,11 @@ TEST(EncodeLookupTest, EveryForm) {
   Model model = TwoFeatures();
   model.features.push_back({"z", "t", 2});
   // In an order that is not the model's.
+  const std::vector<FeatureIds> features = {{"z", DenseIds{narrow, 3}, six},
+                                            {"x", SparseIds{wide, values, 5}, one},
+                                            {"y", RaggedIds{splits, values}, three}};
   absl::StatusOr<v1::LookupRequest> request =
-      EncodeLookup(model,
-                   {{"z", DenseIds{narrow, 3}, six},
-                    {"x", SparseIds{wide, values, 5}, one},
-                    {"y", RaggedIds{splits, values}, three}},
-                   /*inference=*/true, WireType::kBfloat16);
+      EncodeLookup(model, features, /*inference=*/true, WireType::kBfloat16);
   ASSERT_TRUE(request.ok()) << request.status();
   v1::LookupRequest expected;
   expected.set_model_id(9);
@@ -83,9 +82,11 @@ TEST(EncodeLookupTest, EveryForm) {
   *y->mutable_ragged()->mutable_values() = Tensor(v1::INT64, {3}, Bytes(values));
   *y->mutable_ragged()->mutable_weights() = Tensor(v1::FLOAT32, {3}, Bytes(three));
   EXPECT_TRUE(Same(*request, expected)) << request->DebugString();
-  EXPECT_EQ(SampleCount(*z, {}), 2);
-  EXPECT_EQ(SampleCount(*x, {}), 5);
-  EXPECT_EQ(SampleCount(*y, {}), 3);
+  const absl::StatusOr<ExpectedLookup> answer = ExpectLookup(model, features, WireType::kBfloat16);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->features[0].samples, 2);
+  EXPECT_EQ(answer->features[1].samples, 5);
+  EXPECT_EQ(answer->features[2].samples, 3);
 }
 
 // Ids that are told to be [samples, ids_per_sample] must not be read as some of a shape.
@@ -113,8 +114,8 @@ TEST(EncodeLookupTest, DenseIdsHaveTheShapeThatTheServerReads) {
     const v1::DenseIds& dense = request->features(0).dense();
     EXPECT_EQ(absl::MakeConstSpan(dense.ids().shape()), sent);
     EXPECT_EQ(absl::MakeConstSpan(dense.weights().shape()), sent);
-    EXPECT_EQ(ExpectLookup(model, *request).features[0].samples, samples);
-    EXPECT_EQ(SampleCount({"x", given}, model.features[0]), samples);
+    EXPECT_EQ(ExpectLookup(model, {{"x", given}}, WireType::kFloat32)->features[0].samples,
+              samples);
   }
   model.features[0].output_shape = {4, 3};
   const std::pair<DenseIds, const char*> refused[] = {
@@ -151,9 +152,9 @@ TEST(EncodeLookupTest, RefusesSpansThatMakeNoTensor) {
   }
 }
 
-v1::LookupRequest TwoSamples(WireType type) {
+ExpectedLookup TwoSamples(WireType type) {
   static const std::vector<int64_t> ids = {1, 2};
-  return *EncodeLookup(TwoFeatures(), {{"x", DenseIds{ids}}, {"y", DenseIds{ids}}}, false, type);
+  return *ExpectLookup(TwoFeatures(), {{"x", DenseIds{ids}}, {"y", DenseIds{ids}}}, type);
 }
 
 v1::LookupResponse Answer(v1::DataType type, const std::string& data) {
@@ -172,7 +173,7 @@ TEST(DecodeLookupTest, PointsIntoTheAnswer) {
       std::make_shared<v1::LookupResponse>(Answer(v1::FLOAT32, Bytes<float>({1, 2, 3, 4})));
   const void* data = response->activations(1).activation().data().data();
   absl::StatusOr<LookupResult> result =
-      DecodeLookup(TwoFeatures(), TwoSamples(WireType::kFloat32), response);
+      DecodeLookup(TwoSamples(WireType::kFloat32), /*inference=*/false, response);
   ASSERT_TRUE(result.ok()) << result.status();
   response.reset();  // the result keeps what it points at
   EXPECT_EQ(result->batch.value, 77u);
@@ -187,7 +188,7 @@ TEST(DecodeLookupTest, PointsIntoTheAnswer) {
 
 TEST(DecodeLookupTest, ConvertsBfloat16) {
   absl::StatusOr<LookupResult> result =
-      DecodeLookup(TwoFeatures(), TwoSamples(WireType::kBfloat16),
+      DecodeLookup(TwoSamples(WireType::kBfloat16), /*inference=*/false,
                    std::make_shared<v1::LookupResponse>(
                        Answer(v1::BFLOAT16, Bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080}))));
   ASSERT_TRUE(result.ok()) << result.status();
@@ -227,7 +228,7 @@ TEST(DecodeLookupTest, DoesNotBelieveWhatDoesNotFit) {
     auto response = std::make_shared<v1::LookupResponse>(Answer(v1::FLOAT32, data));
     damage(response.get());
     const absl::Status status =
-        DecodeLookup(TwoFeatures(), TwoSamples(WireType::kFloat32), response).status();
+        DecodeLookup(TwoSamples(WireType::kFloat32), /*inference=*/false, response).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   }
@@ -236,22 +237,21 @@ TEST(DecodeLookupTest, DoesNotBelieveWhatDoesNotFit) {
 // A request may hold any sample_count; a server that plays along must not lead to an overflow.
 TEST(DecodeLookupTest, HugeShapesDoNotOverflow) {
   const int64_t huge = int64_t{1} << 62;
-  absl::StatusOr<v1::LookupRequest> request =
-      EncodeLookup(TwoFeatures(), {{"x", SparseIds{{}, {}, huge}}}, false, WireType::kFloat32);
-  ASSERT_TRUE(request.ok()) << request.status();
+  const absl::StatusOr<ExpectedLookup> expected =
+      ExpectLookup(TwoFeatures(), {{"x", SparseIds{{}, {}, huge}}}, WireType::kFloat32);
+  ASSERT_TRUE(expected.ok()) << expected.status();
   auto response = std::make_shared<v1::LookupResponse>();
   response->set_batch_handle(1);
   v1::FeatureActivation* activation = response->add_activations();
   activation->set_feature("x");
   *activation->mutable_activation() = Tensor(v1::FLOAT32, {huge, 2}, "");
-  EXPECT_EQ(DecodeLookup(TwoFeatures(), *request, response).status().code(),
+  EXPECT_EQ(DecodeLookup(*expected, /*inference=*/false, response).status().code(),
             absl::StatusCode::kInternal);
   // Nor through shared memory, whatever the server says of it.
-  const ExpectedLookup expected = ExpectLookup(TwoFeatures(), *request);
-  EXPECT_EQ(SharedBytes(expected), 0u);
+  EXPECT_EQ(SharedBytes(*expected), 0u);
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{64}, ~uint64_t{0}}) {
     response->set_shared_bytes(bytes);
-    EXPECT_EQ(DecodeLookup(TwoFeatures(), *request, response, expected).status().code(),
+    EXPECT_EQ(DecodeLookup(*expected, /*inference=*/false, response).status().code(),
               absl::StatusCode::kInternal);
   }
 }

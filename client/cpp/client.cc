@@ -37,58 +37,6 @@ namespace {
 // Columns of rows that a server sent: the table's, or 1 for a slot with one value per row. INTERNAL
 // for others.
 absl::StatusOr<int64_t> RowWidth(const Model& model, const std::string& table,
-                                 const std::string& slot, const v1::Tensor& rows);
-
-// One export over all its tries.
-struct Export {
-  const Model& model;
-  const std::string& table;
-  const std::function<absl::Status(int64_t, absl::Span<const float>, int64_t)>& sink;
-  const ExportOptions& options;
-  int64_t next = 0;  // first row not yet delivered
-  int64_t end = 0;
-  absl::Status failure;  // of the sink, or of what the server sent
-
-  absl::Status Deliver(const v1::ExportTableResponse& part);
-  grpc::Status Try(const Coordinator& coordinator, grpc::ClientContext* context);
-};
-
-absl::Status Export::Deliver(const v1::ExportTableResponse& part) {
-  const v1::Tensor& values = part.values();
-  absl::StatusOr<int64_t> dim = RowWidth(model, table, options.slot, values);
-  if (!dim.ok()) return dim.status();
-  const int64_t rows = values.shape(0);
-  if (part.first_row() != next || rows < 0 || rows > end - next) {
-    return absl::InternalError(absl::StrCat("the server sent ", rows, " rows from row ",
-                                            part.first_row(), "; rows in [", next, ", ", end,
-                                            ") were expected"));
-  }
-  absl::StatusOr<absl::Span<const float>> floats =
-      DecodeFloats(values, rows, *dim, WireType::kFloat32, nullptr);
-  if (!floats.ok()) return floats.status();
-  next += rows;
-  return sink(part.first_row(), *floats, *dim);
-}
-
-grpc::Status Export::Try(const Coordinator& coordinator, grpc::ClientContext* context) {
-  if (next == end) return grpc::Status::OK;  // broken after the last row
-  v1::ExportTableRequest request;
-  request.set_model_id(model.id);
-  request.set_table(table);
-  request.set_slot(options.slot);
-  request.set_first_row(next);
-  request.set_row_count(end - next);
-  const auto reader = coordinator.Read<v1::ExportTableResponse>(
-      "/emberd.v1.EmbeddingService/ExportTable", request, context);
-  v1::ExportTableResponse part;
-  while (failure.ok() && reader->Read(&part)) failure = Deliver(part);
-  if (!failure.ok()) context->TryCancel();
-  const grpc::Status status = reader->Finish();
-  // A failure of our own ends the retries.
-  return failure.ok() ? status : grpc::Status::OK;
-}
-
-absl::StatusOr<int64_t> RowWidth(const Model& model, const std::string& table,
                                  const std::string& slot, const v1::Tensor& rows) {
   const TableInfo* info = model.FindTable(table);
   if (rows.shape_size() == 2) {
@@ -101,36 +49,48 @@ absl::StatusOr<int64_t> RowWidth(const Model& model, const std::string& table,
                                           "], which are not rows of table \"", table, "\""));
 }
 
-// Client::ExportTable. A stream that breaks with UNAVAILABLE is taken up at the first row that
-// `sink` has not seen.
-absl::Status RunExport(
-    Transport* transport, const Model& model, const std::string& table,
-    const std::function<absl::Status(int64_t, absl::Span<const float>, int64_t)>& sink,
-    const ExportOptions& options) {
-  const TableInfo* info = model.FindTable(table);
-  if (info == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("table: the model \"", model.name, "\" has no table \"", table, "\""));
+// One export over all its tries.
+struct Export {
+  const Model& model;
+  const std::string& table;
+  const Client::RowSink& sink;
+  const ExportOptions& options;
+  int64_t next = 0;  // first row not yet delivered
+  int64_t end = 0;
+  absl::Status failure = {};  // of the sink, or of what the server sent
+
+  absl::Status Deliver(const v1::ExportTableResponse& part) {
+    const v1::Tensor& values = part.values();
+    ASSIGN_OR_RETURN(const int64_t dim, RowWidth(model, table, options.slot, values));
+    const int64_t rows = values.shape(0);
+    if (part.first_row() != next || rows < 0 || rows > end - next) {
+      return absl::InternalError(absl::StrCat("the server sent ", rows, " rows from row ",
+                                              part.first_row(), "; rows in [", next, ", ", end,
+                                              ") were expected"));
+    }
+    ASSIGN_OR_RETURN(const absl::Span<const float> floats,
+                     DecodeFloats(values, rows, dim, WireType::kFloat32, nullptr));
+    next += rows;
+    return sink(part.first_row(), floats, dim);
   }
-  const int64_t left = info->vocabulary_size - options.first_row;
-  if (options.first_row < 0 || left < 0 || options.row_count < 0 || options.row_count > left) {
-    return absl::OutOfRangeError(absl::StrCat("rows: ", options.row_count, " rows from row ",
-                                              options.first_row, " on do not lie in [0, ",
-                                              info->vocabulary_size, ")"));
+
+  grpc::Status Try(const Coordinator& coordinator, grpc::ClientContext* context) {
+    if (next == end) return grpc::Status::OK;  // broken after the last row
+    v1::ExportTableRequest request;
+    request.set_model_id(model.id);
+    request.set_table(table);
+    request.set_slot(options.slot);
+    request.set_first_row(next);
+    request.set_row_count(end - next);
+    const auto reader = coordinator.Read<v1::ExportTableResponse>(request, context);
+    v1::ExportTableResponse part;
+    while (failure.ok() && reader->Read(&part)) failure = Deliver(part);
+    if (!failure.ok()) context->TryCancel();
+    const grpc::Status status = reader->Finish();
+    // A failure of our own ends the retries.
+    return failure.ok() ? status : grpc::Status::OK;
   }
-  const int64_t count = options.row_count != 0 ? options.row_count : left;
-  Export state{model, table, sink, options, options.first_row, options.first_row + count, {}};
-  absl::Status status =
-      transport->Call({options.deadline}, [&](const Coordinator& coordinator, auto* context) {
-        return state.Try(coordinator, context);
-      });
-  if (!state.failure.ok()) return state.failure;
-  if (status.ok() && state.next != state.end) {
-    return absl::InternalError(
-        absl::StrCat("the server ended the export at row ", state.next, " of ", state.end));
-  }
-  return status;
-}
+};
 
 constexpr char kAdminService[] = "emberd.v1.AdminService";
 
@@ -142,10 +102,8 @@ void ShareActivations(SharedMemory* memory, ExpectedLookup* expected, v1::Lookup
   if (expected->type != WireType::kFloat32) return;
   expected->activations = memory->Take(SharedBytes(*expected));
   if (expected->activations == nullptr) return;
-  v1::SharedBlock* const place = request->mutable_shared()->mutable_activations();
-  place->set_region(expected->activations->region());
-  place->set_offset(expected->activations->offset());
-  place->set_size(SharedBytes(*expected));
+  SetPlace(*expected->activations, expected->activations->offset(), SharedBytes(*expected),
+           request->mutable_shared()->mutable_activations());
   expected->Lend();
 }
 
@@ -155,48 +113,41 @@ constexpr char kLookup[] = "/emberd.v1.EmbeddingService/Lookup";
 constexpr size_t kSmallRequest = size_t{32} << 10;
 constexpr size_t kSmallAnswer = size_t{40} << 10;
 
-}  // namespace
+void SetMutation(const std::string& client_id, uint64_t sequence, v1::MutationId* mutation) {
+  mutation->set_client_id(client_id);
+  if (Mistake("retry.new_number")) sequence = absl::ToUnixNanos(absl::Now());  // a date
+  mutation->set_sequence(sequence);
+}
 
-class Client::Impl {
- public:
-  Impl(ClientOptions options, std::unique_ptr<Transport> transport)
-      : options(std::move(options)), transport(std::move(transport)) {}
-
-  absl::StatusOr<Model> Declare(const absl::StatusOr<v1::ModelConfig>& config,
-                                const DeclareOptions& options);
-  // `sink` may be empty.
-  absl::StatusOr<v1::CheckpointProgress> RunCheckpointCall(
-      const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
-      const ProgressSink& sink);
-  // INVALID_ARGUMENT for a handle that no coordinator of this client gave.
-  absl::Status CheckBatch(const BatchHandle& batch) const;
-  // Names the update `sequence`, or a new one if that is 0.
-  void SetMutation(uint64_t sequence, v1::MutationId* mutation);
-
-  const ClientOptions options;
-  const std::unique_ptr<Transport> transport;
-  std::atomic<uint64_t> next_sequence = 1;
-};
-
-absl::StatusOr<Model> Client::Impl::Declare(const absl::StatusOr<v1::ModelConfig>& config,
-                                            const DeclareOptions& options) {
-  if (!config.ok()) return config.status();
+absl::StatusOr<Model> Declare(Transport& transport, const absl::StatusOr<v1::ModelConfig>& config,
+                              const DeclareOptions& options) {
+  RETURN_IF_ERROR(config.status());
   v1::DeclareModelRequest request;
   request.set_restore_from(options.restore_from);
   *request.mutable_config() = *config;
-  if (absl::Status status = config::CompleteModel(request.mutable_config()); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(config::CompleteModel(request.mutable_config()));
   absl::Duration deadline = options.deadline;
   if (deadline == absl::ZeroDuration() && !options.restore_from.empty()) deadline = absl::Hours(24);
   ASSIGN_OR_RETURN(const auto response,
-                   transport->Call<v1::DeclareModelResponse>(
-                       "/emberd.v1.EmbeddingService/DeclareModel", request, {deadline}));
+                   transport.Call<v1::DeclareModelResponse>(request, {deadline}));
   return DecodeModel(response.model_id(), response.created(), request.config(), response.plan());
 }
 
-absl::Status Client::Impl::CheckBatch(const BatchHandle& batch) const {
-  const int count = static_cast<int>(options.addresses.size());
+// `sink` may be empty.
+absl::StatusOr<v1::CheckpointProgress> RunCheckpointCall(Transport& transport,
+                                                         const google::protobuf::Message& request,
+                                                         absl::Duration deadline,
+                                                         const ProgressSink& sink) {
+  return RunWithProgress(&transport, request, deadline,
+                         [&](const v1::CheckpointProgress& progress) {
+                           if (sink) sink(DecodeProgress(progress));
+                         });
+}
+
+}  // namespace
+
+absl::Status Client::CheckBatch(const BatchHandle& batch) const {
+  const int count = static_cast<int>(options_.addresses.size());
   if (batch.value != 0 && batch.coordinator >= 0 && batch.coordinator < count) {
     return absl::OkStatus();
   }
@@ -205,120 +156,106 @@ absl::Status Client::Impl::CheckBatch(const BatchHandle& batch) const {
       " is not allowed; it must come from a Lookup of this client with inference false"));
 }
 
-void Client::Impl::SetMutation(uint64_t sequence, v1::MutationId* mutation) {
-  mutation->set_client_id(options.client_id);
-  if (sequence == 0) sequence = next_sequence++;
-  if (Mistake("retry.new_number")) sequence = absl::ToUnixNanos(absl::Now());  // a date
-  mutation->set_sequence(sequence);
-}
-
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
-  if (absl::Status status = options.Validate(); !status.ok()) return status;
+  RETURN_IF_ERROR(options.Validate());
   if (options.client_id.empty()) options.client_id = RandomUuid();
-  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(options);
-  if (!transport.ok()) return transport.status();
-  return std::unique_ptr<Client>(
-      new Client(std::make_unique<Impl>(std::move(options), *std::move(transport))));
+  ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, Transport::Connect(options));
+  return std::unique_ptr<Client>(new Client(std::move(options), std::move(transport)));
 }
 
-Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::Client(ClientOptions options, std::unique_ptr<Transport> transport)
+    : options_(std::move(options)), transport_(std::move(transport)) {}
 Client::~Client() = default;
 
 absl::StatusOr<Model> Client::DeclareModel(const std::string& config,
                                            const DeclareOptions& options) {
-  return impl_->Declare(config::ParseModel(config), options);
+  return Declare(*transport_, config::ParseModel(config), options);
 }
 absl::StatusOr<Model> Client::DeclareModel(const ModelDescription& description,
                                            const DeclareOptions& options) {
-  return impl_->Declare(EncodeModel(description), options);
+  return Declare(*transport_, EncodeModel(description), options);
 }
 absl::StatusOr<Model> Client::DeclareModelFile(const std::string& path,
                                                const DeclareOptions& options) {
-  return impl_->Declare(config::LoadModel(path), options);
+  return Declare(*transport_, config::LoadModel(path), options);
 }
 
 absl::StatusOr<Model> Client::DescribeModel(const std::string& name) {
   v1::DescribeModelRequest request;
   request.set_name(name);
-  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::DescribeModelResponse>(
-                                            "/emberd.v1.EmbeddingService/DescribeModel", request));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DescribeModelResponse>(request));
   return DecodeModel(response.model_id(), false, response.config(), response.plan());
 }
 
 absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
                                             absl::Span<const FeatureIds> features,
                                             const LookupOptions& options) {
-  absl::StatusOr<v1::LookupRequest> request =
-      EncodeLookup(model, features, options.inference, impl_->options.activation_type);
-  if (!request.ok()) return request.status();
+  ASSIGN_OR_RETURN(v1::LookupRequest request,
+                   EncodeLookup(model, features, options.inference, options_.activation_type));
+  ASSIGN_OR_RETURN(ExpectedLookup expected,
+                   ExpectLookup(model, features, options_.activation_type));
   const auto arena = std::make_shared<google::protobuf::Arena>();  // it has many small parts
   const std::shared_ptr<v1::LookupResponse> response(
       arena, google::protobuf::Arena::CreateMessage<v1::LookupResponse>(arena.get()));
-  ExpectedLookup expected = ExpectLookup(model, *request);
   const bool small =
-      request->ByteSizeLong() <= kSmallRequest && SharedBytes(expected) <= kSmallAnswer;
+      request.ByteSizeLong() <= kSmallRequest && SharedBytes(expected) <= kSmallAnswer;
   const auto look_up = [&](const Coordinator& coordinator, grpc::ClientContext* context) {
     // A lane that was silent is asked elsewhere again, and may yet write to the same block.
-    if (!small || request->shared().has_activations()) {
-      return coordinator.Call(kLookup, *request, context, response.get());
+    if (!small || request.shared().has_activations()) {
+      return coordinator.Call(kLookup, request, context, response.get());
     }
-    Transport& transport = *impl_->transport;
     const auto done =
-        transport.CallOnLane(coordinator, v1::LOOKUP, *request, context, response.get());
+        transport_->CallOnLane(coordinator, v1::LOOKUP, request, context, response.get());
     if (done.has_value()) return *done;
-    const grpc::Status status = coordinator.Call(kLookup, *request, context, response.get());
+    const grpc::Status status = coordinator.Call(kLookup, request, context, response.get());
     if (status.ok() && coordinator.lanes != nullptr) {
       coordinator.lanes->Grow(FromSystemTime(context->deadline()));
     }
     return status;
   };
   int answered = 0;
-  absl::Status status = impl_->transport->Call(
+  RETURN_IF_ERROR(transport_->Call(
       {options.deadline},
       [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-        ShareActivations(coordinator.memory.get(), &expected, &*request);
+        ShareActivations(coordinator.memory.get(), &expected, &request);
         const grpc::Status done = look_up(coordinator, context);
         if (done.ok()) expected.Settle();
         return done;
       },
-      &answered);
-  if (!status.ok()) return status;
-  absl::StatusOr<LookupResult> result = DecodeLookup(model, *request, response, expected);
-  if (result.ok()) result->batch.coordinator = answered;
+      &answered));
+  ASSIGN_OR_RETURN(LookupResult result, DecodeLookup(expected, options.inference, response));
+  result.batch.coordinator = answered;
   return result;
 }
 
 absl::StatusOr<ApplyResult> Client::ApplyGradients(const Model& model, const BatchHandle& batch,
                                                    absl::Span<const FeatureGradient> gradients,
                                                    const ApplyOptions& options) {
-  if (absl::Status status = impl_->CheckBatch(batch); !status.ok()) return status;
-  SharedGradients shared(impl_->transport->memory(batch.coordinator), {});
-  absl::StatusOr<v1::ApplyGradientsRequest> request =
-      EncodeApply(model, batch, gradients, options, impl_->options.gradient_type, &shared);
-  if (!request.ok()) return request.status();
-  impl_->SetMutation(options.sequence, request->mutable_mutation());
+  RETURN_IF_ERROR(CheckBatch(batch));
+  SharedGradients shared(transport_->memory(batch.coordinator), {});
+  ASSIGN_OR_RETURN(v1::ApplyGradientsRequest request,
+                   EncodeApply(model, batch, gradients, options, options_.gradient_type, &shared));
+  SetMutation(client_id(), options.sequence != 0 ? options.sequence : NextSequence(),
+              request.mutable_mutation());
   shared.Lend();
-  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::ApplyGradientsResponse>(
-                                            "/emberd.v1.EmbeddingService/ApplyGradients", *request,
-                                            {options.deadline, batch.coordinator}));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::ApplyGradientsResponse>(
+                                            request, {options.deadline, batch.coordinator}));
   shared.Settle();
   return ApplyResult{response.rows_updated(), response.replayed(), response.rows_skipped()};
 }
 
 absl::Status Client::ReleaseBatch(const Model& model, const BatchHandle& batch) {
-  if (absl::Status status = impl_->CheckBatch(batch); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckBatch(batch));
   v1::ReleaseBatchRequest request;
   request.set_model_id(model.id);
   request.set_batch_handle(batch.value);
-  return impl_->transport
-      ->Call<v1::ReleaseBatchResponse>("/emberd.v1.EmbeddingService/ReleaseBatch", request,
-                                       {.coordinator = batch.coordinator})
+  return transport_->Call<v1::ReleaseBatchResponse>(request, {.coordinator = batch.coordinator})
       .status();
 }
 
 absl::StatusOr<std::unique_ptr<TrainStream>> Client::Train(const Model& model,
                                                            const TrainOptions& options) {
-  return TrainStream::Open(impl_->transport.get(), impl_->options, model, options);
+  return TrainStream::Open(transport_.get(), options_, model, options);
 }
 
 absl::StatusOr<RowValues> Client::ReadRows(const Model& model, const std::string& table,
@@ -329,18 +266,12 @@ absl::StatusOr<RowValues> Client::ReadRows(const Model& model, const std::string
   request.set_slot(slot);
   const int64_t rows = static_cast<int64_t>(ids.size());
   EncodeInts(ids, {rows}, request.mutable_ids());
-  if (absl::Status status = CheckSize(request); !status.ok()) return status;
-  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::ReadRowsResponse>(
-                                            "/emberd.v1.EmbeddingService/ReadRows", request));
-  absl::StatusOr<int64_t> dim = RowWidth(model, table, slot, response.values());
-  if (!dim.ok()) return dim.status();
-  RowValues result;
-  result.dim = *dim;
-  absl::StatusOr<absl::Span<const float>> values =
-      DecodeFloats(response.values(), rows, *dim, WireType::kFloat32, nullptr);
-  if (!values.ok()) return values.status();
-  result.values.assign(values->begin(), values->end());
-  return result;
+  RETURN_IF_ERROR(CheckSize(request));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::ReadRowsResponse>(request));
+  ASSIGN_OR_RETURN(const int64_t dim, RowWidth(model, table, slot, response.values()));
+  ASSIGN_OR_RETURN(const absl::Span<const float> values,
+                   DecodeFloats(response.values(), rows, dim, WireType::kFloat32, nullptr));
+  return RowValues{dim, {values.begin(), values.end()}};
 }
 
 absl::StatusOr<bool> Client::AssignRows(const Model& model, const std::string& table,
@@ -361,26 +292,40 @@ absl::StatusOr<bool> Client::AssignRows(const Model& model, const std::string& t
   const TableInfo* info = model.FindTable(table);
   const int64_t dim = rows != 0 ? size / rows : info != nullptr ? info->embedding_dim : 1;
   EncodeFloats(values, {rows, dim}, WireType::kFloat32, request.mutable_values());
-  if (absl::Status status = CheckSize(request); !status.ok()) return status;
-  impl_->SetMutation(options.sequence, request.mutable_mutation());
+  RETURN_IF_ERROR(CheckSize(request));
+  SetMutation(client_id(), options.sequence != 0 ? options.sequence : NextSequence(),
+              request.mutable_mutation());
   ASSIGN_OR_RETURN(const auto response,
-                   impl_->transport->Call<v1::AssignRowsResponse>(
-                       "/emberd.v1.EmbeddingService/AssignRows", request, {options.deadline}));
+                   transport_->Call<v1::AssignRowsResponse>(request, {options.deadline}));
   return response.replayed();
 }
 
+// A stream that breaks with UNAVAILABLE is taken up at the first row that `sink` has not seen.
 absl::Status Client::ExportTable(const Model& model, const std::string& table, const RowSink& sink,
                                  const ExportOptions& options) {
-  return RunExport(impl_->transport.get(), model, table, sink, options);
-}
-
-absl::StatusOr<v1::CheckpointProgress> Client::Impl::RunCheckpointCall(
-    const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
-    const ProgressSink& sink) {
-  return RunWithProgress(transport.get(), method, request, deadline,
-                         [&](const v1::CheckpointProgress& progress) {
-                           if (sink) sink(DecodeProgress(progress));
-                         });
+  const TableInfo* info = model.FindTable(table);
+  if (info == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("table: the model \"", model.name, "\" has no table \"", table, "\""));
+  }
+  const int64_t left = info->vocabulary_size - options.first_row;
+  if (options.first_row < 0 || left < 0 || options.row_count < 0 || options.row_count > left) {
+    return absl::OutOfRangeError(absl::StrCat("rows: ", options.row_count, " rows from row ",
+                                              options.first_row, " on do not lie in [0, ",
+                                              info->vocabulary_size, ")"));
+  }
+  const int64_t count = options.row_count != 0 ? options.row_count : left;
+  Export state{model, table, sink, options, options.first_row, options.first_row + count};
+  absl::Status status =
+      transport_->Call({options.deadline}, [&](const Coordinator& coordinator, auto* context) {
+        return state.Try(coordinator, context);
+      });
+  if (!state.failure.ok()) return state.failure;
+  if (status.ok() && state.next != state.end) {
+    return absl::InternalError(
+        absl::StrCat("the server ended the export at row ", state.next, " of ", state.end));
+  }
+  return status;
 }
 
 absl::StatusOr<SavedCheckpoint> Client::SaveCheckpoint(const std::string& model,
@@ -390,8 +335,7 @@ absl::StatusOr<SavedCheckpoint> Client::SaveCheckpoint(const std::string& model,
   request.set_name(options.name);
   request.set_incremental(options.incremental);
   ASSIGN_OR_RETURN(const auto result,
-                   impl_->RunCheckpointCall("/emberd.v1.CheckpointService/SaveCheckpoint", request,
-                                            options.deadline, options.progress));
+                   RunCheckpointCall(*transport_, request, options.deadline, options.progress));
   return SavedCheckpoint{DecodeCheckpoint(result.checkpoint()),
                          absl::Microseconds(result.pause_us())};
 }
@@ -402,13 +346,10 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& mode
   request.set_model(model);
   request.set_name(options.name);
   if (!options.config.empty()) {
-    const absl::StatusOr<v1::ModelConfig> config = config::ParseModel(options.config);
-    if (!config.ok()) return config.status();
-    *request.mutable_config() = *config;
+    ASSIGN_OR_RETURN(*request.mutable_config(), config::ParseModel(options.config));
   }
   ASSIGN_OR_RETURN(const auto result,
-                   impl_->RunCheckpointCall("/emberd.v1.CheckpointService/RestoreCheckpoint",
-                                            request, options.deadline, options.progress));
+                   RunCheckpointCall(*transport_, request, options.deadline, options.progress));
   return DecodeCheckpoint(result.checkpoint());
 }
 
@@ -426,17 +367,14 @@ absl::StatusOr<CheckpointInfo> Client::ServeCheckpoint(const std::string& model,
   }
   request.set_storage_dtype(dtype);
   ASSIGN_OR_RETURN(const auto result,
-                   impl_->RunCheckpointCall("/emberd.v1.CheckpointService/ServeCheckpoint", request,
-                                            options.deadline, options.progress));
+                   RunCheckpointCall(*transport_, request, options.deadline, options.progress));
   return DecodeCheckpoint(result.checkpoint());
 }
 
 absl::StatusOr<CheckpointList> Client::ListCheckpoints(const std::string& model) {
   v1::ListCheckpointsRequest request;
   request.set_model(model);
-  ASSIGN_OR_RETURN(const auto response,
-                   impl_->transport->Call<v1::ListCheckpointsResponse>(
-                       "/emberd.v1.CheckpointService/ListCheckpoints", request));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::ListCheckpointsResponse>(request));
   return DecodeCheckpoints(response);
 }
 
@@ -446,40 +384,34 @@ absl::StatusOr<int64_t> Client::DeleteCheckpoint(const std::string& model,
   request.set_model(model);
   request.set_name(name);
   ASSIGN_OR_RETURN(const auto response,
-                   impl_->transport->Call<v1::DeleteCheckpointResponse>(
-                       "/emberd.v1.CheckpointService/DeleteCheckpoint", request, {absl::Hours(1)}));
+                   transport_->Call<v1::DeleteCheckpointResponse>(request, {absl::Hours(1)}));
   return response.bytes();
 }
 
 absl::StatusOr<ClusterStatus> Client::GetStatus() {
   ASSIGN_OR_RETURN(const auto response,
-                   impl_->transport->Call<v1::GetStatusResponse>(
-                       "/emberd.v1.AdminService/GetStatus", v1::GetStatusRequest()));
+                   transport_->Call<v1::GetStatusResponse>(v1::GetStatusRequest()));
   return DecodeStatus(response);
 }
 
 absl::StatusOr<bool> Client::DropModel(const std::string& name) {
   v1::DropModelRequest request;
   request.set_name(name);
-  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::DropModelResponse>(
-                                            "/emberd.v1.AdminService/DropModel", request));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DropModelResponse>(request));
   return response.dropped();
 }
 
 absl::Status Client::ResetModel(const std::string& name) {
   v1::ResetModelRequest request;
   request.set_name(name);
-  return impl_->transport
-      ->Call<v1::ResetModelResponse>("/emberd.v1.AdminService/ResetModel", request)
-      .status();
+  return transport_->Call<v1::ResetModelResponse>(request).status();
 }
 
 absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::string& group) {
   v1::DropGroupRequest request;
   request.set_model(model);
   request.set_group(group);
-  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::DropGroupResponse>(
-                                            "/emberd.v1.AdminService/DropGroup", request));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DropGroupResponse>(request));
   return response.dropped();
 }
 
@@ -505,8 +437,7 @@ absl::StatusOr<std::string> Client::Administer(const std::string& method,
     }
   }
   const std::unique_ptr<Message> answer = make(found->output_type());
-  const std::string path = absl::StrCat("/", kAdminService, "/", method);
-  RETURN_IF_ERROR(impl_->transport->CallUnary(path.c_str(), *sent, {}, answer.get()));
+  RETURN_IF_ERROR(transport_->CallUnary(*sent, {}, answer.get()));
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
@@ -517,8 +448,6 @@ absl::StatusOr<std::string> Client::Administer(const std::string& method,
   return json;
 }
 
-uint64_t Client::NextSequence() { return impl_->next_sequence++; }
-void Client::CancelCalls() { impl_->transport->CancelCalls(); }
-const std::string& Client::client_id() const { return impl_->options.client_id; }
+void Client::CancelCalls() { transport_->CancelCalls(); }
 
 }  // namespace emberd::client

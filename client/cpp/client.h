@@ -16,6 +16,7 @@
 // request is INTERNAL.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -131,18 +132,21 @@ class Client {
   absl::StatusOr<std::string> Administer(const std::string& method, const std::string& request);
 
   // A number that no other update of this client has, for ApplyOptions and AssignOptions.
-  uint64_t NextSequence();
+  uint64_t NextSequence() { return next_sequence_++; }
   // Ends all calls and streams in progress, on all threads, with CANCELLED. Later calls are not
   // affected.
   void CancelCalls();
 
-  const std::string& client_id() const;
+  const std::string& client_id() const { return options_.client_id; }
 
  private:
-  class Impl;
-  explicit Client(std::unique_ptr<Impl> impl);
+  Client(ClientOptions options, std::unique_ptr<Transport> transport);
+  // INVALID_ARGUMENT for a handle that no coordinator of this client gave.
+  absl::Status CheckBatch(const BatchHandle& batch) const;
 
-  std::unique_ptr<Impl> impl_;
+  const ClientOptions options_;
+  const std::unique_ptr<Transport> transport_;
+  std::atomic<uint64_t> next_sequence_ = 1;
 };
 
 }  // namespace emberd::client

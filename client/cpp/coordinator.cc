@@ -3,13 +3,13 @@
 namespace emberd::client {
 
 absl::StatusOr<v1::CheckpointProgress> RunWithProgress(
-    Transport* transport, const char* method, const google::protobuf::MessageLite& request,
-    absl::Duration deadline, absl::FunctionRef<void(const v1::CheckpointProgress&)> progress) {
+    Transport* transport, const google::protobuf::Message& request, absl::Duration deadline,
+    absl::FunctionRef<void(const v1::CheckpointProgress&)> progress) {
   v1::CheckpointProgress last;
   grpc::Status end;  // of a call that had begun to answer
   const absl::Status status = transport->Call(
       {deadline}, [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-        const auto reader = coordinator.Read<v1::CheckpointProgress>(method, request, context);
+        const auto reader = coordinator.Read<v1::CheckpointProgress>(request, context);
         bool begun = false;
         while (reader->Read(&last)) {
           begun = true;

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include <google/protobuf/message_lite.h>
+#include <google/protobuf/message.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
@@ -23,14 +23,14 @@ namespace emberd::client {
 struct Coordinator {
   grpc::Status Call(const char* method, const google::protobuf::MessageLite& request,
                     grpc::ClientContext* context, google::protobuf::MessageLite* response) const;
-  // Of a call with a stream of answers.
-  template <typename Message>
-  std::unique_ptr<grpc::ClientReader<Message>> Read(const char* method,
-                                                    const google::protobuf::MessageLite& request,
-                                                    grpc::ClientContext* context) const {
-    return std::unique_ptr<grpc::ClientReader<Message>>(
-        grpc::internal::ClientReaderFactory<Message>::Create(
-            channel.get(), {method, grpc::internal::RpcMethod::SERVER_STREAMING}, context,
+  // Of a call with a stream of answers, of MethodOf(request).
+  template <typename Answer>
+  std::unique_ptr<grpc::ClientReader<Answer>> Read(const google::protobuf::Message& request,
+                                                   grpc::ClientContext* context) const {
+    const std::string method = MethodOf(request);
+    return std::unique_ptr<grpc::ClientReader<Answer>>(
+        grpc::internal::ClientReaderFactory<Answer>::Create(
+            channel.get(), {method.c_str(), grpc::internal::RpcMethod::SERVER_STREAMING}, context,
             request));
   }
 
@@ -40,12 +40,11 @@ struct Coordinator {
   std::shared_ptr<LanePool> lanes;  // null: all calls go by gRPC
 };
 
-// Runs a call of the CheckpointService that answers with progress, `method`, to its end, as
-// Transport::Call does. `progress` gets every message but the last, which is the result. Once a
-// message has come the work has begun, and is not tried again. INTERNAL: the server ended the call
-// too soon.
+// Runs a call of the CheckpointService that answers with progress to its end, as Transport::Call
+// does. `progress` gets every message but the last, which is the result. Once a message has come
+// the work has begun, and is not tried again. INTERNAL: the server ended the call too soon.
 absl::StatusOr<v1::CheckpointProgress> RunWithProgress(
-    Transport* transport, const char* method, const google::protobuf::MessageLite& request,
-    absl::Duration deadline, absl::FunctionRef<void(const v1::CheckpointProgress&)> progress);
+    Transport* transport, const google::protobuf::Message& request, absl::Duration deadline,
+    absl::FunctionRef<void(const v1::CheckpointProgress&)> progress);
 
 }  // namespace emberd::client

@@ -87,8 +87,7 @@ class CredentialsTest : public ::testing::Test {
     return Authorization(**transport);
   }
   static absl::StatusOr<std::string> Authorization(Transport& transport) {
-    const auto response = transport.Call<v1::GetStatusResponse>("/emberd.v1.AdminService/GetStatus",
-                                                                v1::GetStatusRequest());
+    const auto response = transport.Call<v1::GetStatusResponse>(v1::GetStatusRequest());
     if (!response.ok()) return response.status();
     return response->shards_size() == 0 ? "" : response->shards(0).address();
   }

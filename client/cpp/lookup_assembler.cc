@@ -4,66 +4,29 @@
 #include <utility>
 
 #include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
+#include "base/status.h"
 #include "client/cpp/batch_codec.h"
 
 namespace emberd::client {
 namespace {
 
+using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Protobuf's wire types, as they stand in tags.
-enum WireFormat : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+constexpr WireFormatLite::WireType kVarint = WireFormatLite::WIRETYPE_VARINT;
+constexpr WireFormatLite::WireType kBytes = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
 
-constexpr uint32_t TagOf(int field, WireFormat format) {
-  return static_cast<uint32_t>(field) << 3 | format;
+constexpr uint32_t TagOf(int field, WireFormatLite::WireType type) {
+  return WireFormatLite::MakeTag(field, type);
 }
 
 absl::Status Malformed() {
   return absl::InternalError("the server sent an invalid TrainLookupResult");
-}
-
-bool SkipField(CodedInputStream* input, uint32_t tag) {
-  uint64_t ignored = 0;
-  int length = 0;
-  switch (tag & 7) {
-    case kVarint:
-      return input->ReadVarint64(&ignored);
-    case kFixed64:
-      return input->Skip(8);
-    case kBytes:
-      return input->ReadVarintSizeAsInt(&length) && input->Skip(length);
-    case kFixed32:
-      return input->Skip(4);
-    default:
-      return false;
-  }
-}
-
-// A message inside another.
-bool ReadNested(CodedInputStream* input, google::protobuf::Message* message) {
-  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
-  return message->MergeFromCodedStream(input) &&
-         input->CheckEntireMessageConsumedAndPopLimit(limit);
-}
-
-bool ReadString(CodedInputStream* input, std::string* text) {
-  int length = 0;
-  return input->ReadVarintSizeAsInt(&length) && input->ReadString(text, length);
-}
-
-bool ReadShape(CodedInputStream* input, v1::Tensor* tensor) {
-  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
-  uint64_t extent = 0;
-  while (input->BytesUntilLimit() > 0) {
-    if (!input->ReadVarint64(&extent)) return false;
-    tensor->add_shape(static_cast<int64_t>(extent));
-  }
-  input->PopLimit(limit);
-  return true;
 }
 
 // The elements of a tensor, to where they are read.
@@ -112,14 +75,15 @@ absl::Status ReadTensor(CodedInputStream* input, v1::Tensor* head,
         head->add_shape(static_cast<int64_t>(number));
         break;
       case TagOf(v1::Tensor::kShapeFieldNumber, kBytes):
-        good = ReadShape(input, head);
+        good = WireFormatLite::ReadPackedPrimitive<int64_t, WireFormatLite::TYPE_INT64>(
+            input, head->mutable_shape());
         break;
       case TagOf(v1::Tensor::kDataFieldNumber, kBytes):
         if (!input->ReadVarintSizeAsInt(&bytes)) return Malformed();
-        if (absl::Status status = read_data(bytes); !status.ok()) return status;
+        RETURN_IF_ERROR(read_data(bytes));
         break;
       default:
-        good = SkipField(input, tag);
+        good = WireFormatLite::SkipField(input, tag);
     }
     if (!good) return Malformed();
   }
@@ -181,26 +145,39 @@ size_t SharedBytes(const ExpectedLookup& expected) {
   return bytes;
 }
 
+namespace {
+
+void FromBfloat16Block(const ExpectedLookup& expected, float* floats) {
+  const char* from = expected.activations->data();
+  if (expected.concat) {
+    return FromBfloat16Bytes(from, absl::MakeSpan(floats, expected.floats));
+  }
+  for (const ExpectedLookup::Feature& feature : expected.features) {
+    FromBfloat16Bytes(from, absl::MakeSpan(floats + feature.offset, feature.span()));
+    from += AlignTensor(feature.span() * ElementBytes(expected.type));
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
-                                                  BufferPool* pool) {
+                                                  BufferPool* pool,
+                                                  std::vector<Activation>* activations) {
   const std::shared_ptr<SharedBlock>& block = expected.activations;
   const size_t all = SharedBytes(expected);
   if (block == nullptr || bytes != all) {
     return absl::InternalError(absl::StrCat("shared_bytes: the server sent ", bytes, "; ",
                                             block == nullptr ? 0 : all, " was expected"));
   }
+  std::shared_ptr<float> floats;
   if (expected.type == WireType::kFloat32) {
-    return std::shared_ptr<float>(block, reinterpret_cast<float*>(block->data()));
+    floats = {block, reinterpret_cast<float*>(block->data())};
+  } else {
+    floats = TakeFloats(pool, expected.floats);
+    FromBfloat16Block(expected, floats.get());
   }
-  std::shared_ptr<float> floats = TakeFloats(pool, expected.floats);
-  if (expected.concat) {
-    FromBfloat16Bytes(block->data(), absl::MakeSpan(floats.get(), expected.floats));
-    return floats;
-  }
-  const char* from = block->data();
   for (const ExpectedLookup::Feature& feature : expected.features) {
-    FromBfloat16Bytes(from, absl::MakeSpan(floats.get() + feature.offset, feature.span()));
-    from += AlignTensor(feature.span() * ElementBytes(expected.type));
+    activations->push_back(ActivationIn(feature, floats.get()));
   }
   return floats;
 }
@@ -227,7 +204,7 @@ absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
     bool good = true;
     switch (tag) {
       case TagOf(Result::kActivationsFieldNumber, kBytes):
-        if (absl::Status status = AddActivation(input); !status.ok()) return status;
+        RETURN_IF_ERROR(AddActivation(input));
         break;
       case TagOf(Result::kStepFieldNumber, kVarint):
         good = input->ReadVarint64(&number);
@@ -238,16 +215,16 @@ absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
         continues = number != 0;
         break;
       case TagOf(Result::kStatisticsFieldNumber, kBytes):
-        good = ReadNested(input, &statistics);
+        good = WireFormatLite::ReadMessage(input, &statistics);
         break;
       case TagOf(Result::kTimesFieldNumber, kBytes):
-        good = ReadNested(input, &times);
+        good = WireFormatLite::ReadMessage(input, &times);
         break;
       case TagOf(Result::kSharedBytesFieldNumber, kVarint):
         good = input->ReadVarint64(&shared_bytes);
         break;
       default:
-        good = SkipField(input, tag);
+        good = WireFormatLite::SkipField(input, tag);
     }
     if (!good) return Malformed();
   }
@@ -261,7 +238,9 @@ absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
   result_.times = DecodeTimes(times);
   expected_.Settle();
   if (shared_bytes > 0) {
-    if (absl::Status status = TakeShared(shared_bytes); !status.ok()) return status;
+    if (next_ > 0) return absl::InternalError("the server sent activations and shared_bytes");
+    ASSIGN_OR_RETURN(memory_, ReadShared(expected_, shared_bytes, pool_, &result_.activations));
+    next_ = expected_.features.size();
   }
   if (next_ < expected_.features.size()) {
     return absl::InternalError(absl::StrCat("activations: the server sent ", next_, "; ",
@@ -269,18 +248,6 @@ absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
   }
   if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);  // there are none
   return true;
-}
-
-absl::Status LookupAssembler::TakeShared(uint64_t bytes) {
-  if (next_ > 0) return absl::InternalError("the server sent activations and shared_bytes");
-  absl::StatusOr<std::shared_ptr<float>> memory = ReadShared(expected_, bytes, pool_);
-  if (!memory.ok()) return memory.status();
-  memory_ = *std::move(memory);
-  for (const ExpectedLookup::Feature& feature : expected_.features) {
-    result_.activations.push_back(ActivationIn(feature, memory_.get()));
-  }
-  next_ = expected_.features.size();
-  return absl::OkStatus();
 }
 
 absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
@@ -297,12 +264,12 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
   while (const uint32_t tag = input->ReadTag()) {
     bool good = true;
     if (tag == TagOf(v1::FeatureActivation::kFeatureFieldNumber, kBytes)) {
-      good = ReadString(input, &name);
+      good = WireFormatLite::ReadBytes(input, &name);
     } else if (tag == TagOf(v1::FeatureActivation::kActivationFieldNumber, kBytes)) {
       has_activation = true;
       status = ReadActivation(input, feature);
     } else {
-      good = SkipField(input, tag);
+      good = WireFormatLite::SkipField(input, tag);
     }
     if (!good) return Malformed();
     if (!status.ok()) break;
@@ -335,7 +302,7 @@ absl::Status LookupAssembler::ReadActivation(CodedInputStream* input,
     const bool good = ReadSamples(input, expected_.type, feature, memory_.get() + feature.offset);
     return good ? absl::OkStatus() : Malformed();
   });
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(status);
   status = CheckTensorHead(head, feature.samples, feature.dim, expected_.type);
   if (status.ok() && !read && bytes > 0) status = WrongDataSize(0);
   return status;

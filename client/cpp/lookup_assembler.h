@@ -56,10 +56,11 @@ struct ExpectedLookup {
 absl::Status PlaceActivations(bool concat, ExpectedLookup* expected);
 // What the server writes to a block: the same layout, of elements of the type.
 size_t SharedBytes(const ExpectedLookup& expected);
-// The floats in `expected.activations`, where the server has written `bytes` bytes, as they are
-// expected. INTERNAL if these are not as many as they should be. The pool is needed for bfloat16.
+// The floats in `expected.activations`, where the server has written `bytes` bytes, and what they
+// are. INTERNAL if these are not as many as they should be. The pool is needed for bfloat16.
 absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
-                                                  BufferPool* pool);
+                                                  BufferPool* pool,
+                                                  std::vector<Activation>* activations);
 Activation ActivationIn(const ExpectedLookup::Feature& feature, const float* memory);
 
 // Not thread-safe. What does not fit the request is INTERNAL.
@@ -75,7 +76,6 @@ class LookupAssembler {
 
  private:
   absl::Status AddActivation(google::protobuf::io::CodedInputStream* input);
-  absl::Status TakeShared(uint64_t bytes);
   absl::Status ReadActivation(google::protobuf::io::CodedInputStream* input,
                               const ExpectedLookup::Feature& feature);
 

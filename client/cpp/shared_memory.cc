@@ -42,10 +42,14 @@ void BlockWriter::Write(const void* bytes, size_t size) {
 
 v1::SharedBlock BlockWriter::place() const {
   v1::SharedBlock place;
-  place.set_region(block_->region());
-  place.set_offset(block_->offset());
-  place.set_size(size_);
+  SetPlace(*block_, block_->offset(), size_, &place);
   return place;
+}
+
+void SetPlace(const SharedBlock& block, uint64_t offset, size_t size, v1::SharedBlock* place) {
+  place->set_region(block.region());
+  place->set_offset(offset);
+  place->set_size(size);
 }
 
 size_t BlockBytes(absl::Span<const FeatureIds> features) {
@@ -57,28 +61,24 @@ size_t BlockBytes(absl::Span<const FeatureIds> features) {
   return bytes;
 }
 
-namespace {
-
 bool IsTogether(const FeatureGradient& gradient, int64_t dim) {
   return gradient.row_stride == 0 || gradient.row_stride == dim;
 }
 
-void CopyFloats(absl::Span<const float> from, WireType type, char* to) {
-  if (type == WireType::kBfloat16) {
-    ToBfloat16Bytes(from, to);
-  } else if (!from.empty()) {
-    std::memcpy(to, from.data(), from.size() * sizeof(float));
-  }
-}
-
 void CopyGradient(const FeatureGradient& gradient, int64_t dim, WireType type, char* to) {
-  if (IsTogether(gradient, dim)) return CopyFloats(gradient.values, type, to);
-  for (int64_t row = 0; row < gradient.samples; ++row, to += dim * ElementBytes(type)) {
-    CopyFloats(gradient.values.subspan(row * gradient.row_stride, dim), type, to);
+  // In rows, or all at once.
+  const bool together = IsTogether(gradient, dim);
+  const size_t run = together ? gradient.values.size() : dim;
+  for (size_t begin = 0; begin < gradient.values.size();
+       begin += together ? run : gradient.row_stride, to += run * ElementBytes(type)) {
+    const absl::Span<const float> some = gradient.values.subspan(begin, run);
+    if (type == WireType::kBfloat16) {
+      ToBfloat16Bytes(some, to);
+    } else {
+      std::memcpy(to, some.data(), some.size() * sizeof(float));
+    }
   }
 }
-
-}  // namespace
 
 std::shared_ptr<SharedBlock> SharedGradients::Find(const FeatureGradient& gradient, int64_t dim,
                                                    WireType type) const {
@@ -106,24 +106,20 @@ bool SharedGradients::Put(const FeatureGradient& gradient, int64_t dim, WireType
                           v1::FeatureGradient* message) {
   const size_t bytes = gradient.samples * dim * ElementBytes(type);
   std::shared_ptr<SharedBlock> block = bytes == 0 ? nullptr : Find(gradient, dim, type);
-  v1::SharedBlock* const place = message->mutable_shared();
+  uint64_t offset = 0;
   if (block != nullptr) {
-    place->set_offset(block->OffsetOf(gradient.values.data()));
+    offset = block->OffsetOf(gradient.values.data());
     if (std::find(used_.begin(), used_.end(), block) == used_.end()) used_.push_back(block);
   } else if (copies_ != nullptr) {
     block = copies_;
     CopyGradient(gradient, dim, type, block->data() + copied_);
-    place->set_offset(block->offset() + copied_);
+    offset = block->offset() + copied_;
     copied_ += AlignTensor(bytes);
   } else {
     return false;
   }
-  place->set_region(block->region());
-  place->set_size(bytes);
-  v1::Tensor* const tensor = message->mutable_gradient();
-  tensor->set_dtype(WireDataType(type));
-  tensor->add_shape(gradient.samples);
-  tensor->add_shape(dim);
+  SetPlace(*block, offset, bytes, message->mutable_shared());
+  SetHead(WireDataType(type), {gradient.samples, dim}, message->mutable_gradient());
   return true;
 }
 

@@ -58,8 +58,16 @@ class BlockWriter {
   size_t size_ = 0;
 };
 
+// `size` bytes from `offset` on in the block's region.
+void SetPlace(const SharedBlock& block, uint64_t offset, size_t size, v1::SharedBlock* place);
+
 // Bytes that the ids and weights take there.
 size_t BlockBytes(absl::Span<const FeatureIds> features);
+
+// Whether the rows of a gradient lie one after the other.
+bool IsTogether(const FeatureGradient& gradient, int64_t dim);
+// Puts them one after the other, as they travel.
+void CopyGradient(const FeatureGradient& gradient, int64_t dim, WireType type, char* to);
 
 // The gradients of one update in memory that is shared with the coordinator. Internal to the
 // client.

@@ -1,6 +1,5 @@
 #include "client/cpp/train_request.h"
 
-#include <algorithm>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -11,7 +10,7 @@
 #include <grpcpp/support/slice.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
+#include "base/status.h"
 #include "client/cpp/batch_codec.h"
 #include "emberd/v1/train.pb.h"
 
@@ -77,25 +76,12 @@ struct Payload {
 // once.
 Payload MakePayload(const FeatureGradient& gradient, int64_t dim,
                     const std::shared_ptr<const void>& memory, WireType type, BufferPool* pool) {
-  const absl::Span<const float> values = gradient.values;
-  const bool apart = gradient.row_stride != 0 && gradient.row_stride != dim;
-  if (type == WireType::kFloat32 && memory != nullptr && !apart) {
-    return {values.data(), values.size() * sizeof(float), memory};
+  if (type == WireType::kFloat32 && memory != nullptr && IsTogether(gradient, dim)) {
+    return {gradient.values.data(), gradient.values.size() * sizeof(float), memory};
   }
   const size_t size = gradient.samples * dim * ElementBytes(type);
   std::shared_ptr<float> own = TakeFloats(pool, (size + sizeof(float) - 1) / sizeof(float));
-  auto* to = reinterpret_cast<char*>(own.get());
-  // In rows, or all at once.
-  const int64_t rows = apart ? gradient.samples : 1;
-  const size_t run = apart ? dim : values.size();
-  for (int64_t row = 0; row < rows; ++row, to += run * ElementBytes(type)) {
-    const absl::Span<const float> some = values.subspan(row * gradient.row_stride, run);
-    if (type == WireType::kFloat32) {
-      std::copy(some.begin(), some.end(), reinterpret_cast<float*>(to));
-    } else {
-      ToBfloat16Bytes(some, to);
-    }
-  }
+  CopyGradient(gradient, dim, type, reinterpret_cast<char*>(own.get()));
   return {own.get(), size, own};
 }
 
@@ -115,9 +101,8 @@ void NameBlocks(const ExpectedLookup& expected, const std::optional<BlockWriter>
   if (ids.has_value()) *lookup->mutable_shared()->mutable_ids() = ids->place();
   if (expected.activations == nullptr) return;
   v1::SharedLookup* const shared = lookup->mutable_shared();
-  shared->mutable_activations()->set_region(expected.activations->region());
-  shared->mutable_activations()->set_offset(expected.activations->offset());
-  shared->mutable_activations()->set_size(SharedBytes(expected));
+  SetPlace(*expected.activations, expected.activations->offset(), SharedBytes(expected),
+           shared->mutable_activations());
   shared->set_concat(expected.concat);
 }
 
@@ -125,9 +110,7 @@ void NameBlocks(const ExpectedLookup& expected, const std::optional<BlockWriter>
 std::string GradientHead(const v1::FeatureGradient& gradient, int64_t rows, int64_t dim,
                          WireType type, size_t bytes) {
   v1::Tensor tensor;
-  tensor.set_dtype(WireDataType(type));
-  tensor.add_shape(rows);
-  tensor.add_shape(dim);
+  SetHead(WireDataType(type), {rows, dim}, &tensor);
   std::string tensor_head = tensor.SerializeAsString();
   tensor_head += FieldHead(v1::Tensor::kDataFieldNumber, bytes);
   std::string gradient_head = gradient.SerializeAsString();
@@ -182,16 +165,8 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
     bool concat, ExpectedLookup* expected, SharedMemory* memory) {
   std::deque<grpc::ByteBuffer> messages;
+  ASSIGN_OR_RETURN(*expected, ExpectLookup(model, features, activations, concat));
   expected->step = step;
-  expected->type = activations;
-  for (size_t i = 0; i < features.size(); ++i) {
-    const std::string name(features[i].feature);
-    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
-    if (!info.ok()) return info.status();
-    const int64_t samples = std::max<int64_t>(0, SampleCount(features[i], **info));
-    expected->features.push_back({.name = name, .samples = samples, .dim = (*info)->embedding_dim});
-  }
-  if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
   std::optional<BlockWriter> writer = TakeBlocks(memory, features, expected);
 
   v1::TrainRequest request;
@@ -206,11 +181,10 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
   for (size_t i = 0; i < features.size(); ++i) {
     const FeatureInfo& info = **FindFeature(model, expected->features[i].name, i);
     v1::FeatureIds ids;
-    absl::Status status =
-        EncodeFeature(features[i], info, &ids, writer.has_value() ? &*writer : nullptr);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(
+        EncodeFeature(features[i], info, &ids, writer.has_value() ? &*writer : nullptr));
     const size_t size = ids.ByteSizeLong();
-    if (status = CheckTensorBytes(ids.feature(), size); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckTensorBytes(ids.feature(), size));
     if (bytes > 0 && bytes + size > kTrainMessageBytes) {
       request.mutable_lookup()->set_continues(true);
       if (messages.empty()) NameBlocks(*expected, writer, request.mutable_lookup());
@@ -234,14 +208,13 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
         absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),
                      " gradients are given; a skipped step has none"));
   }
-  const absl::StatusOr<std::vector<int64_t>> dims = CheckGradients(model, gradients);
-  if (!dims.ok()) return dims.status();
-  if (shared != nullptr) shared->Reserve(gradients, *dims, type);
+  ASSIGN_OR_RETURN(const std::vector<int64_t> dims, CheckGradients(model, gradients));
+  if (shared != nullptr) shared->Reserve(gradients, dims, type);
   UpdateEncoder encoder(step, options, type, pool);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];
     const std::string name(gradient.feature);
-    const int64_t dim = (*dims)[i];
+    const int64_t dim = dims[i];
     if (v1::FeatureGradient placed;
         shared != nullptr && shared->Put(gradient, dim, type, &placed)) {
       placed.set_feature(name);
@@ -251,7 +224,7 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
       continue;
     }
     const size_t size = gradient.samples * dim * ElementBytes(type);
-    if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckTensorBytes(name, size));
     v1::FeatureGradient sent;
     sent.set_feature(name);
     encoder.gradients_.push_back(

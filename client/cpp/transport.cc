@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <google/protobuf/descriptor.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <grpcpp/support/channel_arguments.h>
@@ -68,6 +69,18 @@ grpc::Status Coordinator::Call(const char* method, const google::protobuf::Messa
   using google::protobuf::MessageLite;
   return grpc::internal::BlockingUnaryCall<MessageLite, MessageLite>(
       channel.get(), {method, grpc::internal::RpcMethod::NORMAL_RPC}, context, request, response);
+}
+
+std::string MethodOf(const google::protobuf::Message& request) {
+  const google::protobuf::Descriptor* const type = request.GetDescriptor();
+  for (int s = 0; s < type->file()->service_count(); ++s) {
+    const google::protobuf::ServiceDescriptor* const service = type->file()->service(s);
+    for (int m = 0; m < service->method_count(); ++m) {
+      if (service->method(m)->input_type() != type) continue;
+      return absl::StrCat("/", service->full_name(), "/", service->method(m)->name());
+    }
+  }
+  return "";
 }
 
 absl::Duration BackoffPause(const ClientOptions& options, int attempt, double random) {
@@ -231,11 +244,12 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
   }
 }
 
-absl::Status Transport::CallUnary(const char* method, const google::protobuf::MessageLite& request,
+absl::Status Transport::CallUnary(const google::protobuf::Message& request,
                                   const CallSettings& settings,
-                                  google::protobuf::MessageLite* response) {
+                                  google::protobuf::Message* response) {
+  const std::string method = MethodOf(request);
   return Call(settings, [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-    return coordinator.Call(method, request, context, response);
+    return coordinator.Call(method.c_str(), request, context, response);
   });
 }
 

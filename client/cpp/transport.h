@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <google/protobuf/message_lite.h>
+#include <google/protobuf/message.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -46,6 +46,15 @@ absl::Duration BackoffPause(const ClientOptions& options, int attempt, double ra
 
 struct Coordinator;  // coordinator.h: where an attempt calls
 
+// "/emberd.v1.AdminService/Drain" of a v1::DrainRequest: each method of a service has a request of
+// its own, which stands in the same file.
+std::string MethodOf(const google::protobuf::Message& request);
+
+struct CallSettings {
+  absl::Duration deadline = absl::ZeroDuration();  // zero: that of the options
+  int coordinator = -1;                            // the only one that can answer; -1: any
+};
+
 // Thread-safe.
 class Transport {
  public:
@@ -54,10 +63,6 @@ class Transport {
   static absl::StatusOr<std::unique_ptr<Transport>> Connect(const ClientOptions& options);
   ~Transport();
 
-  struct CallSettings {
-    absl::Duration deadline = absl::ZeroDuration();  // zero: that of the options
-    int coordinator = -1;                            // the only one that can answer; -1: any
-  };
   // One try of a call. It may run several times, on other coordinators.
   using Attempt = absl::FunctionRef<grpc::Status(const Coordinator&, grpc::ClientContext*)>;
   // Runs `attempt` until it ends with something else than UNAVAILABLE, the tries are used up, or
@@ -65,23 +70,18 @@ class Transport {
   // null) gets the index of the coordinator that was tried last.
   absl::Status Call(const CallSettings& settings, Attempt attempt, int* answered = nullptr);
 
-  // A unary call: `method` is "/emberd.v1.AdminService/Drain" or the like, `Response` its answer.
+  // A unary call of MethodOf(request), whose answer is a `Response`.
   template <typename Response>
-  absl::StatusOr<Response> Call(const char* method, const google::protobuf::MessageLite& request,
-                                const CallSettings& settings) {
+  absl::StatusOr<Response> Call(const google::protobuf::Message& request,
+                                const CallSettings& settings = {}) {
     Response response;
-    const absl::Status status = CallUnary(method, request, settings, &response);
+    const absl::Status status = CallUnary(request, settings, &response);
     if (!status.ok()) return status;
     return response;
   }
-  template <typename Response>
-  absl::StatusOr<Response> Call(const char* method, const google::protobuf::MessageLite& request) {
-    return Call<Response>(method, request, CallSettings());
-  }
-
   // The same, for a message of any kind. `response` is empty.
-  absl::Status CallUnary(const char* method, const google::protobuf::MessageLite& request,
-                         const CallSettings& settings, google::protobuf::MessageLite* response);
+  absl::Status CallUnary(const google::protobuf::Message& request, const CallSettings& settings,
+                         google::protobuf::Message* response);
 
   // For attempts: makes the call of `context` without gRPC, where the coordinator is on this
   // machine and has a free lane. Nothing: it has to go by gRPC.

@@ -192,8 +192,7 @@ absl::StatusOr<v1::GetStatsResponse> StatsSource::Fetch() {
   absl::Status status =
       absl::InvalidArgumentError("--address: empty; give the address of a coordinator");
   for (size_t tried = 0; tried < coordinators_.size(); ++tried) {
-    const auto response = coordinators_[current_]->Call<v1::GetStatsResponse>(
-        "/emberd.v1.AdminService/GetStats", request);
+    const auto response = coordinators_[current_]->Call<v1::GetStatsResponse>(request);
     if (response.ok()) return response;
     status = response.status();
     if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) break;

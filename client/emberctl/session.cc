@@ -111,22 +111,22 @@ absl::Status Session::Call(client::Transport::Attempt attempt, absl::Duration de
 }
 
 absl::StatusOr<v1::CheckpointProgress> Session::CallWithProgress(
-    const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
+    const google::protobuf::Message& request, absl::Duration deadline,
     absl::FunctionRef<void(const v1::CheckpointProgress&)> progress) {
   if (transport_ == nullptr) RETURN_IF_ERROR(Connect());
-  auto result = client::RunWithProgress(transport_.get(), method, request, deadline, progress);
+  auto result = client::RunWithProgress(transport_.get(), request, deadline, progress);
   if (!result.ok()) return Advised(result.status());
   return result;
 }
 
 absl::StatusOr<v1::GetStatusResponse> Session::GetStatus() {
-  return Call<v1::GetStatusResponse>("/emberd.v1.AdminService/GetStatus", v1::GetStatusRequest());
+  return Call<v1::GetStatusResponse>(v1::GetStatusRequest());
 }
 
 absl::StatusOr<v1::DescribeModelResponse> Session::DescribeModel(const std::string& name) {
   v1::DescribeModelRequest request;
   request.set_name(name);
-  return Call<v1::DescribeModelResponse>("/emberd.v1.EmbeddingService/DescribeModel", request);
+  return Call<v1::DescribeModelResponse>(request);
 }
 
 }  // namespace emberd::emberctl

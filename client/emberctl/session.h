@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <google/protobuf/message_lite.h>
+#include <google/protobuf/message.h>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -33,16 +33,16 @@ class Session {
   absl::Status Call(client::Transport::Attempt attempt,
                     absl::Duration deadline = absl::ZeroDuration());
   template <typename Response>
-  absl::StatusOr<Response> Call(const char* method, const google::protobuf::MessageLite& request,
+  absl::StatusOr<Response> Call(const google::protobuf::Message& request,
                                 absl::Duration deadline = absl::ZeroDuration()) {
     if (transport_ == nullptr) RETURN_IF_ERROR(Connect());
-    absl::StatusOr<Response> response = transport_->Call<Response>(method, request, {deadline});
+    absl::StatusOr<Response> response = transport_->Call<Response>(request, {deadline});
     if (!response.ok()) return Advised(response.status());
     return response;
   }
   // See client::RunWithProgress.
   absl::StatusOr<v1::CheckpointProgress> CallWithProgress(
-      const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
+      const google::protobuf::Message& request, absl::Duration deadline,
       absl::FunctionRef<void(const v1::CheckpointProgress&)> progress);
 
   // OK if something listens at one of the addresses. For commands that make clients themselves;

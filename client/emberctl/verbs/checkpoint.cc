@@ -23,9 +23,7 @@ std::string TimeText(int64_t since_1970_ms) {
 absl::Status List(Session& session, const std::string& model) {
   v1::ListCheckpointsRequest request;
   request.set_model(model);
-  ASSIGN_OR_RETURN(const auto response,
-                   session.Call<v1::ListCheckpointsResponse>(
-                       "/emberd.v1.CheckpointService/ListCheckpoints", request));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::ListCheckpointsResponse>(request));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();
@@ -86,8 +84,7 @@ absl::Status Show(Session& session, const CheckpointTarget& target) {
   v1::GetCheckpointRequest request;
   request.set_model(target.model);
   request.set_name(target.name);
-  ASSIGN_OR_RETURN(const auto manifest, session.Call<v1::CheckpointManifest>(
-                                            "/emberd.v1.CheckpointService/GetCheckpoint", request));
+  ASSIGN_OR_RETURN(const auto manifest, session.Call<v1::CheckpointManifest>(request));
   if (session.json) {
     PrintJson(manifest, session.out);
   } else {
@@ -97,9 +94,7 @@ absl::Status Show(Session& session, const CheckpointTarget& target) {
 }
 
 absl::Status Diff(Session& session, const v1::DiffCheckpointsRequest& request) {
-  ASSIGN_OR_RETURN(const auto response,
-                   session.Call<v1::DiffCheckpointsResponse>(
-                       "/emberd.v1.CheckpointService/DiffCheckpoints", request, kLong));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DiffCheckpointsResponse>(request, kLong));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();
@@ -120,9 +115,7 @@ absl::Status Diff(Session& session, const v1::DiffCheckpointsRequest& request) {
 }
 
 absl::Status Delete(Session& session, const v1::DeleteCheckpointRequest& request) {
-  ASSIGN_OR_RETURN(const auto response,
-                   session.Call<v1::DeleteCheckpointResponse>(
-                       "/emberd.v1.CheckpointService/DeleteCheckpoint", request, kLong));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DeleteCheckpointResponse>(request, kLong));
   if (session.json) {
     PrintJson(response, session.out);
   } else {
@@ -207,12 +200,11 @@ void AddCheckpointViews(CLI::App& checkpoint, Session& session, Command& command
   AddDelete(checkpoint, session, command);
 }
 
-absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const char* method,
-                                               const google::protobuf::MessageLite& request) {
+absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session,
+                                               const google::protobuf::Message& request) {
   Progress progress(session);
   return session.CallWithProgress(
-      method, request, kLong,
-      [&](const v1::CheckpointProgress& message) { progress.Show(message); });
+      request, kLong, [&](const v1::CheckpointProgress& message) { progress.Show(message); });
 }
 
 std::string Work(const v1::CheckpointProgress& result) {
@@ -240,8 +232,7 @@ absl::Status Save(Session& session, const CheckpointTarget& target, bool increme
   request.set_model(target.model);
   request.set_name(target.name);
   request.set_incremental(incremental);
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, "/emberd.v1.CheckpointService/SaveCheckpoint", request));
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string parent =
       info.parent().empty() ? "" : absl::StrCat(", on top of '", info.parent(), "'");
@@ -257,8 +248,7 @@ absl::Status Verify(Session& session, const CheckpointTarget& target) {
   v1::VerifyCheckpointRequest request;
   request.set_model(target.model);
   request.set_name(target.name);
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, "/emberd.v1.CheckpointService/VerifyCheckpoint", request));
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string chain =
       info.chain() == 0
@@ -276,8 +266,7 @@ absl::Status Restore(Session& session, const CheckpointTarget& target, const std
   if (!config.empty()) {
     ASSIGN_OR_RETURN(*request.mutable_config(), config::LoadModel(config));
   }
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, "/emberd.v1.CheckpointService/RestoreCheckpoint", request));
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
   return PrintDone(
       session, result,
@@ -289,8 +278,7 @@ absl::Status Merge(Session& session, const CheckpointTarget& target) {
   v1::MergeCheckpointRequest request;
   request.set_model(target.model);
   request.set_name(target.name);
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, "/emberd.v1.CheckpointService/MergeCheckpoint", request));
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
   return PrintDone(session, result,
                    absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),

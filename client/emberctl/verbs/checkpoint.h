@@ -25,8 +25,8 @@ std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& 
 std::string StoredText(const v1::ListCheckpointsResponse& list);
 
 // Runs a call of the CheckpointService to its end, and shows progress.
-absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const char* method,
-                                               const google::protobuf::MessageLite& request);
+absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session,
+                                               const google::protobuf::Message& request);
 
 // Of what was read or written: "1.2 GiB in 3.20 s (390.0 MiB/s)".
 std::string Work(const v1::CheckpointProgress& result);

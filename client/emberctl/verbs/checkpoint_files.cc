@@ -219,8 +219,7 @@ class Exporter {
                         {"checkpoint", manifest_.name()},
                         {"table", array.table},
                         {"slot", array.slot}});
-    const auto reader = coordinator.Read<v1::ExportCheckpointResponse>(
-        "/emberd.v1.CheckpointService/ExportCheckpoint", request, context);
+    const auto reader = coordinator.Read<v1::ExportCheckpointResponse>(request, context);
     v1::ExportCheckpointResponse part;
     while (failure->ok() && reader->Read(&part)) {
       *failure = writer.Append(part);
@@ -272,8 +271,7 @@ absl::Status Export(Session& session, const ExportJob& job) {
   v1::GetCheckpointRequest request;
   request.set_model(job.target.model);
   if (job.target.name != "newest") request.set_name(job.target.name);
-  ASSIGN_OR_RETURN(auto manifest, session.Call<v1::CheckpointManifest>(
-                                      "/emberd.v1.CheckpointService/GetCheckpoint", request));
+  ASSIGN_OR_RETURN(auto manifest, session.Call<v1::CheckpointManifest>(request));
   RETURN_IF_ERROR(MakeFolder(job.folder));
   const std::string name = manifest.name();
   ASSIGN_OR_RETURN(const std::vector<std::string> paths,

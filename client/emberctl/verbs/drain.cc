@@ -39,9 +39,7 @@ absl::Status Drain(Session& session, const DrainOptions& options) {
   }
   v1::DrainRequest request;
   request.set_undo(options.undo);
-  const auto call = [&] {
-    return session.Call<v1::DrainResponse>("/emberd.v1.AdminService/Drain", request);
-  };
+  const auto call = [&] { return session.Call<v1::DrainResponse>(request); };
   ASSIGN_OR_RETURN(v1::DrainResponse response, call());
   const absl::Time until = absl::Now() + absl::Seconds(options.wait_seconds);
   if (!options.undo) PrintProgress(response, session);

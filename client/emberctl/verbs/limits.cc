@@ -32,7 +32,7 @@ absl::StatusOr<v1::GetLimitsResponse> FetchLimits(const Session& session,
   Session one = session.At(address);
   v1::GetLimitsRequest request;
   request.set_model(model);
-  auto response = one.Call<v1::GetLimitsResponse>("/emberd.v1.AdminService/GetLimits", request);
+  auto response = one.Call<v1::GetLimitsResponse>(request);
   if (response.ok()) return response;
   return absl::Status(response.status().code(),
                       absl::StrCat(address, ": ", response.status().message()));
@@ -137,8 +137,7 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
         "' has had no batch since these coordinators started, so no limits are suggested; use it, "
         "and try again"));
   }
-  ASSIGN_OR_RETURN(const auto response, session.Call<v1::SetLimitsResponse>(
-                                            "/emberd.v1.AdminService/SetLimits", request));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::SetLimitsResponse>(request));
   // The other coordinators look at once.
   RETURN_IF_ERROR(FetchAllLimits(session, request.model()).status());
   if (session.json) return absl::OkStatus();

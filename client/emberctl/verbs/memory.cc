@@ -90,10 +90,10 @@ std::string DoneText(const v1::ChangeMemoryRequest& request, const v1::ShardMemo
 
 absl::Status ChangeMemory(Session& session, const v1::ChangeMemoryRequest& request) {
   // Rows have to move, and steps that run are waited for.
-  ASSIGN_OR_RETURN(const auto response,
-                   session.Call<v1::ChangeMemoryResponse>(
-                       "/emberd.v1.AdminService/ChangeMemory", request,
-                       std::max(absl::Minutes(10), absl::Seconds(session.timeout_seconds))));
+  ASSIGN_OR_RETURN(
+      const auto response,
+      session.Call<v1::ChangeMemoryResponse>(
+          request, std::max(absl::Minutes(10), absl::Seconds(session.timeout_seconds))));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();

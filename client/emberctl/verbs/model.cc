@@ -25,9 +25,7 @@ absl::Status Declare(Session& session, const std::string& path, const std::strin
   request.set_restore_from(restore_from);
   // Rows are read before the answer comes.
   const absl::Duration deadline = restore_from.empty() ? absl::ZeroDuration() : absl::Hours(24);
-  ASSIGN_OR_RETURN(const auto response,
-                   session.Call<v1::DeclareModelResponse>(
-                       "/emberd.v1.EmbeddingService/DeclareModel", request, deadline));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DeclareModelResponse>(request, deadline));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();
@@ -70,8 +68,7 @@ namespace {
 void PrintWhatStays(Session& session, const std::string& name) {
   v1::ListCheckpointsRequest request;
   request.set_model(name);
-  const auto list = session.Call<v1::ListCheckpointsResponse>(
-      "/emberd.v1.CheckpointService/ListCheckpoints", request);
+  const auto list = session.Call<v1::ListCheckpointsResponse>(request);
   if (!list.ok() || list->checkpoints().empty()) return;
   session.out << "what stays of it (see `emberctl checkpoint list " << name
               << "`): " << StoredText(*list) << "; `emberctl checkpoint prune " << name
@@ -81,8 +78,7 @@ void PrintWhatStays(Session& session, const std::string& name) {
 absl::Status Drop(Session& session, const std::string& name) {
   v1::DropModelRequest request;
   request.set_name(name);
-  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropModelResponse>(
-                                            "/emberd.v1.AdminService/DropModel", request));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropModelResponse>(request));
   if (session.json) {
     PrintJson(response, session.out);
   } else {
@@ -96,8 +92,7 @@ absl::Status Drop(Session& session, const std::string& name) {
 absl::Status Reset(Session& session, const std::string& name) {
   v1::ResetModelRequest request;
   request.set_name(name);
-  ASSIGN_OR_RETURN(const auto response, session.Call<v1::ResetModelResponse>(
-                                            "/emberd.v1.AdminService/ResetModel", request));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::ResetModelResponse>(request));
   if (session.json) {
     PrintJson(response, session.out);
   } else {
@@ -244,8 +239,7 @@ void AddTables(CLI::App& app, Session& session, Command& command) {
 namespace {
 
 absl::Status Serve(Session& session, const v1::ServeCheckpointRequest& request) {
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, "/emberd.v1.CheckpointService/ServeCheckpoint", request));
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string& name = request.serve_as().empty() ? request.model() : request.serve_as();
   return PrintDone(session, result,
@@ -295,8 +289,7 @@ void AddServe(CLI::App& app, Session& session, Command& command) {
 namespace {
 
 absl::Status DropGroup(Session& session, const v1::DropGroupRequest& request) {
-  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropGroupResponse>(
-                                            "/emberd.v1.AdminService/DropGroup", request));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropGroupResponse>(request));
   if (session.json) {
     PrintJson(response, session.out);
   } else {

@@ -77,8 +77,7 @@ absl::Status GetRows(Session& session, const RowsTarget& target,
   request.set_slot(target.slot);
   const int64_t n = static_cast<int64_t>(ids.size());
   client::EncodeInts(ids, {n}, request.mutable_ids());
-  ASSIGN_OR_RETURN(const auto response, session.Call<v1::ReadRowsResponse>(
-                                            "/emberd.v1.EmbeddingService/ReadRows", request));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::ReadRowsResponse>(request));
   const v1::Tensor& tensor = response.values();
   const int64_t dim = tensor.shape_size() == 2 ? tensor.shape(1) : 0;
   ASSIGN_OR_RETURN(absl::Span<const float> values,
@@ -141,8 +140,7 @@ absl::Status SetRows(Session& session, const RowsTarget& target,
   client::EncodeInts(ids, {n}, request.mutable_ids());
   client::EncodeFloats(values, {n, static_cast<int64_t>(dim)}, client::WireType::kFloat32,
                        request.mutable_values());
-  ASSIGN_OR_RETURN(const auto response, session.Call<v1::AssignRowsResponse>(
-                                            "/emberd.v1.EmbeddingService/AssignRows", request));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::AssignRowsResponse>(request));
   if (session.json) {
     session.out << Json{{"rows_written", n}}.dump(1) << "\n";
   } else {
