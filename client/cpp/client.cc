@@ -1,8 +1,6 @@
 #include "client/cpp/client.h"
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,7 +25,6 @@
 #include "client/cpp/model.h"
 #include "client/cpp/model_codec.h"
 #include "client/cpp/transport.h"
-#include "client/cpp/uuid.h"
 #include "config/config.h"
 #include "emberd/v1/types.pb.h"
 

@@ -6,7 +6,6 @@
 
 #include "absl/time/clock.h"
 #include "client/cpp/testing/fake_service.h"
-#include "client/cpp/uuid.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "base/steady_time.h"
 #include "config/address.h"
 #include "config/credentials.h"
@@ -20,18 +21,17 @@ namespace {
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
     const TlsOptions& tls) {
-  absl::StatusOr<config::PemFiles> files =
-      config::LoadPemFiles({.certificate_field = "ClientOptions.tls.certificate_file",
-                            .certificate_file = tls.certificate_file,
-                            .key_field = "ClientOptions.tls.key_file",
-                            .key_file = tls.key_file,
-                            .ca_field = "ClientOptions.tls.ca_file",
-                            .ca_file = tls.ca_file});
-  if (!files.ok()) return files.status();
+  ASSIGN_OR_RETURN(const config::PemFiles files,
+                   config::LoadPemFiles({.certificate_field = "ClientOptions.tls.certificate_file",
+                                         .certificate_file = tls.certificate_file,
+                                         .key_field = "ClientOptions.tls.key_file",
+                                         .key_file = tls.key_file,
+                                         .ca_field = "ClientOptions.tls.ca_file",
+                                         .ca_file = tls.ca_file}));
   grpc::SslCredentialsOptions options;
-  options.pem_root_certs = files->ca;
-  options.pem_private_key = files->key;
-  options.pem_cert_chain = files->certificate;
+  options.pem_root_certs = files.ca;
+  options.pem_private_key = files.key;
+  options.pem_cert_chain = files.certificate;
   return grpc::SslCredentials(options);
 }
 
@@ -54,8 +54,7 @@ absl::StatusOr<std::string> Token(const ClientOptions& options) {
     return config::LoadToken("ClientOptions.token_file", options.token_file);
   }
   if (!options.token.empty()) {
-    const absl::Status status = config::CheckToken("ClientOptions.token", options.token);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(config::CheckToken("ClientOptions.token", options.token));
   }
   return options.token;
 }
@@ -109,15 +108,12 @@ std::optional<Credentials> CredentialFiles::Renewed() {
 absl::StatusOr<Credentials> LoadCredentials(const ClientOptions& options) {
   Credentials credentials{.channel = grpc::InsecureChannelCredentials(), .authorization = ""};
   if (options.tls.has_value()) {
-    auto channel = ChannelCredentials(*options.tls);
-    if (!channel.ok()) return channel.status();
-    credentials.channel = *std::move(channel);
+    ASSIGN_OR_RETURN(credentials.channel, ChannelCredentials(*options.tls));
   }
-  const absl::StatusOr<std::string> token = Token(options);
-  if (!token.ok()) return token.status();
-  if (token->empty()) return credentials;
-  if (absl::Status status = CheckPrivate(options); !status.ok()) return status;
-  credentials.authorization = absl::StrCat("Bearer ", *token);
+  ASSIGN_OR_RETURN(const std::string token, Token(options));
+  if (token.empty()) return credentials;
+  RETURN_IF_ERROR(CheckPrivate(options));
+  credentials.authorization = absl::StrCat("Bearer ", token);
   return credentials;
 }
 

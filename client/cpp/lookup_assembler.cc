@@ -1,6 +1,5 @@
 #include "client/cpp/lookup_assembler.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <google/protobuf/io/coded_stream.h>

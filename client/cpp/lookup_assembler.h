@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "base/shared_arena.h"
 #include "client/cpp/options.h"

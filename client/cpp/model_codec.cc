@@ -1,10 +1,11 @@
 #include "client/cpp/model_codec.h"
 
+#include <initializer_list>
 #include <optional>
-#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "config/fields.h"
 
 namespace emberd::client {
@@ -18,22 +19,14 @@ bool IsParameter(const FieldDescriptor* field) {
   return field != nullptr && field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE;
 }
 
-std::string ParameterNames(const Descriptor& common, const Descriptor& kind) {
+// Names of the fields that are parameters, or of those that are not: the optimizers.
+std::string Names(std::initializer_list<const Descriptor*> messages, bool parameters) {
   std::string names;
-  for (const Descriptor* descriptor : {&common, &kind}) {
-    for (int i = 0; i < descriptor->field_count(); ++i) {
-      if (!IsParameter(descriptor->field(i))) continue;
-      absl::StrAppend(&names, names.empty() ? "" : ", ", descriptor->field(i)->name());
+  for (const Descriptor* const message : messages) {
+    for (int i = 0; i < message->field_count(); ++i) {
+      if (IsParameter(message->field(i)) != parameters) continue;
+      absl::StrAppend(&names, names.empty() ? "" : ", ", message->field(i)->name());
     }
-  }
-  return names;
-}
-
-std::string KindNames(const Descriptor& descriptor) {
-  std::string names;
-  const auto* kind = descriptor.FindOneofByName("kind");
-  for (int i = 0; i < kind->field_count(); ++i) {
-    absl::StrAppend(&names, i == 0 ? "" : ", ", kind->field(i)->name());
   }
   return names;
 }
@@ -68,8 +61,9 @@ absl::Status EncodeOptimizer(const Optimizer& optimizer, const std::string& path
   const Descriptor& common = *v1::OptimizerConfig::descriptor();
   const FieldDescriptor* kind = common.FindFieldByName(optimizer.name);
   if (kind == nullptr || IsParameter(kind)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": there is no optimizer \"", optimizer.name, "\"; there are: ", KindNames(common)));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": there is no optimizer \"",
+                                                   optimizer.name,
+                                                   "\"; there are: ", Names({&common}, false)));
   }
   Message* details = config->GetReflection()->MutableMessage(config, kind);
   for (const auto& [name, value] : optimizer.parameters) {
@@ -79,11 +73,10 @@ absl::Status EncodeOptimizer(const Optimizer& optimizer, const std::string& path
     if (!is_shared && !IsParameter(own)) {
       return absl::InvalidArgumentError(absl::StrCat(
           path, ".", name, ": ", optimizer.name,
-          " has no such parameter; it has: ", ParameterNames(common, *kind->message_type())));
+          " has no such parameter; it has: ", Names({&common, kind->message_type()}, true)));
     }
-    absl::Status status = SetParameter(absl::StrCat(path, ".", name), is_shared ? shared : own,
-                                       value, is_shared ? config : details);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(SetParameter(absl::StrCat(path, ".", name), is_shared ? shared : own, value,
+                                 is_shared ? config : details));
   }
   return absl::OkStatus();
 }
@@ -147,11 +140,11 @@ absl::Status EncodeTable(const TableDescription& table, const std::string& path,
 void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Model* model) {
   absl::flat_hash_map<std::string, const v1::StackPlan*> stack_of;
   for (const v1::StackPlan& stack : plan.stacks()) {
-    StackInfo& info = model->stacks.emplace_back();
-    info.name = stack.name();
-    info.embedding_dim = stack.embedding_dim();
-    info.rows_per_partition = stack.rows_per_partition();
-    info.bytes_per_partition = stack.bytes_per_partition();
+    StackInfo& info = model->stacks.emplace_back(StackInfo{stack.name(),
+                                                           stack.embedding_dim(),
+                                                           stack.rows_per_partition(),
+                                                           stack.bytes_per_partition(),
+                                                           {}});
     for (const v1::TablePlan& table : stack.tables()) {
       info.tables.push_back(table.name());
       stack_of[table.name()] = &stack;
@@ -177,9 +170,8 @@ absl::StatusOr<v1::ModelConfig> EncodeModel(const ModelDescription& description)
   config.set_name(description.name);
   config.set_seed(description.seed);
   for (size_t i = 0; i < description.tables.size(); ++i) {
-    absl::Status status =
-        EncodeTable(description.tables[i], absl::StrCat("tables[", i, "]"), config.add_tables());
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(
+        EncodeTable(description.tables[i], absl::StrCat("tables[", i, "]"), config.add_tables()));
   }
   for (const FeatureDescription& feature : description.features) {
     v1::FeatureConfig* added = config.add_features();
@@ -187,9 +179,7 @@ absl::StatusOr<v1::ModelConfig> EncodeModel(const ModelDescription& description)
     added->set_table(feature.table);
     added->set_batch_size(feature.batch_size);
   }
-  absl::Status status =
-      EncodeOptimizer(description.optimizer, "optimizer", config.mutable_optimizer());
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(EncodeOptimizer(description.optimizer, "optimizer", config.mutable_optimizer()));
   return config;
 }
 

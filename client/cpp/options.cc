@@ -1,9 +1,12 @@
 #include "client/cpp/options.h"
 
+#include <cstdint>
 #include <cstdlib>
+#include <random>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "config/address.h"
 
 namespace emberd::client {
@@ -65,6 +68,15 @@ absl::StatusOr<TransportKind> ClientOptions::ChosenTransport() const {
   return absl::InvalidArgumentError(absl::StrCat("EMBERD_TRANSPORT: \"", given,
                                                  "\" is not allowed; it must be AUTO, TCP or "
                                                  "SHARED"));
+}
+
+std::string RandomUuid() {
+  std::random_device random;
+  const auto bits = [&random] { return static_cast<uint32_t>(random()); };
+  const uint32_t a = bits(), b = bits(), c = bits(), d = bits();
+  // The top bits of the third and fourth group give version and variant.
+  return absl::StrFormat("%08x-%04x-%04x-%04x-%04x%08x", a, b >> 16, (b & 0x0fffu) | 0x4000u,
+                         (c >> 16 & 0x3fffu) | 0x8000u, c & 0xffffu, d);
 }
 
 }  // namespace emberd::client

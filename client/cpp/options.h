@@ -1,7 +1,6 @@
 // How a Client reaches the cluster.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -76,5 +75,9 @@ struct ClientOptions {
   // What `transport` is with the environment. INVALID_ARGUMENT if that says something else.
   absl::StatusOr<TransportKind> ChosenTransport() const;
 };
+
+// A random UUID (version 4), for example "0f8fad5b-d9cb-469f-a165-70867728950e". From the system's
+// random numbers, so that forked and cloned processes differ.
+std::string RandomUuid();
 
 }  // namespace emberd::client

@@ -10,6 +10,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/credentials.h"
@@ -83,6 +84,29 @@ std::string MethodOf(const google::protobuf::Message& request) {
   return "";
 }
 
+absl::StatusOr<v1::CheckpointProgress> RunWithProgress(
+    Transport* transport, const google::protobuf::Message& request, absl::Duration deadline,
+    absl::FunctionRef<void(const v1::CheckpointProgress&)> progress) {
+  v1::CheckpointProgress last;
+  grpc::Status end;  // of a call that had begun to answer
+  RETURN_IF_ERROR(transport->Call(
+      {deadline}, [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+        const auto reader = coordinator.Read<v1::CheckpointProgress>(request, context);
+        bool begun = false;
+        while (reader->Read(&last)) {
+          begun = true;
+          if (!last.done()) progress(last);
+        }
+        const grpc::Status status = reader->Finish();
+        if (!begun) return status;
+        end = status;
+        return grpc::Status::OK;
+      }));
+  if (!end.ok()) return ToAbslStatus(end);
+  if (!last.done()) return absl::InternalError("the server ended the call without a result");
+  return last;
+}
+
 absl::Duration BackoffPause(const ClientOptions& options, int attempt, double random) {
   const absl::Duration pause =
       std::min(options.initial_backoff * std::pow(2.0, attempt - 1), options.max_backoff);
@@ -91,10 +115,9 @@ absl::Duration BackoffPause(const ClientOptions& options, int attempt, double ra
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Connect(const ClientOptions& options) {
   auto files = std::make_unique<CredentialFiles>(options);
-  const absl::StatusOr<Credentials> credentials = LoadCredentials(options);
-  if (!credentials.ok()) return credentials.status();
-  std::unique_ptr<Transport> transport(new Transport(options, *credentials, std::move(files)));
-  if (absl::Status status = transport->WaitForConnection(); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const Credentials credentials, LoadCredentials(options));
+  std::unique_ptr<Transport> transport(new Transport(options, credentials, std::move(files)));
+  RETURN_IF_ERROR(transport->WaitForConnection());
   return transport;
 }
 

@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/client.h"
-#include "client/cpp/uuid.h"
+#include "client/cpp/options.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/tensor_file.h"
 #include "client/emberctl/verbs/verb.h"
