@@ -2,7 +2,6 @@
 
 #include <limits>
 #include <optional>
-#include <utility>
 
 #include "absl/time/time.h"
 #include "base/status.h"
@@ -80,8 +79,7 @@ absl::Status ReadFeature(const emberd_feature_ids& given, client::FeatureIds* fe
 }
 
 absl::Status AtFeature(const char* name, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat("feature \"", Text(name), "\": ", status.message()));
+  return Annotate(status, absl::StrCat("feature \"", Text(name), "\""));
 }
 
 }  // namespace
@@ -131,9 +129,7 @@ absl::StatusOr<std::vector<client::FeatureIds>> ReadFeatures(const emberd_featur
   ASSIGN_OR_RETURN(auto given, Array("features", features, count));
   std::vector<client::FeatureIds> result(given.size());
   for (size_t i = 0; i < given.size(); ++i) {
-    if (absl::Status status = ReadFeature(given[i], &result[i]); !status.ok()) {
-      return AtFeature(given[i].feature, status);
-    }
+    RETURN_IF_ERROR(AtFeature(given[i].feature, ReadFeature(given[i], &result[i])));
   }
   return result;
 }
@@ -175,7 +171,7 @@ absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_
                            "stride 0 or at least the width")));
     }
     absl::StatusOr<absl::Span<const float>> values = Array("gradient", gradient.values, *floats);
-    if (!values.ok()) return AtFeature(gradient.feature, values.status());
+    RETURN_IF_ERROR(AtFeature(gradient.feature, values.status()));
     result.push_back({gradient.feature, *values, gradient.samples, row_stride});
   }
   return result;

@@ -1,9 +1,7 @@
 // The calls of emberd.h: each reads its arguments at once, and runs on a thread of the library.
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/time/time.h"
 #include "base/status.h"
@@ -16,25 +14,25 @@ namespace {
 
 using emberd::c::Array;
 using emberd::c::Call;
+using emberd::c::Keep;
+using emberd::c::KeepText;
 using emberd::c::Text;
 using emberd::client::Client;
 using emberd::client::Model;
 using Result = emberd_call::Result;
-
 using Work = absl::StatusOr<emberd_call::Work>;
 
-absl::Status KeepModel(absl::StatusOr<Model> model, Result* result) {
+absl::StatusOr<Result> KeepModel(absl::StatusOr<Model> model) {
   RETURN_IF_ERROR(model.status());
   std::string json = emberd::c::Describe(*model);
-  *result = std::make_unique<emberd_model>(
+  return std::make_unique<emberd_model>(
       emberd_model{std::make_shared<const Model>(*std::move(model)), std::move(json)});
-  return absl::OkStatus();
 }
 
-absl::Status KeepRows(absl::StatusOr<emberd::client::RowValues> rows, Result* result) {
-  RETURN_IF_ERROR(rows.status());
-  *result = std::make_unique<emberd_rows>(emberd_rows{*std::move(rows)});
-  return absl::OkStatus();
+// Of a call without a result.
+absl::StatusOr<Result> Ended(const absl::Status& status) {
+  RETURN_IF_ERROR(status);
+  return Result();
 }
 
 }  // namespace
@@ -45,10 +43,9 @@ emberd_call* emberd_connect(const emberd_client_options* options) {
   emberd::client::LimitGrpcLog();
   return Call([&]() -> Work {
     ASSIGN_OR_RETURN(emberd::client::ClientOptions read, emberd::c::ReadClientOptions(options));
-    return [read = std::move(read)](Result* result) -> absl::Status {
+    return [read = std::move(read)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(std::shared_ptr<Client> client, Client::Connect(read));
-      *result = std::make_unique<emberd_client>(emberd_client{std::move(client)});
-      return absl::OkStatus();
+      return std::make_unique<emberd_client>(emberd_client{std::move(client)});
     };
   });
 }
@@ -58,11 +55,7 @@ void emberd_client_free(emberd_client* client) { delete client; }
 
 emberd_call* emberd_client_status(emberd_client* client) {
   return Call([&]() -> Work {
-    return [client = client->client](Result* result) -> absl::Status {
-      ASSIGN_OR_RETURN(const emberd::client::ClusterStatus status, client->GetStatus());
-      *result = std::make_unique<emberd_text>(emberd_text{emberd::c::Describe(status)});
-      return absl::OkStatus();
-    };
+    return [client = client->client] { return KeepText(client->GetStatus()); };
   });
 }
 
@@ -73,17 +66,16 @@ emberd_call* emberd_declare(emberd_client* client, const char* config) {
 emberd_call* emberd_declare_from(emberd_client* client, const char* config,
                                  const char* restore_from) {
   return Call([&]() -> Work {
-    return [client = client->client, config = Text(config),
-            restore_from = Text(restore_from)](Result* result) {
-      return KeepModel(client->DeclareModel(config, {.restore_from = restore_from}), result);
+    return [client = client->client, config = Text(config), restore_from = Text(restore_from)] {
+      return KeepModel(client->DeclareModel(config, {.restore_from = restore_from}));
     };
   });
 }
 
 emberd_call* emberd_describe(emberd_client* client, const char* name) {
   return Call([&]() -> Work {
-    return [client = client->client, name = Text(name)](Result* result) {
-      return KeepModel(client->DescribeModel(name), result);
+    return [client = client->client, name = Text(name)] {
+      return KeepModel(client->DescribeModel(name));
     };
   });
 }
@@ -95,7 +87,7 @@ emberd_call* emberd_lookup_begin(emberd_client* client, const emberd_model* mode
     ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
     const emberd::client::LookupOptions options = {inference != 0, absl::Milliseconds(deadline_ms)};
     return [client = client->client, model = model->model, features = std::move(read),
-            options](Result* result) -> absl::Status {
+            options]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(emberd::client::LookupResult found,
                        client->Lookup(*model, features, options));
       auto lookup = std::make_unique<emberd_lookup>();
@@ -103,8 +95,7 @@ emberd_call* emberd_lookup_begin(emberd_client* client, const emberd_model* mode
       lookup->activations = std::move(found.activations);
       lookup->statistics = std::move(found.statistics);
       lookup->memory = std::move(found.memory);
-      *result = std::move(lookup);
-      return absl::OkStatus();
+      return lookup;
     };
   });
 }
@@ -121,13 +112,11 @@ emberd_call* emberd_apply(emberd_client* client, const emberd_model* model,
     options.step = step;
     options.deadline = absl::Milliseconds(deadline_ms);
     return [client = client->client, model = model->model, batch = lookup->batch,
-            gradients = std::move(read),
-            options = std::move(options)](Result* result) -> absl::Status {
+            gradients = std::move(read), options = std::move(options)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(const emberd::client::ApplyResult applied,
                        client->ApplyGradients(*model, batch, gradients, options));
-      *result = emberd_update{options.step, applied.rows_updated, applied.rows_skipped,
-                              applied.replayed ? 1 : 0};
-      return absl::OkStatus();
+      return emberd_update{options.step, applied.rows_updated, applied.rows_skipped,
+                           applied.replayed ? 1 : 0};
     };
   });
 }
@@ -135,8 +124,8 @@ emberd_call* emberd_apply(emberd_client* client, const emberd_model* model,
 emberd_call* emberd_release(emberd_client* client, const emberd_model* model,
                             const emberd_lookup* lookup) {
   return Call([&]() -> Work {
-    return [client = client->client, model = model->model, batch = lookup->batch](Result*) {
-      return client->ReleaseBatch(*model, batch);
+    return [client = client->client, model = model->model, batch = lookup->batch] {
+      return Ended(client->ReleaseBatch(*model, batch));
     };
   });
 }
@@ -146,8 +135,9 @@ emberd_call* emberd_read_rows(emberd_client* client, const emberd_model* model, 
   return Call([&]() -> Work {
     ASSIGN_OR_RETURN(auto span, Array("ids", ids, count));
     return [client = client->client, model = model->model, table = Text(table), ids = span,
-            slot = Text(slot)](Result* result) {
-      return KeepRows(client->ReadRows(*model, table, ids, slot), result);
+            slot = Text(slot)]() -> absl::StatusOr<Result> {
+      ASSIGN_OR_RETURN(auto rows, client->ReadRows(*model, table, ids, slot));
+      return std::make_unique<emberd_rows>(emberd_rows{std::move(rows)});
     };
   });
 }
@@ -160,7 +150,7 @@ emberd_call* emberd_export_rows(emberd_client* client, const emberd_model* model
     options.first_row = first_row;
     options.row_count = row_count;
     return [client = client->client, model = model->model, table = Text(table),
-            options = std::move(options)](Result* result) -> absl::Status {
+            options = std::move(options)]() -> absl::StatusOr<Result> {
       emberd::client::RowValues rows;
       const auto keep = [&rows](int64_t, absl::Span<const float> values, int64_t dim) {
         rows.dim = dim;
@@ -168,7 +158,7 @@ emberd_call* emberd_export_rows(emberd_client* client, const emberd_model* model
         return absl::OkStatus();
       };
       RETURN_IF_ERROR(client->ExportTable(*model, table, keep, options));
-      return KeepRows(std::move(rows), result);
+      return std::make_unique<emberd_rows>(emberd_rows{std::move(rows)});
     };
   });
 }
@@ -182,11 +172,10 @@ emberd_call* emberd_assign_rows(emberd_client* client, const emberd_model* model
     emberd::client::AssignOptions options;
     options.slot = Text(slot);
     return [client = client->client, model = model->model, table = Text(table), rows, floats,
-            options = std::move(options)](Result* result) -> absl::Status {
+            options = std::move(options)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(const bool replayed,
                        client->AssignRows(*model, table, rows, floats, options));
-      *result = emberd_update{-1, static_cast<int64_t>(rows.size()), 0, replayed ? 1 : 0};
-      return absl::OkStatus();
+      return emberd_update{-1, static_cast<int64_t>(rows.size()), 0, replayed ? 1 : 0};
     };
   });
 }
@@ -196,14 +185,13 @@ emberd_call* emberd_train(emberd_client* client, const emberd_model* model,
   return Call([&]() -> Work {
     ASSIGN_OR_RETURN(emberd::client::TrainOptions read, emberd::c::ReadTrainOptions(options));
     return [client = client->client, model = model->model,
-            read = std::move(read)](Result* result) -> absl::Status {
+            read = std::move(read)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(std::shared_ptr<emberd::client::TrainStream> stream,
                        client->Train(*model, read));
       auto held = std::make_unique<emberd_stream>();
       held->client = client;
       held->stream = std::move(stream);
-      *result = std::move(held);
-      return absl::OkStatus();
+      return held;
     };
   });
 }
@@ -211,20 +199,17 @@ emberd_call* emberd_train(emberd_client* client, const emberd_model* model,
 emberd_call* emberd_stream_finish(emberd_stream* stream) {
   return Call([&]() -> Work {
     // A pair's second goes first.
-    return [held = std::pair(stream->client, stream->stream)](Result*) {
-      return held.second->Finish();
-    };
+    return
+        [held = std::pair(stream->client, stream->stream)] { return Ended(held.second->Finish()); };
   });
 }
 
 emberd_call* emberd_drop_group(emberd_client* client, const char* model, const char* group) {
   return Call([&]() -> Work {
     return [client = client->client, model = Text(model),
-            group = Text(group)](Result* result) -> absl::Status {
+            group = Text(group)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(const bool dropped, client->DropGroup(model, group));
-      *result = std::make_unique<emberd_text>(
-          emberd_text{dropped ? R"({"dropped":true})" : R"({"dropped":false})"});
-      return absl::OkStatus();
+      return Keep(dropped ? R"({"dropped":true})" : R"({"dropped":false})");
     };
   });
 }
@@ -232,10 +217,9 @@ emberd_call* emberd_drop_group(emberd_client* client, const char* model, const c
 emberd_call* emberd_administer(emberd_client* client, const char* method, const char* request) {
   return Call([&]() -> Work {
     return [client = client->client, method = Text(method),
-            request = Text(request)](Result* result) -> absl::Status {
+            request = Text(request)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(std::string answer, client->Administer(method, request));
-      *result = std::make_unique<emberd_text>(emberd_text{std::move(answer)});
-      return absl::OkStatus();
+      return Keep(std::move(answer));
     };
   });
 }

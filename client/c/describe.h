@@ -2,8 +2,13 @@
 // interface.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/status/statusor.h"
+#include "base/status.h"
+#include "client/c/handles.h"
 #include "client/cpp/batch.h"
 #include "client/cpp/checkpoints.h"
 #include "client/cpp/model.h"
@@ -22,5 +27,15 @@ std::string Describe(const client::CheckpointProgress& progress);
 std::string DescribeEnd(const std::string& checkpoint, const std::string& error);
 // `times` null: there are none.
 std::string Describe(const client::BatchStatistics& statistics, const client::StepTimes* times);
+
+// As the result of a call.
+inline std::unique_ptr<emberd_text> Keep(std::string text) {
+  return std::make_unique<emberd_text>(emberd_text{std::move(text)});
+}
+template <typename Value>
+absl::StatusOr<emberd_call::Result> KeepText(const absl::StatusOr<Value>& value) {
+  RETURN_IF_ERROR(value.status());
+  return Keep(Describe(*value));
+}
 
 }  // namespace emberd::c

@@ -49,8 +49,10 @@ emberd_call* emberd_call::Failed(absl::Status status) {
 }
 
 void emberd_call::Run(Work* work) {
-  status_ = Guarded([&] { return (*work)(&result_); });
-  if (!status_.ok()) result_ = std::monostate();
+  status_ = Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(result_, (*work)());
+    return absl::OkStatus();
+  });
   *work = nullptr;  // what it holds goes before somebody may end the process
   ended_.Notify();
 }

@@ -116,9 +116,9 @@ struct emberd_call {
       std::variant<std::monostate, std::unique_ptr<emberd_client>, std::unique_ptr<emberd_model>,
                    std::unique_ptr<emberd_lookup>, std::unique_ptr<emberd_rows>,
                    std::unique_ptr<emberd_text>, std::unique_ptr<emberd_stream>, emberd_update>;
-  using Work = std::function<absl::Status(Result*)>;
+  using Work = std::function<absl::StatusOr<Result>()>;
 
-  // `work` fills its argument, or fails; `progress`, which may be null, is what it tells meanwhile.
+  // `work` gives the result, or fails; `progress`, which may be null, is what it tells meanwhile.
   // Null only if there is no memory.
   static emberd_call* Begin(Work work, std::shared_ptr<emberd::c::LastProgress> progress = nullptr);
   // A call that failed before it began.

@@ -16,6 +16,14 @@ using emberd::c::MakeError;
 using emberd::client::TrainLookupResult;
 using emberd::client::TrainUpdateResult;
 
+emberd_error* SendLookup(emberd_stream* stream, int64_t step, const emberd_feature_ids* features,
+                         int32_t count, bool concat) {
+  return MakeError(Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
+    return stream->stream->SendLookup(step, read, {.concat = concat});
+  }));
+}
+
 emberd_lookup* KeepLookup(TrainLookupResult found) {
   auto* lookup = new emberd_lookup;
   lookup->activations = std::move(found.activations);
@@ -49,18 +57,11 @@ uint64_t emberd_stream_made_generation(const emberd_stream* stream) {
 
 emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,
                                         const emberd_feature_ids* features, int32_t count) {
-  return MakeError(Guarded([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
-    return stream->stream->SendLookup(step, read);
-  }));
+  return SendLookup(stream, step, features, count, /*concat=*/false);
 }
-
 emberd_error* emberd_stream_send_lookup_concat(emberd_stream* stream, int64_t step,
                                                const emberd_feature_ids* features, int32_t count) {
-  return MakeError(Guarded([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
-    return stream->stream->SendLookup(step, read, {.concat = true});
-  }));
+  return SendLookup(stream, step, features, count, /*concat=*/true);
 }
 
 emberd_error* emberd_stream_send_update(emberd_stream* stream, int64_t step,
