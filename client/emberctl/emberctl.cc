@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <iostream>
 #include <string>
-#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <unistd.h>
@@ -24,7 +23,6 @@ Example, against `emberd up --shards 2`:
   emberctl declare model.textproto
   emberctl status
   emberctl rows get my_model users 7 8
-  emberctl bench --model my_model --seconds 10
   emberctl top
 
 With --json, results go to standard output as JSON, and errors to standard error as
@@ -58,6 +56,8 @@ void AddSecurityOptions(CLI::App& app, Session& session) {
       ->envname("EMBERD_TOKEN_FILE");
 }
 
+}  // namespace
+
 void AddCommonOptions(CLI::App& app, Session& session) {
   session.addresses = {"127.0.0.1:7400"};
   app.add_option(
@@ -72,6 +72,8 @@ void AddCommonOptions(CLI::App& app, Session& session) {
       ->capture_default_str();
   AddSecurityOptions(app, session);
 }
+
+namespace {
 
 int Report(const absl::Status& status, bool json, std::ostream& err) {
   if (status.ok()) return kOk;
@@ -95,7 +97,6 @@ bool WantsJson(int argc, const char* const* argv) {
 int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   Session session(out);
   session.terminal = &out == &std::cout && isatty(STDOUT_FILENO) == 1;
-  Command command;
   CLI::App app("emberctl: inspects and operates an emberd cluster", "emberctl");
   app.footer(kFooter);
   app.set_version_flag("--version", "emberctl " EMBERD_VERSION, "Print the version and exit");
@@ -103,11 +104,11 @@ int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   app.fallthrough();
   AddCommonOptions(app, session);
   // In the order in which the help lists them.
-  for (const auto add : {AddStatus, AddTables,  AddDescribe,  AddDeclare,    AddValidate, AddRows,
-                         AddExport, AddExplain, AddLimits,    AddPlan,       AddStats,    AddTop,
-                         AddMemory, AddModel,   AddGroup,     AddCheckpoint, AddServe,    AddLog,
-                         AddDrain,  AddBench,   AddCompletion}) {
-    add(app, session, command);
+  for (const auto add :
+       {AddStatus,  AddTables,     AddDescribe, AddDeclare, AddValidate, AddRows,      AddExport,
+        AddExplain, AddLimits,     AddPlan,     AddStats,   AddTop,      AddMemory,    AddModel,
+        AddGroup,   AddCheckpoint, AddServe,    AddLog,     AddDrain,    AddCompletion}) {
+    add(app, session);
   }
   try {
     app.parse(argc, argv);
@@ -123,7 +124,7 @@ int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& 
     }
     return kUsage;
   }
-  return Report(command(), session.json, err);
+  return Report(session.command(), session.json, err);
 }
 
 }  // namespace

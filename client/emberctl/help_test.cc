@@ -52,7 +52,7 @@ TEST(HelpTest, EveryCommandHasAnExample) {
   const std::vector<std::string> commands = CommandsOf(help.out);
   for (const char* command :
        {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "memory", "model",
-        "group", "checkpoint", "log", "drain", "bench", "describe", "declare", "validate"}) {
+        "group", "checkpoint", "log", "drain", "describe", "declare", "validate"}) {
     EXPECT_THAT(commands, Contains(command));
   }
   EXPECT_EQ(CommandsOf(Emberctl({"rows", "--help"}).out), (std::vector<std::string>{"get", "set"}));
@@ -114,10 +114,6 @@ TEST(HelpTest, WrongCommandLines) {
       {"serve"},
       {"serve", "m", "--storage", "int8"},
       {"drain", "--wait", "-1"},
-      {"bench"},
-      {"bench", "--model", "m", "--update"},
-      {"bench", "--model", "m", "--clients", "0"},
-      {"bench", "--model", "m", "--batch", "0"},
   };
   for (const std::vector<std::string>& arguments : wrong) {
     const Outcome outcome = Emberctl(arguments);

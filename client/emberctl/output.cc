@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <sstream>
 
 #include <google/protobuf/util/json_util.h>
 
@@ -11,20 +12,6 @@
 #include "absl/strings/str_format.h"
 
 namespace emberd::emberctl {
-
-void PrintColumns(const std::vector<std::vector<std::string>>& lines, std::ostream& out) {
-  std::vector<size_t> widths;
-  for (const std::vector<std::string>& line : lines) {
-    widths.resize(std::max(widths.size(), line.size()));
-    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
-  }
-  for (const std::vector<std::string>& line : lines) {
-    for (size_t i = 0; i < line.size(); ++i) {
-      const bool last = i + 1 == line.size();
-      out << line[i] << (last ? "\n" : std::string(widths[i] + 2 - line[i].size(), ' '));
-    }
-  }
-}
 
 std::string HexId(uint64_t id) { return absl::StrFormat("%016x", id); }
 
@@ -50,15 +37,28 @@ void WriteIdsAsHex(nlohmann::ordered_json& json) {
 
 }  // namespace
 
-void PrintJson(const google::protobuf::Message& message, std::ostream& out) {
+absl::Status PrintJson(const google::protobuf::Message& message, std::ostream& out) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string text;
-  if (!google::protobuf::util::MessageToJsonString(message, &text, options).ok()) return;
+  if (!google::protobuf::util::MessageToJsonString(message, &text, options).ok()) {
+    return absl::InternalError("the answer cannot be written as JSON");
+  }
   nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);
   WriteIdsAsHex(json);
   out << json.dump(1) << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status PrintJson(const Json& json, std::ostream& out) {
+  out << json.dump(1) << "\n";
+  return absl::OkStatus();
+}
+
+Json MessageJson(const google::protobuf::Message& message) {
+  std::ostringstream text;
+  return PrintJson(message, text).ok() ? Json::parse(text.str()) : Json();
 }
 
 std::string Counted(int64_t count, absl::string_view one, absl::string_view plural) {
@@ -150,37 +150,33 @@ class Line {
 }  // namespace
 
 std::string Styled(const std::string& text, Style style) {
-  switch (style) {
-    case Style::kPlain:
-      return text;
-    case Style::kBold:
-      return absl::StrCat("\x1b[1m", text, "\x1b[0m");
-    case Style::kWarning:
-      return absl::StrCat("\x1b[33m", text, "\x1b[0m");
-    case Style::kAlarm:
-      return absl::StrCat("\x1b[1;31m", text, "\x1b[0m");
-  }
-  return text;
+  if (style == Style::kPlain) return text;
+  const char* const code = style == Style::kBold ? "1" : style == Style::kWarning ? "33" : "1;31";
+  return absl::StrCat("\x1b[", code, "m", text, "\x1b[0m");
 }
 
-std::vector<std::string> LayOut(const std::vector<CellLine>& lines, bool colors, int width) {
+std::vector<std::string> LayOut(const Table& table, bool colors, int width) {
   std::vector<size_t> widths;
-  for (const CellLine& line : lines) {
+  for (const CellLine& line : table) {
     widths.resize(std::max(widths.size(), line.size()));
     for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].text.size());
   }
   std::vector<std::string> laid_out;
-  for (size_t n = 0; n < lines.size(); ++n) {
+  for (size_t n = 0; n < table.size(); ++n) {
     Line line(colors, width);
-    for (size_t i = 0; i < lines[n].size(); ++i) {
-      const Cell& cell = lines[n][i];
+    for (size_t i = 0; i < table[n].size(); ++i) {
+      const Cell& cell = table[n][i];
       line.Append(cell.text, n == 0 ? Style::kBold : cell.style);
-      if (i + 1 == lines[n].size()) break;
+      if (i + 1 == table[n].size()) break;
       line.Append(std::string(widths[i] + 2 - cell.text.size(), ' '), Style::kPlain);
     }
     laid_out.push_back(line.Take());
   }
   return laid_out;
+}
+
+void PrintColumns(const Table& table, std::ostream& out) {
+  for (const std::string& line : LayOut(table, /*colors=*/false)) out << line << "\n";
 }
 
 std::string LayOutLine(const CellLine& cells, bool colors, int width) {

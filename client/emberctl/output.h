@@ -1,6 +1,7 @@
 // Output for people (columns, colours, sizes, durations) and for programs (JSON).
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <ostream>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace emberd::emberctl {
@@ -19,13 +21,14 @@ namespace emberd::emberctl {
 using Json =
     nlohmann::basic_json<std::map, std::vector, std::string, bool, int64_t, uint64_t, float>;
 
-// Lines of cells, the first of them the headings, in columns as wide as their widest cell.
-void PrintColumns(const std::vector<std::vector<std::string>>& lines, std::ostream& out);
 // A model's id as it is shown everywhere: 16 hex digits.
 std::string HexId(uint64_t id);
 // A message as JSON, with its own field names and all fields written. Ids of models, batches,
-// processes, histories and checkpoints are texts of 16 hex digits.
-void PrintJson(const google::protobuf::Message& message, std::ostream& out);
+// processes, histories and checkpoints are texts of 16 hex digits. OK.
+absl::Status PrintJson(const google::protobuf::Message& message, std::ostream& out);
+absl::Status PrintJson(const Json& json, std::ostream& out);
+// The same message as a part of other JSON.
+Json MessageJson(const google::protobuf::Message& message);
 
 // "1 batch", "2 batches". `plural`: where it is not `one` with an s.
 std::string Counted(int64_t count, absl::string_view one, absl::string_view plural = "");
@@ -51,18 +54,23 @@ enum class Style { kPlain, kBold, kWarning, kAlarm };
 struct Cell {
   Cell(std::string text, Style style = Style::kPlain) : text(std::move(text)), style(style) {}
   Cell(const char* text) : text(text) {}
+  template <std::integral Number>
+  Cell(Number number) : text(absl::StrCat(number)) {}
 
   std::string text;  // ASCII
   Style style = Style::kPlain;
 };
 using CellLine = std::vector<Cell>;
+using Table = std::vector<CellLine>;  // the first line are the headings
 
 // `text` with the escape sequences of its style around it.
 std::string Styled(const std::string& text, Style style);
 
 // Lines in columns as wide as their widest cell, without a line end, cut at `width` characters (0:
 // nowhere). The first line is bold. `colors`: with escape sequences, which count for no width.
-std::vector<std::string> LayOut(const std::vector<CellLine>& lines, bool colors, int width = 0);
+std::vector<std::string> LayOut(const Table& table, bool colors, int width = 0);
+// The same, plain.
+void PrintColumns(const Table& table, std::ostream& out);
 
 // Lines that are not in columns, cut in the same way.
 std::string LayOutLine(const CellLine& line, bool colors, int width = 0);

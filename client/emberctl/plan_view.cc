@@ -15,7 +15,6 @@
 #include "absl/strings/str_join.h"
 #include "base/command_line.h"
 #include "base/status.h"
-#include "client/emberctl/output.h"
 #include "config/config.h"
 #include "config/shared_tables.h"
 
@@ -90,40 +89,43 @@ Padding PaddingOf(const v1::ModelPlan& plan) {
   return all;
 }
 
+std::string SizeText(const v1::ModelPlan& plan) {
+  return absl::StrCat(Counted(plan.shards(), "shard"), " x ",
+                      Counted(plan.sparsecores_per_shard(), "SparseCore"), " = ",
+                      Counted(plan.partitions(), "partition"));
+}
+
 std::string Limit(int32_t limit) { return limit == 0 ? "none" : absl::StrCat(limit); }
 
 void PrintStacks(const v1::ModelPlan& plan, std::ostream& out) {
-  std::vector<std::vector<std::string>> lines = {{"STACK", "WIDTH", "ROWS/PARTITION",
-                                                  "SIZE/PARTITION", "MAX IDS", "MAX UNIQUE IDS",
-                                                  "TABLES (row offset, rotation)"}};
+  Table lines = {{"STACK", "WIDTH", "ROWS/PARTITION", "SIZE/PARTITION", "MAX IDS", "MAX UNIQUE IDS",
+                  "TABLES (row offset, rotation)"}};
   for (const v1::StackPlan& stack : plan.stacks()) {
     std::vector<std::string> tables;
     for (const v1::TablePlan& table : stack.tables()) {
       tables.push_back(
           absl::StrCat(table.name(), " (", table.row_offset(), ", ", table.shard_rotation(), ")"));
     }
-    lines.push_back({stack.name(), absl::StrCat(stack.embedding_dim()),
-                     absl::StrCat(stack.rows_per_partition()), Bytes(stack.bytes_per_partition()),
-                     Limit(stack.max_ids_per_partition()),
+    lines.push_back({stack.name(), stack.embedding_dim(), stack.rows_per_partition(),
+                     Bytes(stack.bytes_per_partition()), Limit(stack.max_ids_per_partition()),
                      Limit(stack.max_unique_ids_per_partition()), absl::StrJoin(tables, ", ")});
   }
   PrintColumns(lines, out);
 }
 
 void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out) {
-  std::vector<std::vector<std::string>> lines = {
+  Table lines = {
       {"FEATURE", "TABLE", "STACK", "BATCH SIZE", "ROW OFFSET", "COL OFFSET", "COL SHIFT"}};
   for (const v1::StackPlan& stack : plan.stacks()) {
     for (const v1::FeaturePlan& feature : stack.features()) {
-      lines.push_back({feature.name(), feature.table(), stack.name(),
-                       absl::StrCat(feature.batch_size()), absl::StrCat(feature.row_offset()),
-                       absl::StrCat(feature.col_offset()), absl::StrCat(feature.col_shift())});
+      lines.push_back({feature.name(), feature.table(), stack.name(), feature.batch_size(),
+                       feature.row_offset(), feature.col_offset(), feature.col_shift()});
     }
   }
   PrintColumns(lines, out);
 }
 
-std::vector<std::string> TableHeadings() {
+CellLine TableHeadings() {
   return {"MODEL",     "TABLE", "VOCABULARY", "DIM",      "COMBINER",
           "OPTIMIZER", "SLOTS", "STACK",      "SHARED AS"};
 }
@@ -137,16 +139,15 @@ const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table
   return nullptr;
 }
 
-void AppendTableLines(const v1::DescribeModelResponse& model,
-                      std::vector<std::vector<std::string>>* lines) {
+void AppendTableLines(const v1::DescribeModelResponse& model, Table* lines) {
   for (const v1::TableConfig& table : model.config().tables()) {
     const v1::StackPlan* stack = StackOf(model.plan(), table.name());
     if (stack == nullptr) continue;
     lines->push_back(
-        {model.config().name(), table.name(), absl::StrCat(table.vocabulary_size()),
-         absl::StrCat(table.embedding_dim()), v1::Combiner_Name(table.combiner()),
-         stack->optimizer(), stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","),
-         stack->name(), table.has_resource() ? config::ResourceText(table.resource()) : "-"});
+        {model.config().name(), table.name(), table.vocabulary_size(), table.embedding_dim(),
+         v1::Combiner_Name(table.combiner()), stack->optimizer(),
+         stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","), stack->name(),
+         table.has_resource() ? config::ResourceText(table.resource()) : "-"});
   }
 }
 
@@ -159,7 +160,7 @@ void PrintTraining(const v1::ModelConfig& model, std::ostream& out) {
     absl::StripAsciiWhitespace(&line);
     return line;
   };
-  std::vector<std::vector<std::string>> lines = {{"TABLE", "INITIALIZER", "OPTIMIZER"}};
+  Table lines = {{"TABLE", "INITIALIZER", "OPTIMIZER"}};
   for (const v1::TableConfig& table : model.tables()) {
     lines.push_back({table.name(), text(table.initializer()), text(table.optimizer())});
   }
@@ -189,11 +190,11 @@ void MergeSketch(const v1::CountSketch& more, v1::CountSketch* sketch) {
 }
 
 int64_t Quantile(const v1::CountSketch& sketch, double fraction) {
-  const double wanted = fraction * static_cast<double>(Batches(sketch));
+  const double wanted = fraction * Batches(sketch);
   int64_t seen = 0;
   for (const v1::CountSketch::Bucket& bucket : sketch.buckets()) {
     seen += bucket.count();
-    if (static_cast<double>(seen) >= wanted) return std::min(bucket.upper(), sketch.max());
+    if (seen >= wanted) return std::min(bucket.upper(), sketch.max());
   }
   return sketch.max();
 }
@@ -201,7 +202,7 @@ int64_t Quantile(const v1::CountSketch& sketch, double fraction) {
 int32_t SuggestedLimit(int64_t max, double headroom) {
   constexpr double kLargest = std::numeric_limits<int32_t>::max() / 8 * 8;
   // 80 * 1.1 is a little more than 88 in binary, and 88 is meant.
-  const double wanted = static_cast<double>(max) * headroom * (1 - 1e-12);
+  const double wanted = max * headroom * (1 - 1e-12);
   const double limit = std::ceil(wanted / 8) * 8;
   return static_cast<int32_t>(std::min(limit, kLargest));
 }

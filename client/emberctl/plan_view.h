@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/status/statusor.h"
+#include "client/emberctl/output.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
@@ -49,6 +50,8 @@ struct Padding {
 Padding PaddingOf(const v1::StackPlan& stack, const v1::TablePlan& table);
 Padding PaddingOf(const v1::ModelPlan& plan);
 
+// "2 shards x 2 SparseCores = 4 partitions"
+std::string SizeText(const v1::ModelPlan& plan);
 // "none" for 0.
 std::string Limit(int32_t limit);
 // One line per stack: its size, its limits and its tables with row offset and rotation.
@@ -57,9 +60,8 @@ void PrintStacks(const v1::ModelPlan& plan, std::ostream& out);
 void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out);
 
 // The table of a model's tables: its headings, and a line for each that the plan has placed.
-std::vector<std::string> TableHeadings();
-void AppendTableLines(const v1::DescribeModelResponse& model,
-                      std::vector<std::vector<std::string>>* lines);
+CellLine TableHeadings();
+void AppendTableLines(const v1::DescribeModelResponse& model, Table* lines);
 // One line per table: its optimizer and its initial values, with all parameters.
 void PrintTraining(const v1::ModelConfig& model, std::ostream& out);
 // The stack of a table; null if the plan does not hold it.

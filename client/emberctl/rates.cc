@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <tuple>
 #include <utility>
 
 namespace emberd::emberctl {
@@ -10,31 +11,101 @@ namespace emberd::emberctl {
 namespace {
 
 // Counts only grow, except where their process has restarted.
-int64_t Growth(int64_t before, int64_t now) { return now >= before ? now - before : now; }
+template <typename Count>
+Count Growth(Count before, Count now) {
+  return now >= before ? now - before : now;
+}
 
-v1::Distribution Growth(const v1::Distribution& before, const v1::Distribution& now) {
-  if (before.count() > now.count() || before.buckets_size() != now.buckets_size()) return now;
-  v1::Distribution growth = now;
-  growth.set_count(now.count() - before.count());
-  growth.set_sum(std::max(now.sum() - before.sum(), 0.0));
-  for (int i = 0; i < now.buckets_size(); ++i) {
-    growth.mutable_buckets(i)->set_count(Growth(before.buckets(i).count(), now.buckets(i).count()));
+// Each of these leaves in `now` what has been counted since `before`.
+void Subtract(const v1::Distribution& before, v1::Distribution* now) {
+  if (before.count() > now->count() || before.buckets_size() != now->buckets_size()) return;
+  now->set_count(now->count() - before.count());
+  now->set_sum(std::max(now->sum() - before.sum(), 0.0));
+  for (int i = 0; i < now->buckets_size(); ++i) {
+    v1::Distribution::Bucket* const bucket = now->mutable_buckets(i);
+    bucket->set_count(Growth(before.buckets(i).count(), bucket->count()));
   }
-  return growth;
 }
 
-Latency LatencyOf(const v1::Distribution& distribution) {
-  return {distribution.count(), distribution.sum(), Quantile(distribution, 0.5),
-          Quantile(distribution, 0.99)};
+using CountsByName = google::protobuf::Map<std::string, int64_t>;
+void Subtract(const CountsByName& before, CountsByName* now) {
+  for (auto& [name, count] : *now) {
+    const auto then = before.find(name);
+    if (then != before.end()) count = Growth(then->second, count);
+  }
 }
 
-// The element of `all` that `same` holds for, or an empty one.
-template <typename Element, typename Same>
-const Element& FindOrEmpty(const google::protobuf::RepeatedPtrField<Element>& all,
-                           const Same& same) {
-  const auto found = std::find_if(all.begin(), all.end(), same);
-  return found == all.end() ? Element::default_instance() : *found;
+void Subtract(const v1::MethodStats& before, v1::MethodStats* now) {
+  Subtract(before.codes(), now->mutable_codes());
+  Subtract(before.seconds(), now->mutable_seconds());
+  now->set_request_bytes(Growth(before.request_bytes(), now->request_bytes()));
+  now->set_response_bytes(Growth(before.response_bytes(), now->response_bytes()));
 }
+
+void Subtract(const v1::StageStats& before, v1::StageStats* now) {
+  Subtract(before.seconds(), now->mutable_seconds());
+}
+
+void Subtract(const v1::ModelStats& before, v1::ModelStats* now) {
+  now->set_examples(Growth(before.examples(), now->examples()));
+}
+
+void Subtract(const v1::StackStats& before, v1::StackStats* now) {
+  now->set_batches(Growth(before.batches(), now->batches()));
+  now->set_ids(Growth(before.ids(), now->ids()));
+  now->set_unique_ids(Growth(before.unique_ids(), now->unique_ids()));
+  now->set_dropped_ids(Growth(before.dropped_ids(), now->dropped_ids()));
+}
+
+void Subtract(const v1::ShardStatus& before, v1::ShardStatus* now) {
+  // Of one that did not answer then, nobody knows what is new.
+  const bool listed = !before.address().empty();
+  const bool known = now->reachable() && (!listed || before.reachable());
+  const bool same = before.incarnation() == now->incarnation();
+  const auto growth = [&](int64_t rows_before, int64_t rows) {
+    return known ? Growth(same ? rows_before : 0, rows) : 0;
+  };
+  now->set_rows_gathered(growth(before.rows_gathered(), now->rows_gathered()));
+  now->set_rows_updated(growth(before.rows_updated(), now->rows_updated()));
+}
+
+void Subtract(const v1::GroupStats& before, v1::GroupStats* now) {
+  now->set_updates(Growth(before.updates(), now->updates()));
+  now->set_failures(Growth(before.failures(), now->failures()));
+  now->set_wait_seconds(Growth(before.wait_seconds(), now->wait_seconds()));
+  Subtract(before.last_arrivals(), now->mutable_last_arrivals());
+}
+
+// What an element is found by in another answer.
+auto KeyOf(const v1::MethodStats& method) { return std::tie(method.method()); }
+auto KeyOf(const v1::StageStats& stage) { return std::tie(stage.stage()); }
+auto KeyOf(const v1::ModelStats& model) { return std::tie(model.model()); }
+auto KeyOf(const v1::StackStats& stack) { return std::tie(stack.model(), stack.stack()); }
+auto KeyOf(const v1::ShardStatus& shard) { return std::pair(shard.index(), shard.address()); }
+auto KeyOf(const v1::GroupStats& group) { return std::tie(group.model(), group.group()); }
+
+template <typename Element>
+void SubtractEach(const google::protobuf::RepeatedPtrField<Element>& before,
+                  google::protobuf::RepeatedPtrField<Element>* now) {
+  for (Element& element : *now) {
+    const auto then = std::find_if(before.begin(), before.end(), [&](const Element& one) {
+      return KeyOf(one) == KeyOf(element);
+    });
+    Subtract(then == before.end() ? Element::default_instance() : *then, &element);
+  }
+}
+
+Rates Between(const v1::GetStatsResponse& before, v1::GetStatsResponse now, double seconds) {
+  SubtractEach(before.methods(), now.mutable_methods());
+  SubtractEach(before.stages(), now.mutable_stages());
+  SubtractEach(before.models(), now.mutable_models());
+  SubtractEach(before.stacks(), now.mutable_stacks());
+  SubtractEach(before.shards(), now.mutable_shards());
+  SubtractEach(before.groups(), now.mutable_groups());
+  return {std::move(now), std::max(seconds, 1e-3)};
+}
+
+}  // namespace
 
 int64_t Errors(const v1::MethodStats& method) {
   int64_t errors = 0;
@@ -44,118 +115,27 @@ int64_t Errors(const v1::MethodStats& method) {
   return errors;
 }
 
-MethodRates Between(const v1::MethodStats& before, const v1::MethodStats& now) {
-  MethodRates rates;
-  rates.method = now.method();
-  rates.errors = Growth(Errors(before), Errors(now));
-  rates.latency = LatencyOf(Growth(before.seconds(), now.seconds()));
-  rates.request_bytes = Growth(before.request_bytes(), now.request_bytes());
-  rates.response_bytes = Growth(before.response_bytes(), now.response_bytes());
-  return rates;
-}
-
-StackRates Between(const v1::StackStats& before, const v1::StackStats& now) {
-  StackRates rates;
-  rates.now = now;
-  rates.batches = Growth(before.batches(), now.batches());
-  rates.ids = Growth(before.ids(), now.ids());
-  rates.unique_ids = Growth(before.unique_ids(), now.unique_ids());
-  rates.dropped_ids = Growth(before.dropped_ids(), now.dropped_ids());
-  return rates;
-}
-
-ShardRates Between(const v1::ShardStatus& before, const v1::ShardStatus& now) {
-  ShardRates rates;
-  rates.now = now;
-  // Of one that did not answer then, nobody knows what is new.
-  const bool listed = !before.address().empty();
-  if (!now.reachable() || (listed && !before.reachable())) return rates;
-  const bool same = before.incarnation() == now.incarnation();
-  rates.rows_gathered = Growth(same ? before.rows_gathered() : 0, now.rows_gathered());
-  rates.rows_updated = Growth(same ? before.rows_updated() : 0, now.rows_updated());
-  return rates;
-}
-
-GroupRates Between(const v1::GroupStats& before, const v1::GroupStats& now) {
-  GroupRates rates;
-  rates.model = now.model();
-  rates.group = now.group();
-  rates.updates = Growth(before.updates(), now.updates());
-  rates.failures = Growth(before.failures(), now.failures());
-  rates.wait_seconds = now.wait_seconds() >= before.wait_seconds()
-                           ? now.wait_seconds() - before.wait_seconds()
-                           : now.wait_seconds();
+std::pair<std::string, double> LastRank(const v1::GroupStats& group) {
+  std::string last;
   int64_t all = 0, most = 0;
-  for (const auto& [rank, count] : now.last_arrivals()) {
-    const auto then = before.last_arrivals().find(rank);
-    const int64_t more = Growth(then == before.last_arrivals().end() ? 0 : then->second, count);
-    all += more;
-    if (more == 0 || more < most || (more == most && rank > rates.last_rank)) continue;
-    most = more;
-    rates.last_rank = rank;
+  for (const auto& [rank, count] : group.last_arrivals()) {
+    all += count;
+    if (count == 0 || count < most || (count == most && rank > last)) continue;
+    most = count;
+    last = rank;
   }
-  if (all > 0) rates.last_share = static_cast<double>(most) / static_cast<double>(all);
-  return rates;
+  return {last, all > 0 ? static_cast<double>(most) / all : 0};
 }
-
-Rates Between(const v1::GetStatsResponse& before, const v1::GetStatsResponse& now, double seconds) {
-  Rates rates;
-  rates.now = now;
-  rates.seconds = std::max(seconds, 1e-3);
-  for (const auto& method : now.methods()) {
-    rates.methods.push_back(
-        Between(FindOrEmpty(before.methods(),
-                            [&](const auto& then) { return then.method() == method.method(); }),
-                method));
-  }
-  for (const auto& stage : now.stages()) {
-    const auto& then = FindOrEmpty(before.stages(),
-                                   [&](const auto& then) { return then.stage() == stage.stage(); });
-    rates.stages.push_back({stage.stage(), LatencyOf(Growth(then.seconds(), stage.seconds()))});
-  }
-  for (const auto& model : now.models()) {
-    const auto& then = FindOrEmpty(before.models(),
-                                   [&](const auto& then) { return then.model() == model.model(); });
-    rates.models.push_back({model.model(), Growth(then.examples(), model.examples())});
-  }
-  for (const auto& stack : now.stacks()) {
-    rates.stacks.push_back(Between(FindOrEmpty(before.stacks(),
-                                               [&](const auto& then) {
-                                                 return then.model() == stack.model() &&
-                                                        then.stack() == stack.stack();
-                                               }),
-                                   stack));
-  }
-  for (const auto& shard : now.shards()) {
-    rates.shards.push_back(Between(FindOrEmpty(before.shards(),
-                                               [&](const auto& then) {
-                                                 return then.index() == shard.index() &&
-                                                        then.address() == shard.address();
-                                               }),
-                                   shard));
-  }
-  for (const auto& group : now.groups()) {
-    rates.groups.push_back(Between(FindOrEmpty(before.groups(),
-                                               [&](const auto& then) {
-                                                 return then.model() == group.model() &&
-                                                        then.group() == group.group();
-                                               }),
-                                   group));
-  }
-  return rates;
-}
-
-}  // namespace
 
 double Quantile(const v1::Distribution& distribution, double fraction) {
-  const double wanted = fraction * static_cast<double>(distribution.count());
+  const double wanted = fraction * distribution.count();
   double lower = 0;
   int64_t below = 0;
   for (const v1::Distribution::Bucket& bucket : distribution.buckets()) {
     const int64_t inside = bucket.count() - below;
-    if (inside > 0 && static_cast<double>(bucket.count()) >= wanted) {
+    if (inside > 0 && bucket.count() >= wanted) {
       if (std::isinf(bucket.upper())) return lower;
-      const double part = (wanted - static_cast<double>(below)) / static_cast<double>(inside);
+      const double part = (wanted - below) / inside;
       return lower + (bucket.upper() - lower) * part;
     }
     below = bucket.count();
@@ -165,11 +145,11 @@ double Quantile(const v1::Distribution& distribution, double fraction) {
 }
 
 Rates TotalsOf(const v1::GetStatsResponse& now) {
-  return Between(v1::GetStatsResponse(), now, static_cast<double>(now.uptime_ms()) / 1000);
+  return Between(v1::GetStatsResponse(), now, now.uptime_ms() / 1000.0);
 }
 
 Rates RatesBetween(const v1::GetStatsResponse& before, const v1::GetStatsResponse& now) {
-  return Between(before, now, static_cast<double>(now.time_ms() - before.time_ms()) / 1000);
+  return Between(before, now, (now.time_ms() - before.time_ms()) / 1000.0);
 }
 
 bool SameLife(const v1::GetStatsResponse& before, const v1::GetStatsResponse& now) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,59 +14,11 @@
 
 namespace emberd::emberctl {
 
-// Of latencies; 0 without any.
-struct Latency {
-  int64_t count = 0;
-  double sum = 0;  // seconds
-  double p50 = 0;
-  double p99 = 0;
-};
-struct MethodRates {
-  std::string method;
-  int64_t errors = 0;
-  Latency latency;
-  int64_t request_bytes = 0;
-  int64_t response_bytes = 0;
-};
-struct StageRates {
-  std::string stage;
-  Latency latency;
-};
-struct ModelRates {
-  std::string model;
-  int64_t examples = 0;
-};
-struct StackRates {
-  v1::StackStats now;  // limits, and the largest needs since the start
-  int64_t batches = 0;
-  int64_t ids = 0;
-  int64_t unique_ids = 0;
-  int64_t dropped_ids = 0;
-};
-struct ShardRates {
-  v1::ShardStatus now;
-  int64_t rows_gathered = 0;
-  int64_t rows_updated = 0;
-};
-struct GroupRates {
-  std::string model;
-  std::string group;
-  int64_t updates = 0;
-  int64_t failures = 0;
-  double wait_seconds = 0;
-  std::string last_rank;  // for which the others waited most often; empty: there was no waiting
-  double last_share = 0;  // of the waits, that rank's
-};
-
 struct Rates {
-  v1::GetStatsResponse now;
+  // The counts are those of some time: of latencies, calls, examples, ids, rows and updates. All
+  // else is as it was at its end.
+  v1::GetStatsResponse stats;
   double seconds = 0;  // > 0
-  std::vector<MethodRates> methods;
-  std::vector<StageRates> stages;
-  std::vector<ModelRates> models;
-  std::vector<StackRates> stacks;
-  std::vector<ShardRates> shards;
-  std::vector<GroupRates> groups;
 };
 
 // Since the coordinator started.
@@ -79,6 +32,11 @@ bool SameLife(const v1::GetStatsResponse& before, const v1::GetStatsResponse& no
 // The value below which `fraction` of the observations lie, evenly spread over each bucket; 0
 // without any. In the last, infinite bucket: its lower bound.
 double Quantile(const v1::Distribution& distribution, double fraction);
+// Calls that did not end with OK.
+int64_t Errors(const v1::MethodStats& method);
+// The rank for which the others waited most often, and its share of the waits. Empty: there was no
+// waiting.
+std::pair<std::string, double> LastRank(const v1::GroupStats& group);
 
 // Stays with the coordinator that answered last, and turns to the next address when it does not.
 class StatsSource {

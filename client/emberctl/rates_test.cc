@@ -28,22 +28,22 @@ TEST(RatesTest, AreDifferencesOfTwoAnswers) {
   ASSERT_TRUE(SameLife(before, now));
   const Rates rates = RatesBetween(before, now);
   EXPECT_DOUBLE_EQ(rates.seconds, 4);
-  ASSERT_EQ(rates.methods.size(), 2u);
-  EXPECT_EQ(rates.methods[0].latency.count, 400);
-  EXPECT_EQ(rates.methods[0].errors, 4);
-  EXPECT_EQ(rates.methods[0].request_bytes, 4 * 10'240);
-  EXPECT_DOUBLE_EQ(rates.methods[0].latency.p50, 0.001);
-  EXPECT_NEAR(rates.methods[0].latency.sum, 1.6, 1e-9);
-  EXPECT_EQ(rates.methods[1].latency.count, 0);
-  EXPECT_EQ(rates.methods[1].latency.p99, 0);
-  EXPECT_EQ(rates.stages[0].latency.count, 400);
-  EXPECT_EQ(rates.stacks[0].ids, 4000);
-  EXPECT_EQ(rates.shards[0].rows_gathered, 8000);
-  EXPECT_EQ(rates.shards[1].rows_gathered, 0);
-  EXPECT_EQ(rates.groups[0].updates, 200);
-  EXPECT_DOUBLE_EQ(rates.groups[0].wait_seconds, 1);
-  EXPECT_EQ(rates.groups[0].last_rank, "0");  // lately, though not in all
-  EXPECT_DOUBLE_EQ(rates.groups[0].last_share, 1040.0 / 1160);
+  ASSERT_EQ(rates.stats.methods_size(), 2);
+  EXPECT_EQ(rates.stats.methods(0).seconds().count(), 400);
+  EXPECT_EQ(Errors(rates.stats.methods(0)), 4);
+  EXPECT_EQ(rates.stats.methods(0).request_bytes(), 4 * 10'240);
+  EXPECT_DOUBLE_EQ(Quantile(rates.stats.methods(0).seconds(), 0.5), 0.001);
+  EXPECT_NEAR(rates.stats.methods(0).seconds().sum(), 1.6, 1e-9);
+  EXPECT_EQ(rates.stats.methods(1).seconds().count(), 0);
+  EXPECT_EQ(Quantile(rates.stats.methods(1).seconds(), 0.99), 0);
+  EXPECT_EQ(rates.stats.stages(0).seconds().count(), 400);
+  EXPECT_EQ(rates.stats.stacks(0).ids(), 4000);
+  EXPECT_EQ(rates.stats.shards(0).rows_gathered(), 8000);
+  EXPECT_EQ(rates.stats.shards(1).rows_gathered(), 0);
+  EXPECT_EQ(rates.stats.groups(0).updates(), 200);
+  EXPECT_DOUBLE_EQ(rates.stats.groups(0).wait_seconds(), 1);
+  EXPECT_EQ(LastRank(rates.stats.groups(0)).first, "0");  // lately, though not in all
+  EXPECT_DOUBLE_EQ(LastRank(rates.stats.groups(0)).second, 1040.0 / 1160);
 }
 
 TEST(RatesTest, AShardThatRestartedCountsFromItsStart) {
@@ -55,16 +55,16 @@ TEST(RatesTest, AShardThatRestartedCountsFromItsStart) {
   now.mutable_shards(1)->set_incarnation(5);
   now.mutable_shards(1)->set_rows_gathered(1'000'000);  // since when, nobody knows
   const Rates rates = RatesBetween(before, now);
-  EXPECT_EQ(rates.shards[0].rows_gathered, 30'000);
-  EXPECT_EQ(rates.shards[1].rows_gathered, 0);
+  EXPECT_EQ(rates.stats.shards(0).rows_gathered(), 30'000);
+  EXPECT_EQ(rates.stats.shards(1).rows_gathered(), 0);
 }
 
 TEST(RatesTest, TotalsAreThoseSinceTheStart) {
   const Rates rates = TotalsOf(StatsAfter(10));
   EXPECT_DOUBLE_EQ(rates.seconds, 10);
-  EXPECT_EQ(rates.methods[0].latency.count, 1000);
-  EXPECT_EQ(rates.shards[0].rows_gathered, 20'000);
-  EXPECT_EQ(rates.groups[0].last_rank, "1");
+  EXPECT_EQ(rates.stats.methods(0).seconds().count(), 1000);
+  EXPECT_EQ(rates.stats.shards(0).rows_gathered(), 20'000);
+  EXPECT_EQ(LastRank(rates.stats.groups(0)).first, "1");
 }
 
 TEST(RatesTest, AnotherLifeIsNoticed) {

@@ -1,6 +1,5 @@
 #include "client/emberctl/reachability.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <string>
@@ -25,7 +24,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"

@@ -12,19 +12,15 @@
 #include "base/status.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/options.h"
+#include "client/emberctl/output.h"
 #include "client/emberctl/reachability.h"
 
 namespace emberd::emberctl {
 
 Session Session::At(const std::string& address) const {
   Session one(out);
+  static_cast<SessionOptions&>(one) = *this;
   one.addresses = {address};
-  one.json = json;
-  one.timeout_seconds = timeout_seconds;
-  one.ca_file = ca_file;
-  one.certificate_file = certificate_file;
-  one.key_file = key_file;
-  one.token_file = token_file;
   return one;
 }
 
@@ -45,6 +41,13 @@ absl::Status Session::CheckReachable() const {
   RETURN_IF_ERROR(CheckAddresses(options));
   RETURN_IF_ERROR(options.Validate());
   return CheckListening(options, options.connect_timeout);
+}
+
+absl::Status Session::Answer(const google::protobuf::Message& answer,
+                             const std::string& text) const {
+  if (json) return PrintJson(answer, out);
+  out << text << "\n";
+  return absl::OkStatus();
 }
 
 namespace {

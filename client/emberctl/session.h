@@ -1,6 +1,8 @@
-// What every command needs: the cluster, the common options, and where to write.
+// What every command needs: the cluster, the common options, where to write, and the command
+// itself.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -21,8 +23,20 @@
 
 namespace emberd::emberctl {
 
+// Set by the command line.
+struct SessionOptions {
+  std::vector<std::string> addresses;
+  bool json = false;
+  double timeout_seconds = 10;
+  // PEM files; any of them makes connections TLS (client::TlsOptions). And a file with a token.
+  std::string ca_file;
+  std::string certificate_file;
+  std::string key_file;
+  std::string token_file;
+};
+
 // Not thread-safe.
-class Session {
+class Session : public SessionOptions {
  public:
   explicit Session(std::ostream& out) : out(out) {}
 
@@ -53,19 +67,15 @@ class Session {
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const std::string& name);
 
+  // Prints an answer: as JSON with --json, and else as this text. OK.
+  absl::Status Answer(const google::protobuf::Message& answer, const std::string& text) const;
+
   // For clients that a command makes itself: all `addresses`, and how to connect to them.
   client::ClientOptions client_options() const;
 
-  // Set by the command line.
-  std::vector<std::string> addresses;
-  bool json = false;
-  double timeout_seconds = 10;
-  // PEM files; any of them makes connections TLS (client::TlsOptions). And a file with a token.
-  std::string ca_file;
-  std::string certificate_file;
-  std::string key_file;
-  std::string token_file;
   bool terminal = false;  // `out` is one
+  // What was chosen. Prints its result and returns why it could not.
+  std::function<absl::Status()> command;
 
   std::ostream& out;
 

@@ -42,8 +42,6 @@ absl::Status CheckShard(const v1::ShardStatus& shard) {
 
 namespace {
 
-using Table = std::vector<CellLine>;
-
 // A line of a table and what it is sorted by.
 struct Row {
   double busy = 0;
@@ -53,7 +51,8 @@ struct Row {
 
 class View {
  public:
-  View(const Rates& rates, const StatsViewOptions& options) : rates_(rates), options_(options) {}
+  View(const Rates& rates, const StatsViewOptions& options)
+      : rates_(rates), stats_(rates.stats), options_(options) {}
 
   Table Methods() const;
   Table Shards() const;
@@ -65,50 +64,51 @@ class View {
  private:
   // A count, or how many of it there are in a second.
   std::string Count(int64_t count) const {
-    return options_.per_second ? Quantity(static_cast<double>(count) / rates_.seconds)
-                               : absl::StrCat(count);
+    return options_.per_second ? Quantity(count / rates_.seconds) : absl::StrCat(count);
+  }
+  // The same of what should not happen.
+  Cell Faults(int64_t count) const {
+    return Cell(Count(count), count > 0 ? Style::kAlarm : Style::kPlain);
   }
   std::string Volume(int64_t bytes) const {
-    return options_.per_second
-               ? Bytes(static_cast<int64_t>(static_cast<double>(bytes) / rates_.seconds))
-               : Bytes(bytes);
+    return Bytes(options_.per_second ? static_cast<int64_t>(bytes / rates_.seconds) : bytes);
   }
   std::string Heading(const char* what) const {
     return options_.per_second ? absl::StrCat(what, "/S") : what;
   }
-  Table Sorted(CellLine headings, std::vector<Row> rows) const;
+  Table Sorted(CellLine headings, std::vector<Row> rows) const {
+    if (options_.order != Order::kName) {
+      const auto key = [this](const Row& row) {
+        return options_.order == Order::kBusy ? row.busy : row.slow;
+      };
+      std::stable_sort(rows.begin(), rows.end(),
+                       [&](const Row& a, const Row& b) { return key(a) > key(b); });
+    }
+    Table table;
+    if (rows.empty()) return table;
+    table.push_back(std::move(headings));
+    for (Row& row : rows) table.push_back(std::move(row.cells));
+    return table;
+  }
 
   const Rates& rates_;
+  const v1::GetStatsResponse& stats_;
   const StatsViewOptions options_;
 };
 
-Table View::Sorted(CellLine headings, std::vector<Row> rows) const {
-  if (options_.order != Order::kName) {
-    const auto key = [this](const Row& row) {
-      return options_.order == Order::kBusy ? row.busy : row.slow;
-    };
-    std::stable_sort(rows.begin(), rows.end(),
-                     [&](const Row& a, const Row& b) { return key(a) > key(b); });
-  }
-  Table table;
-  if (rows.empty()) return table;
-  table.push_back(std::move(headings));
-  for (Row& row : rows) table.push_back(std::move(row.cells));
-  return table;
-}
-
 Table View::Methods() const {
   std::vector<Row> rows;
-  for (const MethodRates& method : rates_.methods) {
-    const Latency& latency = method.latency;
-    if (options_.hide_idle && latency.count == 0 && method.errors == 0) continue;
-    rows.push_back({static_cast<double>(latency.count),
-                    latency.p99,
-                    {method.method, Count(latency.count),
-                     Cell(Count(method.errors), method.errors > 0 ? Style::kAlarm : Style::kPlain),
-                     latency.count > 0 ? Seconds(latency.p50) : "-",
-                     latency.count > 0 ? Seconds(latency.p99) : "-", Volume(method.request_bytes),
-                     Volume(method.response_bytes)}});
+  for (const v1::MethodStats& method : stats_.methods()) {
+    const v1::Distribution& times = method.seconds();
+    const bool called = times.count() > 0;
+    const int64_t errors = Errors(method);
+    if (options_.hide_idle && !called && errors == 0) continue;
+    rows.push_back({static_cast<double>(times.count()),
+                    Quantile(times, 0.99),
+                    {method.method(), Count(times.count()), Faults(errors),
+                     called ? Seconds(Quantile(times, 0.5)) : "-",
+                     called ? Seconds(Quantile(times, 0.99)) : "-", Volume(method.request_bytes()),
+                     Volume(method.response_bytes())}});
   }
   return Sorted(
       {"METHOD", Heading("CALLS"), Heading("ERRORS"), "P50", "P99", Heading("IN"), Heading("OUT")},
@@ -118,27 +118,24 @@ Table View::Methods() const {
 Table View::Shards() const {
   constexpr double kNearlyFull = 0.9;
   std::vector<Row> rows;
-  for (const ShardRates& shard : rates_.shards) {
-    const v1::ShardStatus& now = shard.now;
-    if (!now.reachable()) {
+  for (const v1::ShardStatus& shard : stats_.shards()) {
+    if (!shard.reachable()) {
       // First, however they are sorted.
       constexpr double kFirst = 1e300;
-      rows.push_back({kFirst, kFirst, {absl::StrCat(now.index()), now.address(), StateOf(now)}});
+      rows.push_back({kFirst, kFirst, {shard.index(), shard.address(), StateOf(shard)}});
       continue;
     }
-    const auto used = static_cast<double>(now.table_bytes());
-    const auto budget = static_cast<double>(now.table_budget_bytes());
+    const auto used = static_cast<double>(shard.table_bytes());
+    const auto budget = static_cast<double>(shard.table_budget_bytes());
     rows.push_back(
-        {static_cast<double>(shard.rows_gathered + shard.rows_updated),
-         static_cast<double>(now.queued()),
-         {absl::StrCat(now.index()), now.address(), StateOf(now), Count(shard.rows_gathered),
-          Count(shard.rows_updated), Bytes(now.table_bytes()),
+        {static_cast<double>(shard.rows_gathered() + shard.rows_updated()),
+         static_cast<double>(shard.queued()),
+         {shard.index(), shard.address(), StateOf(shard), Count(shard.rows_gathered()),
+          Count(shard.rows_updated()), Bytes(shard.table_bytes()),
           Cell(Percent(used, budget),
                budget > 0 && used > kNearlyFull * budget ? Style::kWarning : Style::kPlain),
-          Bytes(now.resident_bytes()),
-          Percent(static_cast<double>(now.huge_page_bytes()),
-                  static_cast<double>(now.resident_bytes())),
-          absl::StrCat(now.queued()), absl::StrCat(now.batches())}});
+          Bytes(shard.resident_bytes()), Percent(shard.huge_page_bytes(), shard.resident_bytes()),
+          shard.queued(), shard.batches()}});
   }
   return Sorted({"SHARD", "ADDRESS", "STATE", Heading("GATHERED"), Heading("UPDATED"), "TABLES",
                  "BUDGET", "RESIDENT", "HUGE", "QUEUE", "BATCHES"},
@@ -153,16 +150,15 @@ Cell Need(int64_t largest, int32_t limit) {
 
 Table View::Stacks() const {
   std::vector<Row> rows;
-  for (const StackRates& stack : rates_.stacks) {
-    const v1::StackStats& now = stack.now;
+  for (const v1::StackStats& stack : stats_.stacks()) {
     rows.push_back(
-        {static_cast<double>(stack.ids),
-         static_cast<double>(now.largest_ids_per_partition()),
-         {now.model(), now.stack(), Count(stack.batches), Count(stack.ids),
-          Percent(static_cast<double>(stack.unique_ids), static_cast<double>(stack.ids)),
-          Need(now.largest_ids_per_partition(), now.max_ids_per_partition()),
-          Need(now.largest_unique_ids_per_partition(), now.max_unique_ids_per_partition()),
-          Cell(Count(stack.dropped_ids), stack.dropped_ids > 0 ? Style::kAlarm : Style::kPlain)}});
+        {static_cast<double>(stack.ids()),
+         static_cast<double>(stack.largest_ids_per_partition()),
+         {stack.model(), stack.stack(), Count(stack.batches()), Count(stack.ids()),
+          Percent(stack.unique_ids(), stack.ids()),
+          Need(stack.largest_ids_per_partition(), stack.max_ids_per_partition()),
+          Need(stack.largest_unique_ids_per_partition(), stack.max_unique_ids_per_partition()),
+          Faults(stack.dropped_ids())}});
   }
   return Sorted({"MODEL", "STACK", Heading("BATCHES"), Heading("IDS"), "UNIQUE", "MAX IDS / LIMIT",
                  "MAX UNIQUE / LIMIT", Heading("DROPPED")},
@@ -171,29 +167,29 @@ Table View::Stacks() const {
 
 Table View::Stages() const {
   std::vector<Row> rows;
-  for (const StageRates& stage : rates_.stages) {
-    const Latency& latency = stage.latency;
-    if (latency.count == 0) continue;
-    rows.push_back({latency.sum,
-                    latency.p99,
-                    {stage.stage, Count(latency.count), Seconds(latency.p50), Seconds(latency.p99),
-                     Percent(latency.sum, rates_.seconds)}});
+  for (const v1::StageStats& stage : stats_.stages()) {
+    const v1::Distribution& times = stage.seconds();
+    if (times.count() == 0) continue;
+    const double p99 = Quantile(times, 0.99);
+    rows.push_back({times.sum(),
+                    p99,
+                    {stage.stage(), Count(times.count()), Seconds(Quantile(times, 0.5)),
+                     Seconds(p99), Percent(times.sum(), rates_.seconds)}});
   }
   return Sorted({"STAGE", Heading("TIMES"), "P50", "P99", "OF THE TIME"}, std::move(rows));
 }
 
 Table View::Groups() const {
   std::vector<Row> rows;
-  for (const GroupRates& group : rates_.groups) {
+  for (const v1::GroupStats& group : stats_.groups()) {
+    const auto [last, share] = LastRank(group);
     rows.push_back(
-        {static_cast<double>(group.updates),
-         group.wait_seconds,
-         {group.model, group.group, Count(group.updates),
-          Percent(group.wait_seconds, rates_.seconds),
-          group.last_rank.empty()
-              ? std::string("-")
-              : absl::StrCat(group.last_rank, " (", Percent(group.last_share, 1), ")"),
-          Cell(Count(group.failures), group.failures > 0 ? Style::kAlarm : Style::kPlain)}});
+        {static_cast<double>(group.updates()),
+         group.wait_seconds(),
+         {group.model(), group.group(), Count(group.updates()),
+          Percent(group.wait_seconds(), rates_.seconds),
+          last.empty() ? std::string("-") : absl::StrCat(last, " (", Percent(share, 1), ")"),
+          Faults(group.failures())}});
   }
   return Sorted({"MODEL", "GROUP", Heading("UPDATES"), "WAITING", "LAST RANK", Heading("FAILURES")},
                 std::move(rows));
@@ -201,8 +197,8 @@ Table View::Groups() const {
 
 Table View::HotRows() const {
   std::vector<const v1::HotRow*> hot;
-  for (const ShardRates& shard : rates_.shards) {
-    for (const v1::HotRow& row : shard.now.hot_rows()) hot.push_back(&row);
+  for (const v1::ShardStatus& shard : stats_.shards()) {
+    for (const v1::HotRow& row : shard.hot_rows()) hot.push_back(&row);
   }
   const auto place = [](const v1::HotRow* row) {
     return std::make_pair(absl::string_view(row->model()), absl::string_view(row->table()));
@@ -214,10 +210,8 @@ Table View::HotRows() const {
   if (hot.empty()) return table;
   table.push_back({"MODEL", "TABLE", "HOT ROW", "LOOKUPS", "ERROR UP TO", "OF ITS SHARD"});
   for (const v1::HotRow* row : hot) {
-    table.push_back(
-        {row->model(), row->table(), absl::StrCat(row->id()), absl::StrCat(row->lookups()),
-         absl::StrCat(row->error()),
-         Percent(static_cast<double>(row->lookups()), static_cast<double>(row->table_lookups()))});
+    table.push_back({row->model(), row->table(), row->id(), row->lookups(), row->error(),
+                     Percent(row->lookups(), row->table_lookups())});
   }
   return table;
 }
@@ -225,7 +219,7 @@ Table View::HotRows() const {
 }  // namespace
 
 std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& address) {
-  const v1::GetStatsResponse& now = rates.now;
+  const v1::GetStatsResponse& now = rates.stats;
   CellLine first = {Cell(absl::StrCat("coordinator ", address), Style::kBold),
                     absl::StrCat(", up ", Uptime(now.uptime_ms()), ", ")};
   first.push_back(now.draining() ? Cell("DRAINING", Style::kAlarm) : Cell("in service"));
@@ -239,19 +233,17 @@ std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& addres
                    Counted(now.batches(), "batch", "batches"), " (", Bytes(now.batch_bytes()),
                    " of ", Bytes(now.batch_budget_bytes()), ")")};
   std::vector<CellLine> lines = {first, second};
-  for (const ModelRates& model : rates.models) {
-    if (model.examples == 0) continue;
-    lines.push_back(
-        {absl::StrCat("model ", model.model, ": "),
-         Cell(absl::StrCat(Quantity(static_cast<double>(model.examples) / rates.seconds),
-                           " examples/s"),
-              Style::kBold)});
+  for (const v1::ModelStats& model : now.models()) {
+    if (model.examples() == 0) continue;
+    lines.push_back({absl::StrCat("model ", model.model(), ": "),
+                     Cell(absl::StrCat(Quantity(model.examples() / rates.seconds), " examples/s"),
+                          Style::kBold)});
   }
-  for (const ShardRates& shard : rates.shards) {
-    if (shard.now.reachable()) continue;
+  for (const v1::ShardStatus& shard : now.shards()) {
+    if (shard.reachable()) continue;
     lines.push_back(
-        {Cell(absl::StrCat("shard ", shard.now.index(), " does not answer: "), Style::kAlarm),
-         shard.now.error()});
+        {Cell(absl::StrCat("shard ", shard.index(), " does not answer: "), Style::kAlarm),
+         shard.error()});
   }
   return lines;
 }
@@ -269,133 +261,110 @@ std::vector<Table> StatsTables(const Rates& rates, const StatsViewOptions& optio
 namespace {
 
 float PerSecond(const Rates& rates, int64_t count) {
-  return static_cast<float>(static_cast<double>(count) / rates.seconds);
+  return static_cast<float>(count / rates.seconds);
 }
 
-Json LatencyJson(const Rates& rates, const Latency& latency) {
-  return {{"count", latency.count},
-          {"per_second", PerSecond(rates, latency.count)},
-          {"seconds", static_cast<float>(latency.sum)},
-          {"p50_seconds", static_cast<float>(latency.p50)},
-          {"p99_seconds", static_cast<float>(latency.p99)}};
+Json LatencyJson(const Rates& rates, const v1::Distribution& times) {
+  return {{"count", times.count()},
+          {"per_second", PerSecond(rates, times.count())},
+          {"seconds", static_cast<float>(times.sum())},
+          {"p50_seconds", static_cast<float>(Quantile(times, 0.5))},
+          {"p99_seconds", static_cast<float>(Quantile(times, 0.99))}};
 }
 
-Json MethodsJson(const Rates& rates) {
-  Json methods = Json::array();
-  for (const MethodRates& method : rates.methods) {
-    Json json = LatencyJson(rates, method.latency);
-    json["method"] = method.method;
-    json["errors"] = method.errors;
-    json["request_bytes"] = method.request_bytes;
-    json["response_bytes"] = method.response_bytes;
-    methods.push_back(std::move(json));
+// A list of what `json_of` makes of each element.
+template <typename Elements, typename JsonOf>
+Json JsonOfEach(const Elements& elements, const JsonOf& json_of) {
+  Json list = Json::array();
+  for (const auto& element : elements) list.push_back(json_of(element));
+  return list;
+}
+
+Json MethodJson(const Rates& rates, const v1::MethodStats& method) {
+  Json json = LatencyJson(rates, method.seconds());
+  json["method"] = method.method();
+  json["errors"] = Errors(method);
+  json["request_bytes"] = method.request_bytes();
+  json["response_bytes"] = method.response_bytes();
+  return json;
+}
+
+Json StageJson(const Rates& rates, const v1::StageStats& stage) {
+  Json json = LatencyJson(rates, stage.seconds());
+  json["stage"] = stage.stage();
+  return json;
+}
+
+Json StackStatsJson(const Rates& rates, const v1::StackStats& stack) {
+  return {{"model", stack.model()},
+          {"stack", stack.stack()},
+          {"batches", stack.batches()},
+          {"ids", stack.ids()},
+          {"ids_per_second", PerSecond(rates, stack.ids())},
+          {"unique_ids", stack.unique_ids()},
+          {"dropped_ids", stack.dropped_ids()},
+          {"max_ids_per_partition", stack.max_ids_per_partition()},
+          {"largest_ids_per_partition", stack.largest_ids_per_partition()},
+          {"max_unique_ids_per_partition", stack.max_unique_ids_per_partition()},
+          {"largest_unique_ids_per_partition", stack.largest_unique_ids_per_partition()}};
+}
+
+Json HotRowJson(const v1::HotRow& row) {
+  return {{"model", row.model()}, {"table", row.table()},
+          {"id", row.id()},       {"lookups", row.lookups()},
+          {"error", row.error()}, {"table_lookups", row.table_lookups()}};
+}
+
+Json ShardJson(const Rates& rates, const v1::ShardStatus& shard) {
+  Json json = {
+      {"index", shard.index()}, {"address", shard.address()}, {"reachable", shard.reachable()}};
+  if (!shard.reachable()) {
+    json["error"] = shard.error();
+    return json;
   }
-  return methods;
+  json.update(Json{{"uptime_ms", shard.uptime_ms()},
+                   {"rows_gathered", shard.rows_gathered()},
+                   {"rows_gathered_per_second", PerSecond(rates, shard.rows_gathered())},
+                   {"rows_updated", shard.rows_updated()},
+                   {"rows_updated_per_second", PerSecond(rates, shard.rows_updated())},
+                   {"recovering", shard.log().recovering()},
+                   {"log_bytes", shard.log().bytes()},
+                   {"log_failure", shard.log().failure()},
+                   {"table_bytes", shard.table_bytes()},
+                   {"table_budget_bytes", shard.table_budget_bytes()},
+                   {"resident_bytes", shard.resident_bytes()},
+                   {"huge_page_bytes", shard.huge_page_bytes()},
+                   {"queued", shard.queued()},
+                   {"batches", shard.batches()},
+                   {"hot_rows", JsonOfEach(shard.hot_rows(), HotRowJson)}});
+  return json;
 }
 
-Json StagesJson(const Rates& rates) {
-  Json stages = Json::array();
-  for (const StageRates& stage : rates.stages) {
-    Json json = LatencyJson(rates, stage.latency);
-    json["stage"] = stage.stage;
-    stages.push_back(std::move(json));
-  }
-  return stages;
+Json ModelJson(const Rates& rates, const v1::ModelStats& model) {
+  return {{"model", model.model()},
+          {"examples", model.examples()},
+          {"examples_per_second", PerSecond(rates, model.examples())}};
 }
 
-Json StacksJson(const Rates& rates) {
-  Json stacks = Json::array();
-  for (const StackRates& stack : rates.stacks) {
-    const v1::StackStats& now = stack.now;
-    stacks.push_back(
-        {{"model", now.model()},
-         {"stack", now.stack()},
-         {"batches", stack.batches},
-         {"ids", stack.ids},
-         {"ids_per_second", PerSecond(rates, stack.ids)},
-         {"unique_ids", stack.unique_ids},
-         {"dropped_ids", stack.dropped_ids},
-         {"max_ids_per_partition", now.max_ids_per_partition()},
-         {"largest_ids_per_partition", now.largest_ids_per_partition()},
-         {"max_unique_ids_per_partition", now.max_unique_ids_per_partition()},
-         {"largest_unique_ids_per_partition", now.largest_unique_ids_per_partition()}});
-  }
-  return stacks;
-}
-
-Json HotRowsJson(const v1::ShardStatus& shard) {
-  Json rows = Json::array();
-  for (const v1::HotRow& row : shard.hot_rows()) {
-    rows.push_back({{"model", row.model()},
-                    {"table", row.table()},
-                    {"id", row.id()},
-                    {"lookups", row.lookups()},
-                    {"error", row.error()},
-                    {"table_lookups", row.table_lookups()}});
-  }
-  return rows;
-}
-
-Json ShardsJson(const Rates& rates) {
-  Json shards = Json::array();
-  for (const ShardRates& shard : rates.shards) {
-    const v1::ShardStatus& now = shard.now;
-    Json json = {
-        {"index", now.index()}, {"address", now.address()}, {"reachable", now.reachable()}};
-    if (!now.reachable()) {
-      json["error"] = now.error();
-      shards.push_back(std::move(json));
-      continue;
-    }
-    json.update(Json{{"uptime_ms", now.uptime_ms()},
-                     {"rows_gathered", shard.rows_gathered},
-                     {"rows_gathered_per_second", PerSecond(rates, shard.rows_gathered)},
-                     {"rows_updated", shard.rows_updated},
-                     {"rows_updated_per_second", PerSecond(rates, shard.rows_updated)},
-                     {"recovering", now.log().recovering()},
-                     {"log_bytes", now.log().bytes()},
-                     {"log_failure", now.log().failure()},
-                     {"table_bytes", now.table_bytes()},
-                     {"table_budget_bytes", now.table_budget_bytes()},
-                     {"resident_bytes", now.resident_bytes()},
-                     {"huge_page_bytes", now.huge_page_bytes()},
-                     {"queued", now.queued()},
-                     {"batches", now.batches()},
-                     {"hot_rows", HotRowsJson(now)}});
-    shards.push_back(std::move(json));
-  }
-  return shards;
-}
-
-Json ModelsJson(const Rates& rates) {
-  Json models = Json::array();
-  for (const ModelRates& model : rates.models) {
-    models.push_back({{"model", model.model},
-                      {"examples", model.examples},
-                      {"examples_per_second", PerSecond(rates, model.examples)}});
-  }
-  return models;
-}
-
-Json GroupsJson(const Rates& rates) {
-  Json groups = Json::array();
-  for (const GroupRates& group : rates.groups) {
-    groups.push_back({{"model", group.model},
-                      {"group", group.group},
-                      {"updates", group.updates},
-                      {"updates_per_second", PerSecond(rates, group.updates)},
-                      {"failures", group.failures},
-                      {"wait_seconds", static_cast<float>(group.wait_seconds)},
-                      {"last_rank", group.last_rank},
-                      {"last_share", static_cast<float>(group.last_share)}});
-  }
-  return groups;
+Json GroupJson(const Rates& rates, const v1::GroupStats& group) {
+  const auto [last, share] = LastRank(group);
+  return {{"model", group.model()},
+          {"group", group.group()},
+          {"updates", group.updates()},
+          {"updates_per_second", PerSecond(rates, group.updates())},
+          {"failures", group.failures()},
+          {"wait_seconds", static_cast<float>(group.wait_seconds())},
+          {"last_rank", last},
+          {"last_share", static_cast<float>(share)}};
 }
 
 }  // namespace
 
 Json StatsJson(const Rates& rates) {
-  const v1::GetStatsResponse& now = rates.now;
+  const v1::GetStatsResponse& now = rates.stats;
+  const auto each = [&rates](const auto& elements, const auto& json_of) {
+    return JsonOfEach(elements, [&](const auto& element) { return json_of(rates, element); });
+  };
   return {{"time_ms", now.time_ms()},
           {"uptime_ms", now.uptime_ms()},
           {"seconds", static_cast<float>(rates.seconds)},
@@ -406,12 +375,12 @@ Json StatsJson(const Rates& rates) {
           {"train_streams", now.train_streams()},
           {"batches", now.batches()},
           {"batch_bytes", now.batch_bytes()},
-          {"methods", MethodsJson(rates)},
-          {"shards", ShardsJson(rates)},
-          {"stacks", StacksJson(rates)},
-          {"models", ModelsJson(rates)},
-          {"stages", StagesJson(rates)},
-          {"groups", GroupsJson(rates)}};
+          {"methods", each(now.methods(), MethodJson)},
+          {"shards", each(now.shards(), ShardJson)},
+          {"stacks", each(now.stacks(), StackStatsJson)},
+          {"models", each(now.models(), ModelJson)},
+          {"stages", each(now.stages(), StageJson)},
+          {"groups", each(now.groups(), GroupJson)}};
 }
 
 namespace {

@@ -34,7 +34,7 @@ struct StatsViewOptions {
 // A few lines on the coordinator as a whole.
 std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& address);
 // Methods, shards, stacks, stages, groups and hot rows; those that are empty are left out.
-std::vector<std::vector<CellLine>> StatsTables(const Rates& rates, const StatsViewOptions& options);
+std::vector<Table> StatsTables(const Rates& rates, const StatsViewOptions& options);
 
 // The same as JSON: counts of the time, what they are per second, and the state now.
 Json StatsJson(const Rates& rates);

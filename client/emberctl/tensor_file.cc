@@ -93,16 +93,6 @@ absl::Status SetShape(std::vector<int64_t> shape, int64_t values, TensorInFile* 
   return absl::OkStatus();
 }
 
-// What stands behind 'key': in the dict of a .npy file, to the comma or bracket that ends it.
-absl::string_view DictValue(absl::string_view dict, absl::string_view key) {
-  const size_t found = dict.find(absl::StrCat("'", key, "':"));
-  if (found == absl::string_view::npos) return "";
-  dict.remove_prefix(found + key.size() + 3);
-  dict = absl::StripLeadingAsciiWhitespace(dict);
-  return dict.substr(0,
-                     absl::StartsWith(dict, "(") ? dict.find(')') + 1 : dict.find_first_of(",}"));
-}
-
 absl::StatusOr<std::vector<TensorInFile>> ReadNpyHeader(const std::string& path) {
   ASSIGN_OR_RETURN(OpenFile file, Open(path));
   const std::string start = Take(file.stream, kNpyMagicBytes + 2);
@@ -117,15 +107,15 @@ absl::StatusOr<std::vector<TensorInFile>> ReadNpyHeader(const std::string& path)
   tensor.path = path;
   tensor.name = std::filesystem::path(path).stem();
   tensor.offset = static_cast<int64_t>(start.size() + length.size() + dict.size());
-  if (const absl::string_view type = DictValue(dict, "descr"); type != "'<f4'") {
+  if (const absl::string_view type = NpyValue(dict, "descr"); type != "'<f4'") {
     return Bad(path, absl::StrCat("holds the type ", type,
                                   "; it must be '<f4': save array.astype(\"float32\")"));
   }
-  if (DictValue(dict, "fortran_order") != "False") {
+  if (NpyValue(dict, "fortran_order") != "False") {
     return Bad(path, "is in Fortran order; save numpy.ascontiguousarray(array)");
   }
   std::vector<int64_t> shape;
-  absl::string_view tuple = DictValue(dict, "shape");
+  absl::string_view tuple = NpyValue(dict, "shape");
   absl::ConsumePrefix(&tuple, "(");
   absl::ConsumeSuffix(&tuple, ")");
   for (absl::string_view size : absl::StrSplit(tuple, ',', absl::SkipWhitespace())) {
@@ -160,6 +150,15 @@ absl::StatusOr<std::vector<TensorInFile>> ReadSafetensorsHeader(const std::strin
 }
 
 }  // namespace
+
+absl::string_view NpyValue(absl::string_view dict, absl::string_view key) {
+  const size_t found = dict.find(absl::StrCat("'", key, "':"));
+  if (found == absl::string_view::npos) return "";
+  dict.remove_prefix(found + key.size() + 3);
+  dict = absl::StripLeadingAsciiWhitespace(dict);
+  return dict.substr(0,
+                     absl::StartsWith(dict, "(") ? dict.find(')') + 1 : dict.find_first_of(",}"));
+}
 
 std::string NpyHeader(int64_t rows, int64_t columns) {
   std::string dict = absl::StrCat("{'descr': '<f4', 'fortran_order': False, 'shape': (", rows, ", ",

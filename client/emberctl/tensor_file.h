@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -21,6 +20,9 @@ struct TensorInFile {
   int64_t columns = 0;
   int64_t offset = 0;  // in the file
 };
+
+// What stands behind 'key': in the dictionary of a .npy file, to the comma or bracket that ends it.
+absl::string_view NpyValue(absl::string_view dict, absl::string_view key);
 
 // What stands before the values of `rows` x `columns`. Both formats want data that begin at a
 // multiple of 64 and of 8 bytes.

@@ -145,16 +145,15 @@ constexpr int kMaxBar = 24;
 
 std::string ProgressText(int64_t bytes, int64_t total, int64_t done, absl::Duration passed) {
   std::string text;
-  if (total > 0)
-    absl::StrAppend(&text, Percent(double(std::min(bytes, total)), double(total)), "  ");
+  if (total > 0) absl::StrAppend(&text, Percent(std::min(bytes, total), total), "  ");
   absl::StrAppend(&text, Bytes(bytes));
   if (total > 0) absl::StrAppend(&text, " of ", Bytes(total));
   const double seconds = absl::ToDoubleSeconds(passed);
   if (seconds <= 0 || done <= 0) return text;
-  const double rate = static_cast<double>(done) / seconds;
+  const double rate = done / seconds;
   absl::StrAppend(&text, "  ", Bytes(static_cast<int64_t>(rate)), "/s");
   if (bytes < total) {
-    const double left = static_cast<double>(total - bytes) / rate;
+    const double left = (total - bytes) / rate;
     absl::StrAppend(&text, "  about ", Uptime(static_cast<int64_t>(left * 1000) + 999), " left");
   }
   return text;

@@ -196,7 +196,7 @@ class DocumentsTest(unittest.TestCase):
         program = self.start(f"emberd up --shards 4 --data {self.folder}/data --durability log &")
         for command in ("emberctl declare model.textproto", "emberctl checkpoint save my_model step-1000",
                         "emberctl checkpoint save my_model step-2000 --incremental",
-                        "emberctl bench --model my_model --seconds 1"):
+                        f"{BINARIES}/../bench/emberd_bench load --model my_model --seconds 1"):
             self.run_to_end(command, self.folder)
         rows = re.findall(r"^\| `.*\| `(emberctl [^`]*)` \|$", read("client", "emberctl", "README.md"), re.MULTILINE)
         self.assertGreater(len(rows), 20)

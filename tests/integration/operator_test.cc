@@ -14,6 +14,7 @@
 #include "client/emberctl/output.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/bench/load.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/process.h"
 
@@ -46,13 +47,20 @@ class OperatorTest : public ::testing::Test {
     int code = -1;
     std::string out, err;
   };
-  Outcome Emberctl(std::vector<std::string> arguments) const {
+  template <typename Program>
+  Outcome Run(const Program& program, std::vector<std::string> arguments) const {
     arguments.insert(arguments.end(), {"-a", cluster_->address()});
-    std::vector<const char*> argv = {"emberctl"};
+    std::vector<const char*> argv = {"program"};
     for (const std::string& argument : arguments) argv.push_back(argument.c_str());
     std::ostringstream out, err;
-    const int code = emberctl::Run(static_cast<int>(argv.size()), argv.data(), out, err);
+    const int code = program(static_cast<int>(argv.size()), argv.data(), out, err);
     return {code, out.str(), err.str()};
+  }
+  Outcome Emberctl(std::vector<std::string> arguments) const {
+    return Run(emberctl::Run, std::move(arguments));
+  }
+  Outcome Load(std::vector<std::string> arguments) const {
+    return Run(bench::RunLoad, std::move(arguments));
   }
   Json EmberctlJson(std::vector<std::string> arguments) const {
     arguments.push_back("--json");
@@ -74,8 +82,10 @@ Json Find(const Json& list, const char* key, const std::string& value) {
 }
 
 TEST_F(OperatorTest, BenchedAndWatched) {
-  const Json bench = EmberctlJson({"bench", "--config", model_, "--update", "--batch", "64",
-                                   "--ids-per-sample", "3", "--clients", "2", "--seconds", "1"});
+  const Outcome load = Load({"--config", model_, "--update", "--batch", "64", "--ids-per-sample",
+                             "3", "--clients", "2", "--seconds", "1", "--json"});
+  ASSERT_EQ(load.code, 0) << load.err;
+  const Json bench = Json::parse(load.out, nullptr, /*allow_exceptions=*/false);
   const auto steps = bench["steps"].get<int64_t>();
   ASSERT_GT(steps, 0);
   EXPECT_TRUE(bench["errors"].empty()) << bench.dump();
@@ -123,7 +133,7 @@ TEST_F(OperatorTest, TopShowsWhatHappensNow) {
   ASSERT_EQ(Emberctl({"declare", model_}).code, emberctl::kOk);
   Outcome bench;
   std::thread load([&] {
-    bench = Emberctl({"bench", "--model", "bench_operator", "--batch", "64", "--seconds", "3"});
+    bench = Load({"--model", "bench_operator", "--batch", "64", "--seconds", "3"});
   });
   const Outcome top = Emberctl({"top", "--interval", "0.5", "--count", "3", "--json"});
   load.join();

@@ -256,11 +256,11 @@ class StatusPageTest(unittest.TestCase):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             calm = cluster.Cluster(EMBERD, folder, shards=1)
             self.addCleanup(calm.stop)
-            emberctl = os.path.join(os.path.dirname(EMBERD), "emberctl")
+            bench = os.path.join(os.path.dirname(EMBERD), "..", "bench", "emberd_bench")
             with open(os.path.join(folder, "model"), "w") as file:
                 file.write('name: "bench" tables { name: "t" vocabulary_size: 100 embedding_dim: 8 } '
                            'features { name: "f" table: "t" batch_size: 4 }')
-            subprocess.run([emberctl, "bench", "-a", calm.coordinator.grpc, "--config", os.path.join(folder, "model"),
+            subprocess.run([bench, "load", "-a", calm.coordinator.grpc, "--config", os.path.join(folder, "model"),
                             "--seconds", "1"], check=True, timeout=120, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             page = self.browser.open(calm.url)
             self.addCleanup(page.close)

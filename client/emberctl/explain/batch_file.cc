@@ -19,6 +19,7 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/suggest.h"
+#include "client/emberctl/tensor_file.h"
 #include "config/config.h"
 
 namespace emberd::emberctl {
@@ -54,26 +55,18 @@ absl::StatusOr<absl::string_view> TakeHeader(absl::string_view* content) {
   return header;
 }
 
-// What stands after 'key': in the header.
-absl::string_view After(absl::string_view header, absl::string_view key) {
-  const size_t at = header.find(absl::StrCat("'", key, "':"));
-  if (at == absl::string_view::npos) return "";
-  return absl::StripLeadingAsciiWhitespace(header.substr(at + key.size() + 3));
-}
-
 absl::StatusOr<std::vector<int64_t>> ParseShape(absl::string_view header) {
-  absl::string_view text = After(header, "shape");
-  const size_t end = text.find(')');
-  if (!absl::ConsumePrefix(&text, "(") || end == absl::string_view::npos) {
+  absl::string_view text = NpyValue(header, "shape");
+  if (!absl::ConsumePrefix(&text, "(") || !absl::ConsumeSuffix(&text, ")")) {
     return Malformed("it has no shape");
   }
   std::vector<int64_t> shape;
-  for (absl::string_view size : absl::StrSplit(text.substr(0, end - 1), ',')) {
+  for (absl::string_view size : absl::StrSplit(text, ',')) {
     size = absl::StripAsciiWhitespace(size);
     if (size.empty()) continue;  // after the last comma
     int64_t value = 0;
     if (!absl::SimpleAtoi(size, &value) || value < 0 || shape.size() == kMaxDimensions) {
-      return Malformed(absl::StrCat("its shape is (", text.substr(0, end - 1), ")"));
+      return Malformed(absl::StrCat("its shape is (", text, ")"));
     }
     shape.push_back(value);
   }
@@ -102,10 +95,8 @@ absl::StatusOr<Array> Read(absl::string_view data, std::vector<int64_t> shape) {
 absl::StatusOr<Array> ParseNpy(absl::string_view content) {
   ASSIGN_OR_RETURN(const absl::string_view header, TakeHeader(&content));
   ASSIGN_OR_RETURN(std::vector<int64_t> shape, ParseShape(header));
-  if (!absl::StartsWith(After(header, "fortran_order"), "False")) {
-    return Malformed("it is in Fortran order");
-  }
-  const absl::string_view type = After(header, "descr").substr(0, 5);
+  if (NpyValue(header, "fortran_order") != "False") return Malformed("it is in Fortran order");
+  const absl::string_view type = NpyValue(header, "descr");
   if (type == "'<i4'") return Read<int32_t>(content, std::move(shape));
   if (type == "'<i8'") return Read<int64_t>(content, std::move(shape));
   if (type == "'<f4'") return Read<float>(content, std::move(shape));
@@ -164,10 +155,8 @@ absl::Status ReadIds(const json& samples, std::vector<int64_t>* values,
   for (const json& sample : samples) {
     for (const json& element : Elements(sample)) {
       const absl::StatusOr<int64_t> id = IdOf(element);
-      if (!id.ok()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("ids of sample ", row_splits->size() - 1, ": ", id.status().message()));
-      }
+      RETURN_IF_ERROR(
+          Annotate(id.status(), absl::StrCat("ids of sample ", row_splits->size() - 1)));
       values->push_back(*id);
     }
     row_splits->push_back(static_cast<int64_t>(values->size()));
@@ -243,9 +232,7 @@ absl::StatusOr<BatchFile> BatchFile::Load(const std::vector<std::string>& paths,
                                           const v1::ModelConfig& model) {
   BatchFile batch;
   for (const std::string& path : paths) {
-    absl::Status status = batch.AddPath(path, model);
-    if (!status.ok())
-      return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+    RETURN_IF_ERROR(Annotate(batch.AddPath(path, model), path));
   }
   RETURN_IF_ERROR(batch.MakeInputs(model));
   return batch;
@@ -255,8 +242,8 @@ absl::Status BatchFile::AddPath(const std::string& path, const v1::ModelConfig& 
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
     if (absl::EndsWith(path, ".npy")) return AddNpy(path);
-    const absl::StatusOr<std::string> text = ReadFile(path);
-    return text.ok() ? AddJson(*text, model) : text.status();
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+    return AddJson(text, model);
   }
   std::vector<std::string> files;
   std::error_code error;
@@ -285,9 +272,7 @@ absl::Status BatchFile::AddNpy(const std::string& path) {
   }
   ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
   absl::StatusOr<Array> array = ParseNpy(content);
-  if (!array.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(stem, ".npy: ", array.status().message()));
-  }
+  RETURN_IF_ERROR(Annotate(array.status(), stem + ".npy"));
   return Add(stem.substr(0, dot), part, *std::move(array));
 }
 
@@ -300,31 +285,31 @@ absl::Status BatchFile::AddJson(const std::string& text, const v1::ModelConfig& 
   }
   if (!batch.is_object()) return absl::InvalidArgumentError("it must be an object of features");
   for (auto& [name, feature] : batch.items()) {
-    std::vector<int64_t> values, row_splits;
-    std::vector<float> weights;
-    absl::Status status = CheckFields(feature);
-    for (const v1::FeatureConfig& one : model.features()) {
-      if (one.name() != name) continue;
-      for (json& lists : feature) {
-        if (status.ok()) status = Flatten(one.output_shape(), &lists);
-      }
-    }
-    if (status.ok()) status = ReadIds(feature["ids"], &values, &row_splits);
-    if (status.ok() && feature.contains("weights")) {
-      status = ReadWeights(feature["weights"], row_splits, &weights);
-    }
-    const auto ids = static_cast<int64_t>(values.size());
-    const auto splits = static_cast<int64_t>(row_splits.size());
-    if (status.ok()) status = Add(name, "values", {{ids}, std::move(values)});
-    if (status.ok()) status = Add(name, "row_splits", {{splits}, std::move(row_splits)});
-    if (status.ok() && feature.contains("weights")) {
-      status = Add(name, "weights", {{ids}, std::move(weights)});
-    }
+    const absl::Status status = AddJsonFeature(name, feature, model);
     if (!status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("feature '", name, "': ", status.message()));
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status BatchFile::AddJsonFeature(const std::string& name, json feature,
+                                       const v1::ModelConfig& model) {
+  RETURN_IF_ERROR(CheckFields(feature));
+  for (const v1::FeatureConfig& one : model.features()) {
+    if (one.name() != name) continue;
+    for (json& lists : feature) RETURN_IF_ERROR(Flatten(one.output_shape(), &lists));
+  }
+  std::vector<int64_t> values, row_splits;
+  RETURN_IF_ERROR(ReadIds(feature["ids"], &values, &row_splits));
+  std::vector<float> weights;
+  const bool weighted = feature.contains("weights");
+  if (weighted) RETURN_IF_ERROR(ReadWeights(feature["weights"], row_splits, &weights));
+  const auto ids = static_cast<int64_t>(values.size());
+  const auto splits = static_cast<int64_t>(row_splits.size());
+  RETURN_IF_ERROR(Add(name, "values", {{ids}, std::move(values)}));
+  RETURN_IF_ERROR(Add(name, "row_splits", {{splits}, std::move(row_splits)}));
+  return weighted ? Add(name, "weights", {{ids}, std::move(weights)}) : absl::OkStatus();
 }
 
 absl::Status BatchFile::Add(const std::string& feature, const std::string& part, Array array) {
@@ -349,10 +334,7 @@ absl::Status BatchFile::MakeInputs(const v1::ModelConfig& model) {
           absl::StrCat("feature '", feature.name(), "' of the model is missing in the batch"));
     }
     absl::StatusOr<preprocess::FeatureInput> input = InputOf(found->second, feature);
-    if (!input.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("feature '", feature.name(), "': ", input.status().message()));
-    }
+    RETURN_IF_ERROR(Annotate(input.status(), absl::StrCat("feature '", feature.name(), "'")));
     RETURN_IF_ERROR(config::CheckSamples(feature, preprocess::SampleCount(*input)));
     inputs_.push_back(*std::move(input));
   }
@@ -368,22 +350,14 @@ absl::StatusOr<preprocess::FeatureInput> BatchFile::InputOf(const Parts& parts,
   preprocess::FeatureInput input;
   const Array& ids = parts.at(dense ? "ids" : "values");
   const absl::StatusOr<preprocess::IntSpan> values = IntsOf(ids, !dense);
-  if (!values.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(dense ? "ids: " : "values: ", values.status().message()));
-  }
+  RETURN_IF_ERROR(Annotate(values.status(), dense ? "ids" : "values"));
   if (dense) {
     const auto read = config::SamplesOf(ids.shape, config.output_shape());
-    if (!read.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("ids: ", read.status().message()));
-    }
+    RETURN_IF_ERROR(Annotate(read.status(), "ids"));
     input.ids = preprocess::DenseInput{*values, read->ids_per_sample, read->samples};
   } else {
     const absl::StatusOr<preprocess::IntSpan> row_splits = IntsOf(parts.at("row_splits"), true);
-    if (!row_splits.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("row_splits: ", row_splits.status().message()));
-    }
+    RETURN_IF_ERROR(Annotate(row_splits.status(), "row_splits"));
     input.ids = preprocess::RaggedInput{*row_splits, *values};
   }
   const auto weights = parts.find("weights");

@@ -7,6 +7,8 @@
 #include <variant>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -51,6 +53,8 @@ class BatchFile {
 
   absl::Status AddPath(const std::string& path, const v1::ModelConfig& model);
   absl::Status AddJson(const std::string& text, const v1::ModelConfig& model);
+  absl::Status AddJsonFeature(const std::string& name, nlohmann::json feature,
+                              const v1::ModelConfig& model);
   absl::Status AddNpy(const std::string& path);
   absl::Status Add(const std::string& feature, const std::string& part, Array array);
   static absl::StatusOr<preprocess::FeatureInput> InputOf(const Parts& parts,

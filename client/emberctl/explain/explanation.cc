@@ -4,11 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <ostream>
-#include <sstream>
 #include <string>
 #include <vector>
-
-#include <google/protobuf/util/json_util.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -68,18 +65,16 @@ void PrintPrograms(const Explanation& e, std::ostream& out) {
   out << "\ncompiled as a LOOKUP with " << preprocess::kDefaultIdsPerSample
       << " ids for each sample and up to " << preprocess::kMaxProgramMinibatches
       << " mini-batches:\n";
-  std::vector<std::vector<std::string>> lines = {{"STACK", "SAMPLES", "ID CAPACITY", "CELLS NEEDED",
-                                                  "ROW POINTERS", "ACTIVATION ROWS/SPARSECORE",
-                                                  "BUFFERS/SPARSECORE"}};
+  Table lines = {{"STACK", "SAMPLES", "ID CAPACITY", "CELLS NEEDED", "ROW POINTERS",
+                  "ACTIVATION ROWS/SPARSECORE", "BUFFERS/SPARSECORE"}};
   int64_t bytes = 0;
   for (size_t k = 0; k < e.costs.size(); ++k) {
     const ProgramBuffers buffers = BuffersOf(e, k);
     bytes += buffers.bytes_per_sparsecore;
-    lines.push_back({e.plan.stacks[k].name, absl::StrCat(buffers.samples),
-                     absl::StrCat(buffers.id_capacity),
+    lines.push_back({e.plan.stacks[k].name, buffers.samples, buffers.id_capacity,
                      absl::StrCat(e.costs[k].buffer_cells,
                                   e.costs[k].buffer_cells > buffers.id_capacity ? " !" : ""),
-                     absl::StrCat(buffers.row_pointers), absl::StrCat(buffers.activation_rows),
+                     buffers.row_pointers, buffers.activation_rows,
                      Bytes(buffers.bytes_per_sparsecore)});
   }
   PrintColumns(lines, out);
@@ -89,8 +84,8 @@ void PrintPrograms(const Explanation& e, std::ostream& out) {
   lines = {{"OP", "IS", "INPUTS", "MAKES", "HOLDS", "RELEASED AFTER"}};
   int position = 0;
   for (const ChainedStep& step : ChainOf(e)) {
-    lines.push_back({absl::StrCat(position++), step.is, absl::StrJoin(step.inputs, ", "),
-                     step.makes, step.bytes == 0 ? "" : Bytes(step.bytes), step.released});
+    lines.push_back({position++, step.is, absl::StrJoin(step.inputs, ", "), step.makes,
+                     step.bytes == 0 ? "" : Bytes(step.bytes), step.released});
   }
   PrintColumns(lines, out);
 }
@@ -130,7 +125,6 @@ using preprocess::PairCost;
 using preprocess::PartitionLimits;
 using preprocess::StackCost;
 using preprocess::StackPlan;
-using Lines = std::vector<std::vector<std::string>>;
 
 // Matrices of pairs are printed up to this many partitions; beyond, the fullest pairs are.
 constexpr int kMaxMatrixPartitions = 16;
@@ -146,17 +140,13 @@ std::string OfLimit(int64_t count, int64_t limit) {
 }
 
 void PrintHead(const Explanation& e, std::ostream& out) {
-  const preprocess::Topology& topology = e.plan.topology;
+  const v1::ModelPlan plan = preprocess::PlanToProto(e.model, e.plan);
   out << "model \"" << e.model.name() << "\": " << Counted(e.model.tables_size(), "table")
       << " and " << Counted(e.model.features_size(), "feature") << " in "
-      << Counted(static_cast<int64_t>(e.plan.stacks.size()), "stack") << ", on "
-      << Counted(topology.shards, "shard") << " x "
-      << Counted(topology.sparsecores_per_shard, "SparseCore") << " = "
-      << Counted(topology.partitions(), "partition") << "\n"
+      << Counted(plan.stacks_size(), "stack") << ", on " << SizeText(plan) << "\n"
       << v1::PlanRules_Name(e.model.plan().rules()) << " rules, "
       << v1::SampleLayout_Name(e.model.plan().sample_layout()) << ", buckets by "
       << v1::BucketHash_Name(e.model.plan().bucket_hash()) << "\n\n";
-  const v1::ModelPlan plan = preprocess::PlanToProto(e.model, e.plan);
   PrintStacks(plan, out);
   out << "\n";
   PrintFeatures(plan, out);
@@ -164,14 +154,13 @@ void PrintHead(const Explanation& e, std::ostream& out) {
 }
 
 void PrintTotals(const Explanation& e, std::ostream& out) {
-  Lines lines = {{"STACK", "SAMPLES", "IDS", "DUPLICATES", "DROPPED", "ROWS TOUCHED",
+  Table lines = {{"STACK", "SAMPLES", "IDS", "DUPLICATES", "DROPPED", "ROWS TOUCHED",
                   "BUFFER CELLS", "PADDING", "ACTIVATIONS/SPARSECORE", "GATHERED", "IMBALANCE"}};
   for (size_t k = 0; k < e.costs.size(); ++k) {
     const StackCost& cost = e.costs[k];
     const double padding = cost.buffer_cells == 0 ? 0 : 100.0 * cost.pad_cells / cost.buffer_cells;
-    lines.push_back({e.plan.stacks[k].name, absl::StrCat(cost.samples), absl::StrCat(cost.ids),
-                     absl::StrCat(cost.duplicate_ids), absl::StrCat(cost.dropped_ids),
-                     absl::StrCat(cost.rows_touched), absl::StrCat(cost.buffer_cells),
+    lines.push_back({e.plan.stacks[k].name, cost.samples, cost.ids, cost.duplicate_ids,
+                     cost.dropped_ids, cost.rows_touched, cost.buffer_cells,
                      absl::StrFormat("%.0f%%", padding),
                      Bytes(cost.activation_bytes_per_sparsecore), Bytes(cost.bytes_gathered),
                      absl::StrFormat("%.2f", cost.imbalance)});
@@ -187,10 +176,10 @@ std::string PairText(const PairCost& pair, const PartitionLimits& limits) {
 
 void PrintMatrix(const StackCost& cost, const PartitionLimits& limits, int partitions,
                  std::ostream& out) {
-  Lines lines = {{"SLOT"}};
+  Table lines = {{"SLOT"}};
   for (int p = 0; p < partitions; ++p) lines[0].push_back(absl::StrCat("P", p));
   for (const PairCost& pair : cost.pairs) {
-    if (pair.partition == 0) lines.push_back({absl::StrCat(pair.slot)});
+    if (pair.partition == 0) lines.push_back({pair.slot});
     lines.back().push_back(PairText(pair, limits));
   }
   PrintColumns(lines, out);
@@ -201,10 +190,9 @@ void PrintFullest(const StackCost& cost, const PartitionLimits& limits, std::ost
   const size_t shown = std::min(pairs.size(), kFullestPairs);
   std::partial_sort(pairs.begin(), pairs.begin() + shown, pairs.end(),
                     [](const PairCost& a, const PairCost& b) { return a.ids > b.ids; });
-  Lines lines = {{"SLOT", "PARTITION", "IDS/UNIQUE"}};
+  Table lines = {{"SLOT", "PARTITION", "IDS/UNIQUE"}};
   for (size_t i = 0; i < shown; ++i) {
-    lines.push_back({absl::StrCat(pairs[i].slot), absl::StrCat(pairs[i].partition),
-                     PairText(pairs[i], limits)});
+    lines.push_back({pairs[i].slot, pairs[i].partition, PairText(pairs[i], limits)});
   }
   out << "the " << shown << " fullest of " << pairs.size() << " pairs:\n";
   PrintColumns(lines, out);
@@ -264,13 +252,13 @@ void PrintMinibatches(const Explanation& e, std::ostream& out) {
   }
   out << count << " mini-batches, the same cuts of the vocabulary for all stacks, because\n";
   for (size_t k = 0; k < e.costs.size(); ++k) PrintReason(e.plan.stacks[k], e.costs[k], out);
-  Lines lines = {{"MINI-BATCH", "BUCKETS", "STACK", "IDS", "MAX IDS", "MAX UNIQUE IDS"}};
+  Table lines = {{"MINI-BATCH", "BUCKETS", "STACK", "IDS", "MAX IDS", "MAX UNIQUE IDS"}};
   for (int m = 0; m < count; ++m) {
     for (size_t k = 0; k < e.costs.size(); ++k) {
       const preprocess::MinibatchCost& minibatch = e.costs[k].minibatches[m];
       const PartitionLimits limits = LimitsOf(e.plan.stacks[k]);
-      lines.push_back({absl::StrCat(m), BucketsOf(e.cuts, m), e.plan.stacks[k].name,
-                       absl::StrCat(minibatch.ids), OfLimit(minibatch.max_ids, limits.ids),
+      lines.push_back({m, BucketsOf(e.cuts, m), e.plan.stacks[k].name, minibatch.ids,
+                       OfLimit(minibatch.max_ids, limits.ids),
                        OfLimit(minibatch.max_unique_ids, limits.unique)});
     }
   }
@@ -292,12 +280,6 @@ namespace {
 using preprocess::CsrSegmentView;
 using preprocess::StackBatchView;
 using preprocess::StackCost;
-
-Json MessageJson(const google::protobuf::Message& message) {
-  std::ostringstream text;
-  PrintJson(message, text);
-  return Json::parse(text.str());
-}
 
 Json Gains(absl::Span<const float> gains) {
   Json list = Json::array();

@@ -1,4 +1,4 @@
-// emberctl checkpoint save, verify, restore and merge: what takes time and shows progress.
+// emberctl checkpoint: all but export and import.
 #include "client/emberctl/verbs/checkpoint.h"
 
 #include <map>
@@ -20,19 +20,13 @@ std::string TimeText(int64_t since_1970_ms) {
                           absl::UTCTimeZone());
 }
 
-absl::Status List(Session& session, const std::string& model) {
-  v1::ListCheckpointsRequest request;
-  request.set_model(model);
+absl::Status ListCheckpoints(Session& session, const v1::ListCheckpointsRequest& request) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::ListCheckpointsResponse>(request));
-  if (session.json) {
-    PrintJson(response, session.out);
-    return absl::OkStatus();
-  }
-  std::vector<std::vector<std::string>> lines = {
-      {"MODEL", "NAME", "SAVED", "SIZE", "ROWS", "ON TOP OF", "MADE", "GROUPS"}};
+  if (session.json) return PrintJson(response, session.out);
+  Table lines = {{"MODEL", "NAME", "SAVED", "SIZE", "ROWS", "ON TOP OF", "MADE", "GROUPS"}};
   for (const v1::CheckpointInfo& info : response.checkpoints()) {
     lines.push_back({info.model(), info.name(), TimeText(info.saved_at_ms()), Bytes(info.bytes()),
-                     absl::StrCat(info.rows()), info.parent().empty() ? "-" : info.parent(),
+                     info.rows(), info.parent().empty() ? "-" : info.parent(),
                      info.automatic() ? "automatic" : "on request", GroupsText(info.groups())});
   }
   if (response.checkpoints().empty()) {
@@ -72,39 +66,27 @@ void PrintManifest(const v1::CheckpointManifest& manifest, std::ostream& out) {
     sums.rows += file.rows();
     sums.bytes += file.bytes();
   }
-  std::vector<std::vector<std::string>> lines = {{"STACK", "ARRAY", "FILES", "ROWS", "SIZE"}};
+  Table lines = {{"STACK", "ARRAY", "FILES", "ROWS", "SIZE"}};
   for (const auto& [array, sums] : arrays) {
-    lines.push_back({array.first, array.second, absl::StrCat(sums.files), absl::StrCat(sums.rows),
-                     Bytes(sums.bytes)});
+    lines.push_back({array.first, array.second, sums.files, sums.rows, Bytes(sums.bytes)});
   }
   PrintColumns(lines, out);
 }
 
-absl::Status Show(Session& session, const CheckpointTarget& target) {
-  v1::GetCheckpointRequest request;
-  request.set_model(target.model);
-  request.set_name(target.name);
+absl::Status ShowCheckpoint(Session& session, const v1::GetCheckpointRequest& request) {
   ASSIGN_OR_RETURN(const auto manifest, session.Call<v1::CheckpointManifest>(request));
-  if (session.json) {
-    PrintJson(manifest, session.out);
-  } else {
-    PrintManifest(manifest, session.out);
-  }
+  if (session.json) return PrintJson(manifest, session.out);
+  PrintManifest(manifest, session.out);
   return absl::OkStatus();
 }
 
-absl::Status Diff(Session& session, const v1::DiffCheckpointsRequest& request) {
+absl::Status DiffCheckpoints(Session& session, const v1::DiffCheckpointsRequest& request) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::DiffCheckpointsResponse>(request, kLong));
-  if (session.json) {
-    PrintJson(response, session.out);
-    return absl::OkStatus();
-  }
-  std::vector<std::vector<std::string>> lines = {
-      {"TABLE", "SLOT", "ROWS", "CHANGED", "OF ALL", "MAX DIFFERENCE"}};
+  if (session.json) return PrintJson(response, session.out);
+  Table lines = {{"TABLE", "SLOT", "ROWS", "CHANGED", "OF ALL", "MAX DIFFERENCE"}};
   for (const v1::ArrayDiff& array : response.arrays()) {
-    lines.push_back({array.table(), array.slot().empty() ? "-" : array.slot(),
-                     absl::StrCat(array.rows()), absl::StrCat(array.rows_changed()),
-                     Percent(double(array.rows_changed()), double(array.rows())),
+    lines.push_back({array.table(), array.slot().empty() ? "-" : array.slot(), array.rows(),
+                     array.rows_changed(), Percent(array.rows_changed(), array.rows()),
                      absl::StrFormat("%g", array.max_difference())});
   }
   PrintColumns(lines, session.out);
@@ -114,71 +96,134 @@ absl::Status Diff(Session& session, const v1::DiffCheckpointsRequest& request) {
   return absl::OkStatus();
 }
 
-absl::Status Delete(Session& session, const v1::DeleteCheckpointRequest& request) {
+absl::Status DeleteCheckpoint(Session& session, const v1::DeleteCheckpointRequest& request) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::DeleteCheckpointResponse>(request, kLong));
-  if (session.json) {
-    PrintJson(response, session.out);
-  } else {
-    session.out << "checkpoint '" << request.name() << "' of model '" << request.model()
-                << "' deleted: " << Bytes(response.bytes()) << " freed\n";
+  return session.Answer(
+      response, absl::StrCat("checkpoint '", request.name(), "' of model '", request.model(),
+                             "' deleted: ", Bytes(response.bytes()), " freed"));
+}
+
+absl::Status PruneCheckpoints(Session& session, const v1::DeleteCheckpointRequest& of_model) {
+  v1::DeleteCheckpointRequest request = of_model;
+  request.set_name("auto-*");
+  return DeleteCheckpoint(session, request);
+}
+
+absl::Status SaveCheckpoint(Session& session, const v1::SaveCheckpointRequest& request) {
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  const std::string parent =
+      info.parent().empty() ? "" : absl::StrCat(", on top of '", info.parent(), "'");
+  return session.Answer(
+      result, absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
+                           "' saved: ", Counted(info.rows(), "row"), ", ", Work(result), parent,
+                           "; updates paused ", Seconds(result.pause_us() / 1e6),
+                           "; groups: ", GroupsText(info.groups())));
+}
+
+absl::Status VerifyCheckpoint(Session& session, const v1::VerifyCheckpointRequest& request) {
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  const std::string chain =
+      info.chain() == 0
+          ? ""
+          : absl::StrCat(", with the ", Counted(info.chain(), "checkpoint"), " that it builds on");
+  return session.Answer(
+      result, absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(), "' is intact",
+                           chain, ": ", Work(result)));
+}
+
+struct RestoreOptions {
+  v1::RestoreCheckpointRequest request;
+  std::string config;  // a file; empty: the checkpoint's
+};
+
+absl::Status RestoreCheckpoint(Session& session, const RestoreOptions& options) {
+  v1::RestoreCheckpointRequest request = options.request;
+  if (!options.config.empty()) {
+    ASSIGN_OR_RETURN(*request.mutable_config(), config::LoadModel(options.config));
   }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  return session.Answer(
+      result,
+      absl::StrCat("model '", request.model(), "' has the rows of checkpoint '", info.name(),
+                   "' on all shards: ", Work(result), "; groups: ", GroupsText(info.groups())));
 }
 
-void AddList(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto model = std::make_shared<std::string>();
-  CLI::App* list = checkpoint.add_subcommand("list", "Checkpoints, the newest first");
-  list->add_option("MODEL", *model, "Name of a model; default: all");
-  SetExample(list, "emberctl checkpoint list my_model");
-  list->callback([model, &session, &command] {
-    command = [model, &session] { return List(session, *model); };
-  });
+absl::Status MergeCheckpoint(Session& session, const v1::MergeCheckpointRequest& request) {
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  return session.Answer(result,
+                        absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
+                                     "' needs no other checkpoint", result.bytes() == 0 ? "" : ": ",
+                                     result.bytes() == 0 ? "" : Work(result)));
 }
 
-void AddShow(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto target = std::make_shared<CheckpointTarget>();
-  CLI::App* show = checkpoint.add_subcommand(
-      "show", "Show what a checkpoint holds; with --json its complete manifest");
-  show->add_option("MODEL", target->model, "Name of the model")->required();
-  show->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
-  SetExample(show, "emberctl checkpoint show my_model step-1000 --json");
-  show->callback([target, &session, &command] {
-    command = [target, &session] { return Show(session, *target); };
-  });
+// Adds the arguments MODEL, and NAME, which is returned.
+template <typename Request>
+CLI::Option* AddTarget(CLI::App* verb, Request* request, const std::string& name_help) {
+  verb->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
+  return verb->add_option("NAME", *request->mutable_name(), name_help);
 }
 
-void AddDiff(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto request = std::make_shared<v1::DiffCheckpointsRequest>();
-  CLI::App* diff =
-      checkpoint.add_subcommand("diff", "Compare two checkpoints of a model, table by table");
-  diff->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
-  diff->add_option("BEFORE", *request->mutable_before(), "Name of a checkpoint")->required();
-  diff->add_option("AFTER", *request->mutable_after(), "Name of another one")->required();
-  SetExample(diff, "emberctl checkpoint diff my_model step-1000 step-2000");
-  diff->callback([request, &session, &command] {
-    command = [request, &session] { return Diff(session, *request); };
-  });
+void AddSave(CLI::App& checkpoint, Session& session) {
+  auto [save, request] =
+      AddVerb(checkpoint, session, "save",
+              "Save rows, slots and groups of one moment while training goes on",
+              "emberctl checkpoint save my_model before-the-change", SaveCheckpoint);
+  AddTarget(save, request,
+            "Name of the checkpoint: letters, digits and _-.; default: the step of its only "
+            "group, or the time");
+  save->add_flag_callback(
+      "--incremental", [to = request] { to->set_incremental(true); },
+      "Save only what has changed since the newest checkpoint, where that is possible");
 }
 
-void AddDelete(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto request = std::make_shared<v1::DeleteCheckpointRequest>();
-  CLI::App* remove =
-      checkpoint.add_subcommand("delete", "Remove a checkpoint that no other one builds on");
-  remove->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
-  remove->add_option("NAME", *request->mutable_name(), "Name of the checkpoint")->required();
-  SetExample(remove, "emberctl checkpoint delete my_model step-1000");
-  CLI::App* prune = checkpoint.add_subcommand(
-      "prune",
+void AddViews(CLI::App& checkpoint, Session& session) {
+  auto [list, which] = AddVerb(checkpoint, session, "list", "Checkpoints, the newest first",
+                               "emberctl checkpoint list my_model", ListCheckpoints);
+  list->add_option("MODEL", *which->mutable_model(), "Name of a model; default: all");
+  auto [show, shown] =
+      AddVerb(checkpoint, session, "show",
+              "Show what a checkpoint holds; with --json its complete manifest",
+              "emberctl checkpoint show my_model step-1000 --json", ShowCheckpoint);
+  AddTarget(show, shown, "Name of the checkpoint; default: the newest");
+  auto [diff, both] =
+      AddVerb(checkpoint, session, "diff", "Compare two checkpoints of a model, table by table",
+              "emberctl checkpoint diff my_model step-1000 step-2000", DiffCheckpoints);
+  diff->add_option("MODEL", *both->mutable_model(), "Name of the model")->required();
+  diff->add_option("BEFORE", *both->mutable_before(), "Name of a checkpoint")->required();
+  diff->add_option("AFTER", *both->mutable_after(), "Name of another one")->required();
+}
+
+void AddDelete(CLI::App& checkpoint, Session& session) {
+  auto [remove, one] =
+      AddVerb(checkpoint, session, "delete", "Remove a checkpoint that no other one builds on",
+              "emberctl checkpoint delete my_model step-1000", DeleteCheckpoint);
+  AddTarget(remove, one, "Name of the checkpoint")->required();
+  auto [prune, all] = AddVerb(
+      checkpoint, session, "prune",
       "Remove the automatic checkpoints of a model that nothing needs: all, if it was dropped. "
-      "Those saved on request, and what they build on, stay");
-  prune->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
-  SetExample(prune, "emberctl checkpoint prune my_model");
-  const auto run = [request, &session] { return Delete(session, *request); };
-  remove->callback([run, &command] { command = run; });
-  prune->callback([run, request, &command] {
-    request->set_name("auto-*");
-    command = run;
-  });
+      "Those saved on request, and what they build on, stay",
+      "emberctl checkpoint prune my_model", PruneCheckpoints);
+  prune->add_option("MODEL", *all->mutable_model(), "Name of the model")->required();
+}
+
+void AddRestore(CLI::App& checkpoint, Session& session) {
+  auto [restore, options] = AddVerb(
+      checkpoint, session, "restore",
+      "Give a model the rows and groups of a checkpoint, or declare it with them. Its present rows "
+      "are lost, and training streams end",
+      "emberctl checkpoint restore my_model step-1000", RestoreCheckpoint);
+  AddTarget(restore, &options->request, "Name of the checkpoint; default: the newest");
+  restore
+      ->add_option(
+          "--config", options->config,
+          "A ModelConfig with the same tables, but another storage type or optimizer; "
+          "slots that the checkpoint does not have begin with their initial values. A model "
+          "declared with another config must be dropped first")
+      ->type_name("FILE");
 }
 
 }  // namespace
@@ -193,13 +238,6 @@ std::string StoredText(const v1::ListCheckpointsResponse& list) {
                       " on disk, of which ", Bytes(automatic), " were saved automatically");
 }
 
-void AddCheckpointViews(CLI::App& checkpoint, Session& session, Command& command) {
-  AddList(checkpoint, session, command);
-  AddShow(checkpoint, session, command);
-  AddDiff(checkpoint, session, command);
-  AddDelete(checkpoint, session, command);
-}
-
 absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session,
                                                const google::protobuf::Message& request) {
   Progress progress(session);
@@ -208,150 +246,11 @@ absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session,
 }
 
 std::string Work(const v1::CheckpointProgress& result) {
-  const double seconds = static_cast<double>(result.elapsed_ms()) / 1000;
+  const double seconds = result.elapsed_ms() / 1000.0;
   std::string text = absl::StrCat(Bytes(result.bytes()), " in ", Seconds(seconds));
   if (seconds <= 0) return text;
-  const auto rate = static_cast<int64_t>(static_cast<double>(result.bytes()) / seconds);
-  return absl::StrCat(text, " (", Bytes(rate), "/s)");
+  return absl::StrCat(text, " (", Bytes(static_cast<int64_t>(result.bytes() / seconds)), "/s)");
 }
-
-absl::Status PrintDone(Session& session, const v1::CheckpointProgress& result,
-                       const std::string& text) {
-  if (session.json) {
-    PrintJson(result, session.out);
-  } else {
-    session.out << text << "\n";
-  }
-  return absl::OkStatus();
-}
-
-namespace {
-
-absl::Status Save(Session& session, const CheckpointTarget& target, bool incremental) {
-  v1::SaveCheckpointRequest request;
-  request.set_model(target.model);
-  request.set_name(target.name);
-  request.set_incremental(incremental);
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
-  const v1::CheckpointInfo& info = result.checkpoint();
-  const std::string parent =
-      info.parent().empty() ? "" : absl::StrCat(", on top of '", info.parent(), "'");
-  return PrintDone(
-      session, result,
-      absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
-                   "' saved: ", Counted(info.rows(), "row"), ", ", Work(result), parent,
-                   "; updates paused ", Seconds(double(result.pause_us()) / 1e6),
-                   "; groups: ", GroupsText(info.groups())));
-}
-
-absl::Status Verify(Session& session, const CheckpointTarget& target) {
-  v1::VerifyCheckpointRequest request;
-  request.set_model(target.model);
-  request.set_name(target.name);
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
-  const v1::CheckpointInfo& info = result.checkpoint();
-  const std::string chain =
-      info.chain() == 0
-          ? ""
-          : absl::StrCat(", with the ", Counted(info.chain(), "checkpoint"), " that it builds on");
-  return PrintDone(session, result,
-                   absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
-                                "' is intact", chain, ": ", Work(result)));
-}
-
-absl::Status Restore(Session& session, const CheckpointTarget& target, const std::string& config) {
-  v1::RestoreCheckpointRequest request;
-  request.set_model(target.model);
-  request.set_name(target.name);
-  if (!config.empty()) {
-    ASSIGN_OR_RETURN(*request.mutable_config(), config::LoadModel(config));
-  }
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
-  const v1::CheckpointInfo& info = result.checkpoint();
-  return PrintDone(
-      session, result,
-      absl::StrCat("model '", target.model, "' has the rows of checkpoint '", info.name(),
-                   "' on all shards: ", Work(result), "; groups: ", GroupsText(info.groups())));
-}
-
-absl::Status Merge(Session& session, const CheckpointTarget& target) {
-  v1::MergeCheckpointRequest request;
-  request.set_model(target.model);
-  request.set_name(target.name);
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
-  const v1::CheckpointInfo& info = result.checkpoint();
-  return PrintDone(session, result,
-                   absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
-                                "' needs no other checkpoint", result.bytes() == 0 ? "" : ": ",
-                                result.bytes() == 0 ? "" : Work(result)));
-}
-
-void AddSave(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto target = std::make_shared<CheckpointTarget>();
-  const auto incremental = std::make_shared<bool>(false);
-  CLI::App* save = checkpoint.add_subcommand(
-      "save", "Save rows, slots and groups of one moment while training goes on");
-  save->add_option("MODEL", target->model, "Name of the model")->required();
-  save->add_option("NAME", target->name,
-                   "Name of the checkpoint: letters, digits and _-.; default: the step of its "
-                   "only group, or the time");
-  save->add_flag("--incremental", *incremental,
-                 "Save only what has changed since the newest checkpoint, where that is possible");
-  SetExample(save, "emberctl checkpoint save my_model before-the-change");
-  save->callback([target, incremental, &session, &command] {
-    command = [target, incremental, &session] { return Save(session, *target, *incremental); };
-  });
-}
-
-void AddVerify(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto target = std::make_shared<CheckpointTarget>();
-  CLI::App* verify = checkpoint.add_subcommand(
-      "verify",
-      "Read every byte of a checkpoint, and of those that it builds on, and compare "
-      "checksums");
-  verify->add_option("MODEL", target->model, "Name of the model")->required();
-  verify->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
-  SetExample(verify, "emberctl checkpoint verify my_model step-1000");
-  verify->callback([target, &session, &command] {
-    command = [target, &session] { return Verify(session, *target); };
-  });
-}
-
-void AddRestore(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto target = std::make_shared<CheckpointTarget>();
-  const auto config = std::make_shared<std::string>();
-  CLI::App* restore = checkpoint.add_subcommand(
-      "restore",
-      "Give a model the rows and groups of a checkpoint, or declare it with them. Its present rows "
-      "are lost, and training streams end");
-  restore->add_option("MODEL", target->model, "Name of the model")->required();
-  restore->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
-  restore
-      ->add_option(
-          "--config", *config,
-          "A ModelConfig with the same tables, but another storage type or optimizer; "
-          "slots that the checkpoint does not have begin with their initial values. A model "
-          "declared with another config must be dropped first")
-      ->type_name("FILE");
-  SetExample(restore, "emberctl checkpoint restore my_model step-1000");
-  restore->callback([target, config, &session, &command] {
-    command = [target, config, &session] { return Restore(session, *target, *config); };
-  });
-}
-
-void AddMerge(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto target = std::make_shared<CheckpointTarget>();
-  CLI::App* merge = checkpoint.add_subcommand(
-      "merge", "Turn an incremental checkpoint into a full one, which needs no other checkpoint");
-  merge->add_option("MODEL", target->model, "Name of the model")->required();
-  merge->add_option("NAME", target->name, "Name of the checkpoint")->required();
-  SetExample(merge, "emberctl checkpoint merge my_model step-2000");
-  merge->callback([target, &session, &command] {
-    command = [target, &session] { return Merge(session, *target); };
-  });
-}
-
-}  // namespace
 
 std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& groups) {
   if (groups.empty()) return "-";
@@ -360,18 +259,26 @@ std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& 
   });
 }
 
-void AddCheckpoint(CLI::App& app, Session& session, Command& command) {
-  CLI::App* checkpoint = app.add_subcommand(
-      "checkpoint", "Save, inspect, restore, export and import checkpoints of models");
-  checkpoint->require_subcommand(1);
-  SetExample(checkpoint, "emberctl checkpoint save my_model");
-  AddSave(*checkpoint, session, command);
-  AddCheckpointViews(*checkpoint, session, command);
-  AddVerify(*checkpoint, session, command);
-  AddRestore(*checkpoint, session, command);
-  AddMerge(*checkpoint, session, command);
-  AddCheckpointExport(*checkpoint, session, command);
-  AddCheckpointImport(*checkpoint, session, command);
+void AddCheckpoint(CLI::App& app, Session& session) {
+  CLI::App& checkpoint = AddGroupOfVerbs(
+      app, "checkpoint", "Save, inspect, restore, export and import checkpoints of models",
+      "emberctl checkpoint save my_model");
+  AddSave(checkpoint, session);
+  AddViews(checkpoint, session);
+  AddDelete(checkpoint, session);
+  auto [verify, verified] = AddVerb(
+      checkpoint, session, "verify",
+      "Read every byte of a checkpoint, and of those that it builds on, and compare checksums",
+      "emberctl checkpoint verify my_model step-1000", VerifyCheckpoint);
+  AddTarget(verify, verified, "Name of the checkpoint; default: the newest");
+  AddRestore(checkpoint, session);
+  auto [merge, merged] =
+      AddVerb(checkpoint, session, "merge",
+              "Turn an incremental checkpoint into a full one, which needs no other checkpoint",
+              "emberctl checkpoint merge my_model step-2000", MergeCheckpoint);
+  AddTarget(merge, merged, "Name of the checkpoint")->required();
+  AddCheckpointExport(checkpoint, session);
+  AddCheckpointImport(checkpoint, session);
 }
 
 }  // namespace emberd::emberctl

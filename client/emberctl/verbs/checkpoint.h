@@ -1,7 +1,6 @@
 // The verbs of `emberctl checkpoint`, file by file.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "client/emberctl/verbs/verb.h"
@@ -11,12 +10,6 @@ namespace emberd::emberctl {
 
 // Work on tables takes as long as it takes; who does not answer at all is found out by other means.
 inline constexpr absl::Duration kLong = absl::Hours(24);
-
-// What most of them are told on the command line.
-struct CheckpointTarget {
-  std::string model;
-  std::string name;  // empty: the newest, or one that the cluster chooses
-};
 
 // "run-7 from step 1000, run-8 from step 3"; "-" of none.
 std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& groups);
@@ -30,12 +23,8 @@ absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session,
 
 // Of what was read or written: "1.2 GiB in 3.20 s (390.0 MiB/s)".
 std::string Work(const v1::CheckpointProgress& result);
-// The result as JSON, or else the text.
-absl::Status PrintDone(Session& session, const v1::CheckpointProgress& result,
-                       const std::string& text);
 
-void AddCheckpointViews(CLI::App& checkpoint, Session& session, Command& command);
-void AddCheckpointExport(CLI::App& checkpoint, Session& session, Command& command);
-void AddCheckpointImport(CLI::App& checkpoint, Session& session, Command& command);
+void AddCheckpointExport(CLI::App& checkpoint, Session& session);
+void AddCheckpointImport(CLI::App& checkpoint, Session& session);
 
 }  // namespace emberd::emberctl

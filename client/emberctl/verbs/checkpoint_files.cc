@@ -1,4 +1,4 @@
-// emberctl checkpoint export: every table and slot of a checkpoint as files that others read.
+// emberctl checkpoint export and import: tables and slots as files that others read and write.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +14,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/command_line.h"
 #include "base/status.h"
@@ -36,7 +35,8 @@ constexpr char kEnd[] = ".safetensors";
 constexpr char kPartial[] = ".partial";
 
 struct ExportJob {
-  CheckpointTarget target;
+  std::string model;
+  std::string name;  // of the checkpoint
   std::string folder;
   int64_t file_bytes = int64_t{4} << 30;
 };
@@ -49,6 +49,8 @@ struct Array {
   int64_t columns = 0;  // of a slot, maybe 1 instead
 
   std::string name() const { return slot.empty() ? table : absl::StrCat(table, ".", slot); }
+  int64_t row_bytes() const { return columns * static_cast<int64_t>(sizeof(float)); }
+  int64_t bytes() const { return rows * row_bytes(); }
 };
 
 std::vector<Array> ArraysOf(const v1::CheckpointManifest& manifest) {
@@ -124,10 +126,8 @@ class ArrayWriter {
     return names_.size() > 1 ? WriteIndex() : absl::OkStatus();
   }
 
-  int64_t bytes() const { return next_ * array_.columns * static_cast<int64_t>(sizeof(float)); }
-  int64_t total_bytes() const {
-    return array_.rows * array_.columns * static_cast<int64_t>(sizeof(float));
-  }
+  int64_t bytes() const { return next_ * array_.row_bytes(); }
+  int64_t total_bytes() const { return array_.bytes(); }
   std::vector<std::string> paths() const {
     std::vector<std::string> paths;
     for (const std::string& name : names_) paths.push_back(Path(name));
@@ -198,7 +198,7 @@ class Exporter {
             absl::StrCat("two tables or slots would be written to ", array.name(), kEnd,
                          ": a table has the name of another one's slot"));
       }
-      total_ += array.rows * array.columns * static_cast<int64_t>(sizeof(float));
+      total_ += array.bytes();
     }
     for (const Array& array : arrays) RETURN_IF_ERROR(Export(array));
     return std::move(paths_);
@@ -233,8 +233,7 @@ class Exporter {
     paths_.insert(paths_.end(), paths.begin(), paths.end());
     done_ += writer.bytes();
     // A slot may have fewer columns than was thought.
-    total_ +=
-        writer.total_bytes() - array.rows * array.columns * static_cast<int64_t>(sizeof(float));
+    total_ += writer.total_bytes() - array.bytes();
     return grpc::Status::OK;
   }
 
@@ -267,47 +266,39 @@ absl::Status MakeFolder(const std::string& folder) {
       absl::StrCat(folder, ": is not empty; name a new or empty folder"));
 }
 
-absl::Status Export(Session& session, const ExportJob& job) {
+absl::Status ExportCheckpoint(Session& session, const ExportJob& job) {
   v1::GetCheckpointRequest request;
-  request.set_model(job.target.model);
-  if (job.target.name != "newest") request.set_name(job.target.name);
+  request.set_model(job.model);
+  if (job.name != "newest") request.set_name(job.name);
   ASSIGN_OR_RETURN(auto manifest, session.Call<v1::CheckpointManifest>(request));
   RETURN_IF_ERROR(MakeFolder(job.folder));
   const std::string name = manifest.name();
   ASSIGN_OR_RETURN(const std::vector<std::string> paths,
                    Exporter(session, job, std::move(manifest)).Run());
-  if (session.json) {
-    session.out << Json{{"checkpoint", name}, {"files", paths}}.dump(1) << "\n";
-  } else {
-    for (const std::string& path : paths) session.out << path << "\n";
-  }
+  if (session.json) return PrintJson(Json{{"checkpoint", name}, {"files", paths}}, session.out);
+  for (const std::string& path : paths) session.out << path << "\n";
   return absl::OkStatus();
 }
 
 }  // namespace
 
-void AddCheckpointExport(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto job = std::make_shared<ExportJob>();
-  CLI::App* verb = checkpoint.add_subcommand(
-      "export",
-      "Write all tables and slots of a checkpoint to a folder, as TABLE.safetensors and "
-      "TABLE.SLOT.safetensors: float32, in the order of ids");
-  verb->add_option("MODEL", job->target.model, "Name of the model")->required();
-  verb->add_option("NAME", job->target.name, "Name of the checkpoint, or: newest")->required();
+void AddCheckpointExport(CLI::App& checkpoint, Session& session) {
+  auto [verb, job] =
+      AddVerb(checkpoint, session, "export",
+              "Write all tables and slots of a checkpoint to a folder, as TABLE.safetensors and "
+              "TABLE.SLOT.safetensors: float32, in the order of ids",
+              "emberctl checkpoint export my_model newest tables/", ExportCheckpoint);
+  verb->add_option("MODEL", job->model, "Name of the model")->required();
+  verb->add_option("NAME", job->name, "Name of the checkpoint, or: newest")->required();
   verb->add_option("DIR", job->folder, "A new or empty folder")->required();
   verb->add_option("--file-bytes", job->file_bytes,
                    "Split larger tables into files with at most this many bytes of rows, and write "
                    "TABLE.safetensors.index.json")
       ->check(Within(int64_t{1}, int64_t{1} << 50))
       ->capture_default_str();
-  SetExample(verb, "emberctl checkpoint export my_model newest tables/");
-  verb->callback(
-      [job, &session, &command] { command = [job, &session] { return Export(session, *job); }; });
 }
 
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr char kIndexEnd[] = ".safetensors.index.json";
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
@@ -319,6 +310,11 @@ struct ImportJob {
   std::string slot;
 };
 
+std::string ArrayName(const std::string& table, const std::string& slot) {
+  return slot.empty() ? absl::StrCat("table \"", table, "\"")
+                      : absl::StrCat("slot \"", slot, "\" of table \"", table, "\"");
+}
+
 // Rows of a table, or of a slot of it, in a file.
 struct Piece {
   TensorInFile tensor;
@@ -327,10 +323,12 @@ struct Piece {
   int64_t first_row = 0;
 
   int64_t end_row() const { return first_row + tensor.rows; }
-  int64_t bytes() const {
-    return tensor.rows * tensor.columns * static_cast<int64_t>(sizeof(float));
-  }
+  int64_t row_bytes() const { return tensor.columns * static_cast<int64_t>(sizeof(float)); }
+  int64_t bytes() const { return tensor.rows * row_bytes(); }
+  std::string array() const { return ArrayName(table, slot); }
 };
+
+bool SameArray(const Piece& a, const Piece& b) { return a.table == b.table && a.slot == b.slot; }
 
 // The files that an index names.
 absl::StatusOr<std::vector<std::string>> FilesOfIndex(const std::string& path) {
@@ -371,11 +369,6 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
   }
   absl::c_sort(files);
   return files;
-}
-
-std::string ArrayName(const std::string& table, const std::string& slot) {
-  return slot.empty() ? absl::StrCat("table \"", table, "\"")
-                      : absl::StrCat("slot \"", slot, "\" of table \"", table, "\"");
 }
 
 bool HasSlot(const client::TableInfo& table, const std::string& slot) {
@@ -420,15 +413,14 @@ absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job
                                             "; or name one by --table"));
   }
   if (!HasSlot(*table, piece.slot)) {
-    return absl::NotFoundError(absl::StrCat(tensor.path, ": ", ArrayName(piece.table, piece.slot),
-                                            " does not exist; ",
+    return absl::NotFoundError(absl::StrCat(tensor.path, ": ", piece.array(), " does not exist; ",
                                             KnownNames("slots", piece.slot, table->slots)));
   }
   const bool narrow = !piece.slot.empty() && tensor.columns == 1;
   if (tensor.columns != table->embedding_dim && !narrow) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        tensor.path, ": \"", tensor.name, "\" has ", Counted(tensor.columns, "column"), ", but ",
-        ArrayName(piece.table, piece.slot), " has rows of ", table->embedding_dim));
+    return absl::InvalidArgumentError(
+        absl::StrCat(tensor.path, ": \"", tensor.name, "\" has ", Counted(tensor.columns, "column"),
+                     ", but ", piece.array(), " has rows of ", table->embedding_dim));
   }
   piece.tensor = std::move(tensor);
   return piece;
@@ -438,24 +430,21 @@ absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job
 absl::Status CheckComplete(const client::Model& model, const std::vector<Piece>& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
-    const bool first = i == 0 || std::tie(pieces[i - 1].table, pieces[i - 1].slot) !=
-                                     std::tie(piece.table, piece.slot);
-    const bool last = i + 1 == pieces.size() || std::tie(pieces[i + 1].table, pieces[i + 1].slot) !=
-                                                    std::tie(piece.table, piece.slot);
+    const bool first = i == 0 || !SameArray(pieces[i - 1], piece);
+    const bool last = i + 1 == pieces.size() || !SameArray(pieces[i + 1], piece);
     const int64_t expected = first ? 0 : pieces[i - 1].end_row();
     if (piece.first_row < expected) {
       return absl::InvalidArgumentError(
-          absl::StrCat(ArrayName(piece.table, piece.slot), ": row ", piece.first_row, " is in ",
+          absl::StrCat(piece.array(), ": row ", piece.first_row, " is in ",
                        first ? "no table" : pieces[i - 1].tensor.path, " and in ",
                        piece.tensor.path, "; import only one of them"));
     }
     const int64_t rows = model.FindTable(piece.table)->vocabulary_size;
     if (piece.first_row > expected || (last && piece.end_row() != rows)) {
       const int64_t missing = piece.first_row > expected ? expected : piece.end_row();
-      return absl::InvalidArgumentError(
-          absl::StrCat(piece.tensor.path, ": ", ArrayName(piece.table, piece.slot), " has ",
-                       Counted(rows, "row"), ", but the files ",
-                       missing > rows ? "have more" : absl::StrCat("do not have row ", missing)));
+      return absl::InvalidArgumentError(absl::StrCat(
+          piece.tensor.path, ": ", piece.array(), " has ", Counted(rows, "row"), ", but the files ",
+          missing > rows ? "have more" : absl::StrCat("do not have row ", missing)));
     }
   }
   return absl::OkStatus();
@@ -479,9 +468,7 @@ absl::StatusOr<std::vector<Piece>> PiecesOf(const client::Model& model, const Im
 
 absl::Status Assign(client::Client& client, const client::Model& model, const Piece& piece,
                     const std::function<void(int64_t rows)>& show) {
-  const int64_t row_bytes =
-      std::max<int64_t>(1, piece.tensor.columns) * static_cast<int64_t>(sizeof(float));
-  const int64_t batch = std::max<int64_t>(1, kBatchBytes / row_bytes);
+  const int64_t batch = std::max<int64_t>(1, kBatchBytes / std::max<int64_t>(1, piece.row_bytes()));
   for (int64_t row = 0; row < piece.tensor.rows; row += batch) {
     const int64_t rows = std::min(batch, piece.tensor.rows - row);
     ASSIGN_OR_RETURN(const std::vector<float> values, ReadRowsOf(piece.tensor, row, rows));
@@ -489,18 +476,15 @@ absl::Status Assign(client::Client& client, const client::Model& model, const Pi
     std::iota(ids.begin(), ids.end(), piece.first_row + row);
     client::AssignOptions options;
     options.slot = piece.slot;
-    const absl::Status status =
-        client.AssignRows(model, piece.table, ids, values, options).status();
-    if (!status.ok()) {
-      return Annotate(status, absl::StrCat(ArrayName(piece.table, piece.slot),
-                                           ", imported up to row ", ids.front()));
-    }
+    RETURN_IF_ERROR(Annotate(client.AssignRows(model, piece.table, ids, values, options).status(),
+                             absl::StrCat(piece.array(), ", imported up to row ", ids.front())));
     show(row + rows);
   }
   return absl::OkStatus();
 }
 
-void PrintImported(Session& session, const ImportJob& job, const std::vector<Piece>& pieces) {
+absl::Status PrintImported(Session& session, const ImportJob& job,
+                           const std::vector<Piece>& pieces) {
   std::map<std::pair<std::string, std::string>, int64_t> rows;
   for (const Piece& piece : pieces) rows[{piece.table, piece.slot}] += piece.tensor.rows;
   Json imported = Json::array();
@@ -509,12 +493,11 @@ void PrintImported(Session& session, const ImportJob& job, const std::vector<Pie
     if (session.json) continue;
     session.out << ArrayName(array.first, array.second) << ": " << Counted(count, "row") << "\n";
   }
-  if (session.json) {
-    session.out << Json{{"model", job.model}, {"imported", imported}}.dump(1) << "\n";
-  }
+  if (!session.json) return absl::OkStatus();
+  return PrintJson(Json{{"model", job.model}, {"imported", imported}}, session.out);
 }
 
-absl::Status Import(Session& session, const ImportJob& job) {
+absl::Status ImportCheckpoint(Session& session, const ImportJob& job) {
   RETURN_IF_ERROR(session.CheckReachable());
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
   ASSIGN_OR_RETURN(const client::Model model, client->DescribeModel(job.model));
@@ -528,25 +511,23 @@ absl::Status Import(Session& session, const ImportJob& job) {
     for (const Piece& piece : pieces) {
       const std::string name =
           piece.slot.empty() ? piece.table : absl::StrCat(piece.table, ".", piece.slot);
-      const int64_t row_bytes = piece.tensor.columns * static_cast<int64_t>(sizeof(float));
       RETURN_IF_ERROR(Assign(*client, model, piece, [&](int64_t rows) {
-        progress.Show(name, done + rows * row_bytes, total, absl::Now() - begin);
+        progress.Show(name, done + rows * piece.row_bytes(), total, absl::Now() - begin);
       }));
       done += piece.bytes();
     }
   }
-  PrintImported(session, job, pieces);
-  return absl::OkStatus();
+  return PrintImported(session, job, pieces);
 }
 
 }  // namespace
 
-void AddCheckpointImport(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto job = std::make_shared<ImportJob>();
-  CLI::App* verb = checkpoint.add_subcommand(
-      "import",
+void AddCheckpointImport(CLI::App& checkpoint, Session& session) {
+  auto [verb, job] = AddVerb(
+      checkpoint, session, "import",
       "Overwrite complete tables, or slots, of a declared model with the rows of files. Nothing is "
-      "written until all files have been checked; if it is interrupted, run it again");
+      "written until all files have been checked; if it is interrupted, run it again",
+      "emberctl checkpoint import my_model users.npy", ImportCheckpoint);
   verb->add_option("MODEL", job->model, "Name of the model")->required();
   verb->add_option("PATH", job->path,
                    "A folder as `checkpoint export` writes it, TABLE.safetensors, "
@@ -557,9 +538,6 @@ void AddCheckpointImport(CLI::App& checkpoint, Session& session, Command& comman
                                         "The table to overwrite, if the file has another name");
   verb->add_option("--slot", job->slot, "The optimizer slot to overwrite, instead of the weights")
       ->needs(table);
-  SetExample(verb, "emberctl checkpoint import my_model users.npy");
-  verb->callback(
-      [job, &session, &command] { command = [job, &session] { return Import(session, *job); }; });
 }
 
 }  // namespace emberd::emberctl

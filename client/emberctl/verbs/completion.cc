@@ -1,4 +1,3 @@
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -6,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "base/status.h"
 #include "client/emberctl/verbs/verb.h"
 
 namespace emberd::emberctl {
@@ -87,22 +85,26 @@ std::string Script(const CLI::App& app, const std::string& shell) {
                                       {"@CASES@", cases}});
 }
 
+struct CompletionOptions {
+  const CLI::App* app = nullptr;
+  std::string shell;
+};
+
+absl::Status PrintScript(Session& session, const CompletionOptions& options) {
+  session.out << Script(*options.app, options.shell);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-void AddCompletion(CLI::App& app, Session& session, Command& command) {
-  auto shell = std::make_shared<std::string>();
-  CLI::App* completion =
-      app.add_subcommand("completion", "Print a script that lets a shell complete commands");
-  completion->add_option("SHELL", *shell, "bash, zsh or fish")
+void AddCompletion(CLI::App& app, Session& session) {
+  auto [completion, options] =
+      AddVerb(app, session, "completion", "Print a script that lets a shell complete commands",
+              "emberctl completion bash > /etc/bash_completion.d/emberctl", PrintScript);
+  options->app = &app;
+  completion->add_option("SHELL", options->shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}).description(""));
-  SetExample(completion, "emberctl completion bash > /etc/bash_completion.d/emberctl");
-  completion->callback([shell, &app, &session, &command] {
-    command = [shell, &app, &session] {
-      session.out << Script(app, *shell);
-      return absl::OkStatus();
-    };
-  });
 }
 
 }  // namespace emberd::emberctl

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -51,7 +50,7 @@ absl::Status Drain(Session& session, const DrainOptions& options) {
     shown = Left(response);
   }
   if (session.json) {
-    PrintJson(response, session.out);
+    RETURN_IF_ERROR(PrintJson(response, session.out));
   } else if (options.undo) {
     session.out << "in service\n";
   } else if (NothingLeft(response)) {
@@ -66,13 +65,13 @@ absl::Status Drain(Session& session, const DrainOptions& options) {
 
 }  // namespace
 
-void AddDrain(CLI::App& app, Session& session, Command& command) {
-  auto options = std::make_shared<DrainOptions>();
-  CLI::App* drain = app.add_subcommand(
-      "drain",
+void AddDrain(CLI::App& app, Session& session) {
+  auto [drain, options] = AddVerb(
+      app, session, "drain",
       "Take a coordinator out of service: it finishes what has begun and refuses everything new, "
       "so that clients use another one. Its process runs until it is stopped. Exit status 4 if "
-      "something is left after --wait seconds");
+      "something is left after --wait seconds",
+      "emberctl drain --address 10.0.0.7:7400 --wait 60", Drain);
   CLI::Option* undo =
       drain->add_flag("--undo", options->undo, "Put the coordinator back into service");
   drain
@@ -80,10 +79,6 @@ void AddDrain(CLI::App& app, Session& session, Command& command) {
                    "Seconds to wait until nothing is left; progress is printed")
       ->check(Within(0.0, 86400.0))
       ->excludes(undo);
-  SetExample(drain, "emberctl drain --address 10.0.0.7:7400 --wait 60");
-  drain->callback([options, &session, &command] {
-    command = [options, &session] { return Drain(session, *options); };
-  });
 }
 
 }  // namespace emberd::emberctl

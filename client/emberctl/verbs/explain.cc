@@ -1,4 +1,3 @@
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "client/emberctl/explain/batch_file.h"
 #include "client/emberctl/explain/explanation.h"
@@ -9,9 +8,8 @@
 namespace emberd::emberctl {
 namespace {
 
-constexpr char kExplainFooter[] = R"(
-Example:
-  emberctl explain --model model.textproto --batch batch.json --shards 4 --sparsecores 2
+constexpr char kExample[] =
+    R"(emberctl explain --model model.textproto --batch batch.json --shards 4 --sparsecores 2
 
 BATCH is one of
   a JSON file: {"FEATURE": {"ids": [[1, 2], [], 3], "weights": [[0.5, 1], [], 2]}, ...}, one element
@@ -36,11 +34,12 @@ absl::Status Explain(Session& session, const BatchFile& file, const v1::ModelCon
   ASSIGN_OR_RETURN(const auto preprocessor,
                    preprocess::Preprocessor::Create(&limits, &plan, nullptr));
   ASSIGN_OR_RETURN(auto sorted, preprocessor->Sort(file.inputs()));
-  absl::StatusOr<uint64_t> cuts = 0;
-  if (sorted->needs_minibatches()) cuts = preprocessor->FindCuts(sorted.get());
-  if (!cuts.ok()) return cuts.status();
-  ASSIGN_OR_RETURN(const auto batch, preprocessor->Finish(std::move(sorted), *cuts));
-  const Explanation explanation = {shown, shown_plan, *batch, *cuts,
+  uint64_t cuts = 0;
+  if (sorted->needs_minibatches()) {
+    ASSIGN_OR_RETURN(cuts, preprocessor->FindCuts(sorted.get()));
+  }
+  ASSIGN_OR_RETURN(const auto batch, preprocessor->Finish(std::move(sorted), cuts));
+  const Explanation explanation = {shown, shown_plan, *batch, cuts,
                                    preprocess::BatchCost(shown_plan, *batch)};
   if (session.json) {
     PrintExplanationJson(explanation, session.out);
@@ -69,21 +68,17 @@ absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
 
 }  // namespace
 
-void AddExplain(CLI::App& app, Session& session, Command& command) {
-  auto options = std::make_shared<ExplainOptions>();
-  CLI::App* explain = app.add_subcommand("explain",
-                                         "Show how a batch is stacked, placed and cut into "
-                                         "mini-batches, and what it costs; --json adds all "
-                                         "buffers. Needs no server");
-  explain->footer(kExplainFooter);
+void AddExplain(CLI::App& app, Session& session) {
+  auto [explain, options] = AddVerb(
+      app, session, "explain",
+      "Show how a batch is stacked, placed and cut into mini-batches, and what it costs; --json "
+      "adds all buffers. Needs no server",
+      kExample, ExplainBatch);
   CLI::Option* model =
       explain->add_option("--model", options->model, "ModelConfig as text proto or JSON");
   model->required();
   explain->add_option("--batch", options->batches, "BATCH; may be given several times")->required();
   AddClusterShapeOptions(explain, model, &options->cluster);
-  explain->callback([options, &session, &command] {
-    command = [options, &session] { return ExplainBatch(session, *options); };
-  });
 }
 
 }  // namespace emberd::emberctl

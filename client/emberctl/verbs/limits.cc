@@ -1,7 +1,5 @@
 #include <fstream>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include <google/protobuf/text_format.h>
 
@@ -23,8 +21,6 @@ struct LimitsOptions {
   bool declared = false;  // sets the limits of the model's description
 };
 
-using Lines = std::vector<std::vector<std::string>>;
-
 // The counts of one coordinator.
 absl::StatusOr<v1::GetLimitsResponse> FetchLimits(const Session& session,
                                                   const std::string& address,
@@ -33,9 +29,8 @@ absl::StatusOr<v1::GetLimitsResponse> FetchLimits(const Session& session,
   v1::GetLimitsRequest request;
   request.set_model(model);
   auto response = one.Call<v1::GetLimitsResponse>(request);
-  if (response.ok()) return response;
-  return absl::Status(response.status().code(),
-                      absl::StrCat(address, ": ", response.status().message()));
+  RETURN_IF_ERROR(Annotate(response.status(), address));
+  return response;
 }
 
 absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
@@ -60,16 +55,15 @@ absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
 }
 
 void AddLine(const v1::StackLimits& stack, const char* what, int32_t limit,
-             const v1::CountSketch& sketch, double headroom, Lines* lines) {
+             const v1::CountSketch& sketch, double headroom, Table* lines) {
   const int32_t suggested = SuggestedLimit(sketch.max(), headroom);
-  lines->push_back({stack.stack(), what, absl::StrCat(Batches(sketch)),
-                    absl::StrCat(Quantile(sketch, 0.5)), absl::StrCat(Quantile(sketch, 0.9)),
-                    absl::StrCat(Quantile(sketch, 0.99)), absl::StrCat(sketch.max()), Limit(limit),
-                    suggested == 0 ? "-" : absl::StrCat(suggested)});
+  lines->push_back({stack.stack(), what, Batches(sketch), Quantile(sketch, 0.5),
+                    Quantile(sketch, 0.9), Quantile(sketch, 0.99), sketch.max(), Limit(limit),
+                    suggested == 0 ? Cell("-") : suggested});
 }
 
 void PrintLimits(const v1::GetLimitsResponse& limits, double headroom, std::ostream& out) {
-  Lines lines = {
+  Table lines = {
       {"STACK", "PER PARTITION", "BATCHES", "P50", "P90", "P99", "MAX", "LIMIT", "SUGGESTED"}};
   for (const v1::StackLimits& stack : limits.stacks()) {
     AddLine(stack, "ids", stack.max_ids_per_partition(), stack.ids(), headroom, &lines);
@@ -89,8 +83,8 @@ Json CountsJson(int32_t limit, const v1::CountSketch& sketch, double headroom) {
           {"suggested", SuggestedLimit(sketch.max(), headroom)}};
 }
 
-void PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOptions& options,
-                     std::ostream& out) {
+absl::Status PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOptions& options,
+                             std::ostream& out) {
   Json stacks = Json::array();
   for (const v1::StackLimits& stack : limits.stacks()) {
     stacks.push_back(
@@ -99,7 +93,7 @@ void PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOptions& o
          {"unique_ids",
           CountsJson(stack.max_unique_ids_per_partition(), stack.unique_ids(), options.headroom)}});
   }
-  out << Json{{"model", options.model}, {"stacks", std::move(stacks)}}.dump(1) << "\n";
+  return PrintJson(Json{{"model", options.model}, {"stacks", std::move(stacks)}}, out);
 }
 
 absl::Status WriteConfig(const v1::ModelConfig& model, const std::string& path) {
@@ -142,7 +136,7 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
   RETURN_IF_ERROR(FetchAllLimits(session, request.model()).status());
   if (session.json) return absl::OkStatus();
   session.out << "limits of model '" << request.model() << "' now, per partition:\n";
-  Lines lines = {{"STACK", "IDS", "UNIQUE IDS"}};
+  Table lines = {{"STACK", "IDS", "UNIQUE IDS"}};
   for (const v1::StackLimit& limit : response.limits()) {
     lines.push_back({limit.stack(), Limit(limit.max_ids_per_partition()),
                      Limit(limit.max_unique_ids_per_partition())});
@@ -156,7 +150,7 @@ absl::Status Limits(Session& session, const LimitsOptions& options) {
   ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(options.model));
   ASSIGN_OR_RETURN(const v1::GetLimitsResponse limits, FetchAllLimits(session, options.model));
   if (session.json) {
-    PrintLimitsJson(limits, options, session.out);
+    RETURN_IF_ERROR(PrintLimitsJson(limits, options, session.out));
   } else {
     PrintLimits(limits, options.headroom, session.out);
   }
@@ -170,12 +164,12 @@ absl::Status Limits(Session& session, const LimitsOptions& options) {
 
 }  // namespace
 
-void AddLimits(CLI::App& app, Session& session, Command& command) {
-  auto options = std::make_shared<LimitsOptions>();
-  CLI::App* limits = app.add_subcommand(
-      "limits",
+void AddLimits(CLI::App& app, Session& session) {
+  auto [limits, options] = AddVerb(
+      app, session, "limits",
       "Show what batches have needed per partition since the coordinators started, and the limits "
-      "that this suggests; every --address is asked");
+      "that this suggests; every --address is asked",
+      "emberctl limits my_model --headroom 1.3 --out tighter.textproto", Limits);
   limits->add_option("MODEL", options->model, "Name of the model")->required();
   limits->add_option("--headroom", options->headroom, "Suggested limit divided by observed maximum")
       ->check(Within(1.0, 1e6))
@@ -189,10 +183,6 @@ void AddLimits(CLI::App& app, Session& session, Command& command) {
       ->add_flag("--declared", options->declared,
                  "Set the limits again that the model was declared with")
       ->excludes(apply);
-  SetExample(limits, "emberctl limits my_model --headroom 1.3 --out tighter.textproto");
-  limits->callback([options, &session, &command] {
-    command = [options, &session] { return Limits(session, *options); };
-  });
 }
 
 }  // namespace emberd::emberctl

@@ -1,5 +1,4 @@
 // emberctl log show and verify: what is in the logs of shards. Asks no server.
-#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -99,7 +98,7 @@ absl::Status ShowOne(Session& session, const LogShowOptions& options, const std:
   return absl::OkStatus();
 }
 
-absl::Status Show(Session& session, const LogShowOptions& options) {
+absl::Status ShowLogs(Session& session, const LogShowOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(options.folder));
   for (const std::string& log : logs) RETURN_IF_ERROR(ShowOne(session, options, log));
   return absl::OkStatus();
@@ -134,7 +133,7 @@ Json JsonOf(const std::string& folder, const LogSummary& summary) {
           {"torn", summary.torn}};
 }
 
-absl::Status Verify(Session& session, const std::string& folder) {
+absl::Status VerifyLogs(Session& session, const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder));
   Json all = Json::array();
   for (const std::string& log : logs) {
@@ -145,44 +144,27 @@ absl::Status Verify(Session& session, const std::string& folder) {
       session.out << TextOf(log, summary) << "\n";
     }
   }
-  if (session.json) session.out << all.dump(1) << "\n";
-  return absl::OkStatus();
+  return session.json ? PrintJson(all, session.out) : absl::OkStatus();
 }
 
-void AddLogShow(CLI::App& log, Session& session, Command& command) {
-  const auto options = std::make_shared<LogShowOptions>();
-  CLI::App* show = log.add_subcommand("show", "List the records of logs, one per line");
+}  // namespace
+
+void AddLog(CLI::App& app, Session& session) {
+  CLI::App& log = AddGroupOfVerbs(app, "log", "Show and check the logs of shards, without a server",
+                                  "emberctl log verify /var/lib/emberd");
+  auto [show, options] =
+      AddVerb(log, session, "show", "List the records of logs, one per line",
+              "emberctl log show /var/lib/emberd/shard-0002 --from 1000 --limit 20", ShowLogs);
   show->add_option("DIR", options->folder, kFolderHelp)->required();
   show->add_option("--from", options->from, "Begin with this record")->capture_default_str();
   show->add_option("--limit", options->limit, "Show at most this many records of each log; 0: all")
       ->check(Within(int64_t{0}, int64_t{1} << 50))
       ->capture_default_str();
-  SetExample(show, "emberctl log show /var/lib/emberd/shard-0002 --from 1000 --limit 20");
-  show->callback([options, &session, &command] {
-    command = [options, &session] { return Show(session, *options); };
-  });
-}
-
-void AddLogVerify(CLI::App& log, Session& session, Command& command) {
-  const auto folder = std::make_shared<std::string>();
-  CLI::App* verify = log.add_subcommand(
-      "verify",
-      "Read all records and blobs of logs, compare checksums, and show where the first damage is");
+  auto [verify, folder] = AddVerb(
+      log, session, "verify",
+      "Read all records and blobs of logs, compare checksums, and show where the first damage is",
+      "emberctl log verify /var/lib/emberd", VerifyLogs);
   verify->add_option("DIR", *folder, kFolderHelp)->required();
-  SetExample(verify, "emberctl log verify /var/lib/emberd");
-  verify->callback([folder, &session, &command] {
-    command = [folder, &session] { return Verify(session, *folder); };
-  });
-}
-
-}  // namespace
-
-void AddLog(CLI::App& app, Session& session, Command& command) {
-  CLI::App* log = app.add_subcommand("log", "Show and check the logs of shards, without a server");
-  log->require_subcommand(1);
-  SetExample(log, "emberctl log verify /var/lib/emberd");
-  AddLogShow(*log, session, command);
-  AddLogVerify(*log, session, command);
 }
 
 }  // namespace emberd::emberctl

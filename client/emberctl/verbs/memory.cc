@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,11 +37,10 @@ void PrintMemory(const v1::ShardStatus& shard, std::ostream& out) {
       << ", " << Counted(memory.returns(), "return", "returns") << ", "
       << Counted(memory.compactions(), "compaction", "compactions") << ", "
       << Counted(memory.failures(), "failure", "failures") << "\n";
-  std::vector<std::vector<std::string>> lines = {
-      {"ADDRESS", "MODEL", "STACK", "SIZE", "USES", "PINNED"}};
+  Table lines = {{"ADDRESS", "MODEL", "STACK", "SIZE", "USES", "PINNED"}};
   for (const v1::MemoryTable& table : memory.tables()) {
     lines.push_back({PlaceText(table), table.model(), table.stack(), Bytes(table.bytes()),
-                     absl::StrCat(table.uses()), table.pinned() ? "yes" : "no"});
+                     table.uses(), table.pinned() ? "yes" : "no"});
   }
   PrintColumns(lines, out);
 }
@@ -62,8 +60,7 @@ absl::Status ShowMemory(Session& session) {
     *to->mutable_memory() = shard.memory();
     if (!session.json) PrintMemory(shard, session.out);
   }
-  if (session.json) PrintJson(shards, session.out);
-  return absl::OkStatus();
+  return session.json ? PrintJson(shards, session.out) : absl::OkStatus();
 }
 
 // "brought in; evicted: ads, users (3.0 MiB)"
@@ -94,10 +91,7 @@ absl::Status ChangeMemory(Session& session, const v1::ChangeMemoryRequest& reque
       const auto response,
       session.Call<v1::ChangeMemoryResponse>(
           request, std::max(absl::Minutes(10), absl::Seconds(session.timeout_seconds))));
-  if (session.json) {
-    PrintJson(response, session.out);
-    return absl::OkStatus();
-  }
+  if (session.json) return PrintJson(response, session.out);
   for (const v1::ShardMemoryChange& change : response.shards()) {
     const v1::MemoryStatus& memory = change.memory();
     session.out << "shard " << change.shard() << ": " << DoneText(request, change)
@@ -108,25 +102,22 @@ absl::Status ChangeMemory(Session& session, const v1::ChangeMemoryRequest& reque
   return absl::OkStatus();
 }
 
-void AddChange(CLI::App* memory, Session& session, Command& command, const std::string& name,
-               const std::string& help, v1::ChangeMemoryRequest::Operation operation) {
-  const auto request = std::make_shared<v1::ChangeMemoryRequest>();
-  request->set_operation(operation);
-  CLI::App* change = memory->add_subcommand(name, help);
+void AddChange(CLI::App* memory, Session& session, const std::string& name, const std::string& help,
+               v1::ChangeMemoryRequest::Operation operation) {
   const bool pins =
       operation == v1::ChangeMemoryRequest::PIN || operation == v1::ChangeMemoryRequest::UNPIN;
+  auto [change, request] =
+      AddVerb(*memory, session, name, help,
+              absl::StrCat("emberctl memory ", name, pins ? " my_model" : ""), ChangeMemory);
+  request->set_operation(operation);
   if (pins) {
     change->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
   }
-  SetExample(change, absl::StrCat("emberctl memory ", name, pins ? " my_model" : ""));
-  change->callback([request, &session, &command] {
-    command = [request, &session] { return ChangeMemory(session, *request); };
-  });
 }
 
 }  // namespace
 
-void AddMemory(CLI::App& app, Session& session, Command& command) {
+void AddMemory(CLI::App& app, Session& session) {
   CLI::App* memory =
       app.add_subcommand("memory",
                          "Show which models are in the memory of each shard's SparseCores, at "
@@ -136,21 +127,22 @@ void AddMemory(CLI::App& app, Session& session, Command& command) {
   memory->require_subcommand(0, 1);
   SetExample(memory, "emberctl memory");
   using Change = v1::ChangeMemoryRequest;
-  AddChange(memory, session, command, "pin",
+  AddChange(memory, session, "pin",
             "Bring a model in on all shards, and do not evict it from now on. With "
             "storage.durability LOG, this outlasts restarts of shards; otherwise it ends when all "
             "of them have started again",
             Change::PIN);
-  AddChange(memory, session, command, "unpin",
-            "Let a model be evicted again, when others need its memory", Change::UNPIN);
-  AddChange(memory, session, command, "compact",
+  AddChange(memory, session, "unpin", "Let a model be evicted again, when others need its memory",
+            Change::UNPIN);
+  AddChange(memory, session, "compact",
             "Move the tables together, so that the free bytes lie in one piece", Change::COMPACT);
-  AddChange(memory, session, command, "release",
+  AddChange(memory, session, "release",
             "Evict every model that is neither pinned nor in use; they come back when they are "
             "used",
             Change::RELEASE);
-  memory->callback([memory, &session, &command] {
-    if (memory->get_subcommands().empty()) command = [&session] { return ShowMemory(session); };
+  memory->callback([memory, &session] {
+    if (!memory->get_subcommands().empty()) return;
+    session.command = [&session] { return ShowMemory(session); };
   });
 }
 

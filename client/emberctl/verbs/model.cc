@@ -1,11 +1,9 @@
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "client/emberctl/output.h"
@@ -18,18 +16,20 @@
 namespace emberd::emberctl {
 namespace {
 
-absl::Status Declare(Session& session, const std::string& path, const std::string& restore_from) {
-  ASSIGN_OR_RETURN(v1::ModelConfig config, config::LoadModel(path));
+struct DeclareOptions {
+  std::string path;
+  std::string restore_from;  // a checkpoint; empty: none
+};
+
+absl::Status Declare(Session& session, const DeclareOptions& options) {
   v1::DeclareModelRequest request;
-  *request.mutable_config() = config;
-  request.set_restore_from(restore_from);
+  ASSIGN_OR_RETURN(*request.mutable_config(), config::LoadModel(options.path));
+  const v1::ModelConfig& config = request.config();
+  request.set_restore_from(options.restore_from);
   // Rows are read before the answer comes.
-  const absl::Duration deadline = restore_from.empty() ? absl::ZeroDuration() : absl::Hours(24);
+  const absl::Duration deadline = options.restore_from.empty() ? absl::ZeroDuration() : kLong;
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::DeclareModelResponse>(request, deadline));
-  if (session.json) {
-    PrintJson(response, session.out);
-    return absl::OkStatus();
-  }
+  if (session.json) return PrintJson(response, session.out);
   session.out << config.name() << ": " << (response.created() ? "created" : "exists already")
               << ", id " << HexId(response.model_id()) << ", "
               << Counted(config.tables_size(), "table") << " in "
@@ -44,22 +44,17 @@ absl::Status Declare(Session& session, const std::string& path, const std::strin
 
 }  // namespace
 
-void AddDeclare(CLI::App& app, Session& session, Command& command) {
-  auto path = std::make_shared<std::string>();
-  CLI::App* declare =
-      app.add_subcommand("declare", "Create the tables of a model; nothing happens if they exist");
-  declare->add_option("FILE", *path, "ModelConfig as text proto or JSON")->required();
-  auto restore_from = std::make_shared<std::string>();
+void AddDeclare(CLI::App& app, Session& session) {
+  auto [declare, options] = AddVerb(app, session, "declare",
+                                    "Create the tables of a model; nothing happens if they exist",
+                                    "emberctl declare model.textproto", Declare);
+  declare->add_option("FILE", options->path, "ModelConfig as text proto or JSON")->required();
   declare
       ->add_option(
-          "--restore-from", *restore_from,
+          "--restore-from", options->restore_from,
           "If the model does not exist, begin with the rows of this checkpoint, or with those "
           "of the newest one: newest")
       ->type_name("NAME");
-  SetExample(declare, "emberctl declare model.textproto");
-  declare->callback([path, restore_from, &session, &command] {
-    command = [path, restore_from, &session] { return Declare(session, *path, *restore_from); };
-  });
 }
 
 namespace {
@@ -75,54 +70,39 @@ void PrintWhatStays(Session& session, const std::string& name) {
               << "` deletes the latter\n";
 }
 
-absl::Status Drop(Session& session, const std::string& name) {
-  v1::DropModelRequest request;
-  request.set_name(name);
+absl::Status DropModel(Session& session, const v1::DropModelRequest& request) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropModelResponse>(request));
-  if (session.json) {
-    PrintJson(response, session.out);
-  } else {
-    session.out << "model '" << name
-                << (response.dropped() ? "' dropped\n" : "' is not declared: nothing to drop\n");
-    PrintWhatStays(session, name);
-  }
+  if (session.json) return PrintJson(response, session.out);
+  session.out << "model '" << request.name()
+              << (response.dropped() ? "' dropped\n" : "' is not declared: nothing to drop\n");
+  PrintWhatStays(session, request.name());
   return absl::OkStatus();
 }
 
-absl::Status Reset(Session& session, const std::string& name) {
-  v1::ResetModelRequest request;
-  request.set_name(name);
+absl::Status ResetModel(Session& session, const v1::ResetModelRequest& request) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::ResetModelResponse>(request));
-  if (session.json) {
-    PrintJson(response, session.out);
-  } else {
-    session.out << "model '" << name << "' has initial rows again on all shards, with history "
-                << absl::StrFormat("%016x", response.history()) << "\n";
-  }
-  return absl::OkStatus();
+  return session.Answer(response, absl::StrCat("model '", request.name(),
+                                               "' has initial rows again on all shards, with "
+                                               "history ",
+                                               HexId(response.history())));
 }
 
 }  // namespace
 
-void AddModel(CLI::App& app, Session& session, Command& command) {
-  CLI::App* model = app.add_subcommand("model", "Drop or reset a model");
-  model->require_subcommand(1);
-  SetExample(model, "emberctl model reset my_model");
-  const auto name = std::make_shared<std::string>();
-  CLI::App* drop = model->add_subcommand(
-      "drop", "Remove a model and its rows from all shards; an undeclared model is not an error");
-  drop->add_option("MODEL", *name, "Name of the model")->required();
-  SetExample(drop, "emberctl model drop my_model");
-  drop->callback(
-      [name, &session, &command] { command = [name, &session] { return Drop(session, *name); }; });
-  CLI::App* reset = model->add_subcommand(
-      "reset",
+void AddModel(CLI::App& app, Session& session) {
+  CLI::App& model =
+      AddGroupOfVerbs(app, "model", "Drop or reset a model", "emberctl model reset my_model");
+  auto [drop, dropped] =
+      AddVerb(model, session, "drop",
+              "Remove a model and its rows from all shards; an undeclared model is not an error",
+              "emberctl model drop my_model", DropModel);
+  drop->add_option("MODEL", *dropped->mutable_name(), "Name of the model")->required();
+  auto [reset, renewed] = AddVerb(
+      model, session, "reset",
       "Discard all rows of a model: all shards get initial rows again. This ends DATA_LOSS after a "
-      "shard has lost its rows");
-  reset->add_option("MODEL", *name, "Name of the model")->required();
-  SetExample(reset, "emberctl model reset my_model");
-  reset->callback(
-      [name, &session, &command] { command = [name, &session] { return Reset(session, *name); }; });
+      "shard has lost its rows",
+      "emberctl model reset my_model", ResetModel);
+  reset->add_option("MODEL", *renewed->mutable_name(), "Name of the model")->required();
 }
 
 namespace {
@@ -130,7 +110,7 @@ namespace {
 // What `rows` and `export` take as --slot; nothing where no optimizer has any.
 void PrintSlots(const v1::DescribeModelResponse& model, std::ostream& out) {
   if (model.slots().empty()) return;
-  std::vector<std::vector<std::string>> lines = {{"TABLE", "SLOT", "SHAPE"}};
+  Table lines = {{"TABLE", "SLOT", "SHAPE"}};
   for (const v1::SlotShape& slot : model.slots()) {
     lines.push_back({slot.table(), slot.slot(), absl::StrJoin(slot.shape(), " x ")});
   }
@@ -138,20 +118,15 @@ void PrintSlots(const v1::DescribeModelResponse& model, std::ostream& out) {
   PrintColumns(lines, out);
 }
 
-absl::Status Describe(Session& session, const std::string& model) {
+absl::Status DescribeModel(Session& session, const std::string& model) {
   ASSIGN_OR_RETURN(v1::DescribeModelResponse found, session.DescribeModel(model));
-  if (session.json) {
-    PrintJson(found, session.out);
-    return absl::OkStatus();
-  }
+  if (session.json) return PrintJson(found, session.out);
   const v1::ModelPlan& plan = found.plan();
   session.out << found.config().name() << ": id " << HexId(found.model_id()) << ", "
-              << Bytes(plan.table_bytes()) << " on " << Counted(plan.shards(), "shard") << " x "
-              << Counted(plan.sparsecores_per_shard(), "SparseCore") << " = "
-              << Counted(plan.partitions(), "partition") << "\n";
+              << Bytes(plan.table_bytes()) << " on " << SizeText(plan) << "\n";
   if (!found.serves().empty()) session.out << "serves checkpoint " << found.serves() << "\n";
   session.out << "\n";
-  std::vector<std::vector<std::string>> lines = {TableHeadings()};
+  Table lines = {TableHeadings()};
   AppendTableLines(found, &lines);
   PrintColumns(lines, session.out);
   session.out << "\n";
@@ -166,17 +141,13 @@ absl::Status Describe(Session& session, const std::string& model) {
 
 }  // namespace
 
-void AddDescribe(CLI::App& app, Session& session, Command& command) {
-  auto model = std::make_shared<std::string>();
-  CLI::App* describe = app.add_subcommand(
-      "describe",
+void AddDescribe(CLI::App& app, Session& session) {
+  auto [describe, model] = AddVerb(
+      app, session, "describe",
       "A declared model: its tables, optimizers, slots, initializers, stacks and features; for its "
-      "memory see plan");
+      "memory see plan",
+      "emberctl describe my_model", DescribeModel);
   describe->add_option("MODEL", *model, "Name of the model")->required();
-  SetExample(describe, "emberctl describe my_model");
-  describe->callback([model, &session, &command] {
-    command = [model, &session] { return Describe(session, *model); };
-  });
 }
 
 namespace {
@@ -209,113 +180,89 @@ void AppendTables(const v1::DescribeModelResponse& model, Json* tables) {
 
 absl::Status ListTables(Session& session, const std::string& model) {
   ASSIGN_OR_RETURN(std::vector<std::string> names, ModelNames(session, model));
-  std::vector<std::vector<std::string>> lines = {TableHeadings()};
+  Table lines = {TableHeadings()};
   Json tables = Json::array();
   for (const std::string& name : names) {
     ASSIGN_OR_RETURN(v1::DescribeModelResponse found, session.DescribeModel(name));
     AppendTableLines(found, &lines);
     AppendTables(found, &tables);
   }
-  if (session.json) {
-    session.out << tables.dump(1) << "\n";
-  } else {
-    PrintColumns(lines, session.out);
-  }
+  if (session.json) return PrintJson(tables, session.out);
+  PrintColumns(lines, session.out);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-void AddTables(CLI::App& app, Session& session, Command& command) {
-  auto model = std::make_shared<std::string>();
-  CLI::App* tables = app.add_subcommand("tables", "List the tables of a model, or of all");
+void AddTables(CLI::App& app, Session& session) {
+  auto [tables, model] = AddVerb(app, session, "tables", "List the tables of a model, or of all",
+                                 "emberctl tables my_model", ListTables);
   tables->add_option("MODEL", *model, "Name of the model");
-  SetExample(tables, "emberctl tables my_model");
-  tables->callback([model, &session, &command] {
-    command = [model, &session] { return ListTables(session, *model); };
-  });
 }
 
 namespace {
 
-absl::Status Serve(Session& session, const v1::ServeCheckpointRequest& request) {
+absl::Status ServeCheckpoint(Session& session, const v1::ServeCheckpointRequest& request) {
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string& name = request.serve_as().empty() ? request.model() : request.serve_as();
-  return PrintDone(session, result,
-                   absl::StrCat("model '", name, "' serves checkpoint '", info.name(),
-                                "' of model '", info.model(), "' on all shards, with id ",
-                                HexId(result.model_id()), ": ", Work(result)));
+  return session.Answer(
+      result, absl::StrCat("model '", name, "' serves checkpoint '", info.name(), "' of model '",
+                           info.model(), "' on all shards, with id ", HexId(result.model_id()),
+                           ": ", Work(result)));
 }
 
 }  // namespace
 
-void AddServe(CLI::App& app, Session& session, Command& command) {
-  const auto request = std::make_shared<v1::ServeCheckpointRequest>();
-  const auto model = std::make_shared<CheckpointTarget>();
-  const auto serve_as = std::make_shared<std::string>();
-  const auto storage = std::make_shared<std::string>();
-  CLI::App* serve = app.add_subcommand(
-      "serve",
+void AddServe(CLI::App& app, Session& session) {
+  auto [serve, request] = AddVerb(
+      app, session, "serve",
       "Serve the weights of a checkpoint for lookups only. What is served under the name now "
-      "stays in service until the new rows are loaded, so that no lookup fails");
-  serve->add_option("MODEL", model->model, "Name of the model of the checkpoint")->required();
-  serve->add_option("NAME", model->name, "Name of the checkpoint; default: the newest");
+      "stays in service until the new rows are loaded, so that no lookup fails",
+      "emberctl serve my_model step-1000 --as my_model-live --storage bfloat16", ServeCheckpoint);
+  serve->add_option("MODEL", *request->mutable_model(), "Name of the model of the checkpoint")
+      ->required();
+  serve->add_option("NAME", *request->mutable_name(),
+                    "Name of the checkpoint; default: the newest");
   serve
-      ->add_option("--as", *serve_as,
+      ->add_option("--as", *request->mutable_serve_as(),
                    "Name of the model that serves it; default: MODEL, which must then not be "
                    "trained on this cluster")
       ->type_name("MODEL");
+  const auto set_storage = [to = request](const std::string& storage) {
+    v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+    v1::DataType_Parse(absl::AsciiStrToUpper(storage), &dtype);
+    to->set_storage_dtype(dtype);
+  };
   serve
-      ->add_option(
-          "--storage", *storage,
+      ->add_option_function<std::string>(
+          "--storage", set_storage,
           "How rows are stored; default: as those served under the name now, or else as in the "
           "checkpoint")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
-  SetExample(serve, "emberctl serve my_model step-1000 --as my_model-live --storage bfloat16");
-  serve->callback([request, model, serve_as, storage, &session, &command] {
-    command = [request, model, serve_as, storage, &session] {
-      request->set_model(model->model);
-      request->set_name(model->name);
-      request->set_serve_as(*serve_as);
-      v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
-      if (!storage->empty()) v1::DataType_Parse(absl::AsciiStrToUpper(*storage), &dtype);
-      request->set_storage_dtype(dtype);
-      return Serve(session, *request);
-    };
-  });
 }
 
 namespace {
 
 absl::Status DropGroup(Session& session, const v1::DropGroupRequest& request) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropGroupResponse>(request));
-  if (session.json) {
-    PrintJson(response, session.out);
-  } else {
-    session.out << "group '" << request.group() << "' of model '" << request.model()
-                << (response.dropped() ? "' dropped\n" : "' is not known: nothing to drop\n");
-  }
-  return absl::OkStatus();
+  return session.Answer(
+      response, absl::StrCat("group '", request.group(), "' of model '", request.model(),
+                             response.dropped() ? "' dropped" : "' is not known: nothing to drop"));
 }
 
 }  // namespace
 
-void AddGroup(CLI::App& app, Session& session, Command& command) {
-  CLI::App* group = app.add_subcommand("group", "Drop a group of trainers");
-  group->require_subcommand(1);
-  SetExample(group, "emberctl group drop my_model run-7");
-  const auto request = std::make_shared<v1::DropGroupRequest>();
-  CLI::App* drop = group->add_subcommand(
-      "drop",
+void AddGroup(CLI::App& app, Session& session) {
+  CLI::App& group = AddGroupOfVerbs(app, "group", "Drop a group of trainers",
+                                    "emberctl group drop my_model run-7");
+  auto [drop, request] = AddVerb(
+      group, session, "drop",
       "Forget a group whose run is over: the next run under its name begins at its first step. An "
-      "unknown group is not an error; one with active ranks is refused");
+      "unknown group is not an error; one with active ranks is refused",
+      "emberctl group drop my_model run-7", DropGroup);
   drop->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
   drop->add_option("GROUP", *request->mutable_group(), "Name of the group")->required();
-  SetExample(drop, "emberctl group drop my_model run-7");
-  drop->callback([request, &session, &command] {
-    command = [request, &session] { return DropGroup(session, *request); };
-  });
 }
 
 }  // namespace emberd::emberctl

@@ -2,11 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <memory>
-#include <utility>
-#include <vector>
-
-#include <google/protobuf/util/json_util.h>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -59,12 +54,11 @@ absl::StatusOr<Planned> PlanOfDeclared(Session& session, const std::string& name
 
 void PrintMemory(const Planned& planned, std::ostream& out) {
   const PlanMemory memory = MemoryOf(planned.plan);
-  std::vector<std::vector<std::string>> lines = {{"MEMORY OF", "SIZE", "BUDGET", "USED"}};
+  Table lines = {{"MEMORY OF", "SIZE", "BUDGET", "USED"}};
   const auto add = [&](const std::string& what, int64_t partitions) {
     const int64_t size = memory.partition_bytes * partitions;
     const int64_t budget = planned.partition_budget * partitions;
-    lines.push_back({what, Bytes(size), budget > 0 ? Bytes(budget) : "?",
-                     Percent(static_cast<double>(size), static_cast<double>(budget))});
+    lines.push_back({what, Bytes(size), budget > 0 ? Bytes(budget) : "?", Percent(size, budget)});
   };
   add("a partition", 1);
   add("a shard", planned.plan.sparsecores_per_shard());
@@ -73,18 +67,19 @@ void PrintMemory(const Planned& planned, std::ostream& out) {
   if (!planned.missing_memory.empty()) out << "warning: " << planned.missing_memory << "\n";
 }
 
+// Of the cells, that which is padding.
+std::string Share(const Padding& padding) {
+  return Percent(padding.cells - padding.weights, padding.cells);
+}
+
 void PrintPadding(const v1::ModelPlan& plan, std::ostream& out) {
-  std::vector<std::vector<std::string>> lines = {
-      {"STACK", "TABLE", "ROWS", "PADDED", "DIM", "PADDED", "WEIGHTS", "PADDING"}};
+  Table lines = {{"STACK", "TABLE", "ROWS", "PADDED", "DIM", "PADDED", "WEIGHTS", "PADDING"}};
   for (const v1::StackPlan& stack : plan.stacks()) {
     for (const v1::TablePlan& table : stack.tables()) {
       const Padding padding = PaddingOf(stack, table);
-      lines.push_back({stack.name(), table.name(), absl::StrCat(table.vocabulary_size()),
-                       absl::StrCat(table.padded_vocabulary_size()),
-                       absl::StrCat(table.embedding_dim()), absl::StrCat(stack.embedding_dim()),
-                       absl::StrCat(padding.weights),
-                       Percent(static_cast<double>(padding.cells - padding.weights),
-                               static_cast<double>(padding.cells))});
+      lines.push_back({stack.name(), table.name(), table.vocabulary_size(),
+                       table.padded_vocabulary_size(), table.embedding_dim(), stack.embedding_dim(),
+                       padding.weights, Share(padding)});
     }
   }
   PrintColumns(lines, out);
@@ -93,13 +88,8 @@ void PrintPadding(const v1::ModelPlan& plan, std::ostream& out) {
 void Print(const Planned& planned, std::ostream& out) {
   const v1::ModelPlan& plan = planned.plan;
   const Padding padding = PaddingOf(plan);
-  out << planned.model << ": " << Bytes(plan.table_bytes()) << " on "
-      << Counted(plan.shards(), "shard") << " x "
-      << Counted(plan.sparsecores_per_shard(), "SparseCore") << " = "
-      << Counted(plan.partitions(), "partition") << "; " << Counted(padding.weights, "weight")
-      << ", "
-      << Percent(static_cast<double>(padding.cells - padding.weights),
-                 static_cast<double>(padding.cells))
+  out << planned.model << ": " << Bytes(plan.table_bytes()) << " on " << SizeText(plan) << "; "
+      << Counted(padding.weights, "weight") << ", " << Share(padding)
       << " of the cells are padding\n\n";
   PrintMemory(planned, out);
   out << "\n";
@@ -111,25 +101,17 @@ void Print(const Planned& planned, std::ostream& out) {
 }
 
 absl::Status PrintPlanJson(const Planned& planned, std::ostream& out) {
-  std::string text;
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
-  if (!google::protobuf::util::MessageToJsonString(planned.plan, &text, options).ok()) {
-    return absl::InternalError("the plan cannot be written as JSON");
-  }
   const PlanMemory memory = MemoryOf(planned.plan);
   const Padding padding = PaddingOf(planned.plan);
   const Json json = {{"model", planned.model},
-                     {"plan", Json::parse(text)},
+                     {"plan", MessageJson(planned.plan)},
                      {"memory",
                       {{"partition_bytes", memory.partition_bytes},
                        {"shard_bytes", memory.shard_bytes},
                        {"total_bytes", planned.plan.table_bytes()},
                        {"partition_budget_bytes", planned.partition_budget}}},
                      {"padding", {{"weights", padding.weights}, {"cells", padding.cells}}}};
-  out << json.dump(1) << "\n";
-  return absl::OkStatus();
+  return PrintJson(json, out);
 }
 
 absl::Status ShowPlan(Session& session, const PlanOptions& options) {
@@ -154,25 +136,19 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
 
 }  // namespace
 
-void AddPlan(CLI::App& app, Session& session, Command& command) {
-  auto options = std::make_shared<PlanOptions>();
-  CLI::App* plan =
-      app.add_subcommand("plan",
-                         "Show where the tables of a model lie, what they need of the "
-                         "memory budget, their limits and their "
-                         "padding. With --model, of a file, for a cluster that need "
-                         "not run; with MODEL, of a declared "
-                         "one (see `describe` for its config). Exit status 1 if it does not fit");
+void AddPlan(CLI::App& app, Session& session) {
+  auto [plan, options] = AddVerb(
+      app, session, "plan",
+      "Show where the tables of a model lie, what they need of the memory budget, their limits and "
+      "their padding. With --model, of a file, for a cluster that need not run; with MODEL, of a "
+      "declared one (see `describe` for its config). Exit status 1 if it does not fit",
+      "emberctl plan --model model.textproto --shards 4 --sparsecores 2", ShowPlan);
   CLI::Option_group* subject = plan->add_option_group("subject");
   subject->add_option("MODEL", options->model, "Name of a declared model");
   CLI::Option* file =
       subject->add_option("--model", options->file, "ModelConfig as text proto or JSON");
   subject->require_option(1);
   AddClusterShapeOptions(plan, file, &options->cluster);
-  SetExample(plan, "emberctl plan --model model.textproto --shards 4 --sparsecores 2");
-  plan->callback([options, &session, &command] {
-    command = [options, &session] { return ShowPlan(session, *options); };
-  });
 }
 
 namespace {
@@ -215,24 +191,19 @@ std::string Needs(const v1::ModelConfig& model) {
                                         " partitions (shards x SparseCores)");
 }
 
-absl::Status Validate(Session& session, const std::string& path, const std::string& kind) {
+absl::Status Validate(Session& session, const ValidateOptions& options) {
   const auto report = [&](const google::protobuf::Message& config, const std::string& summary) {
-    if (session.json) {
-      PrintJson(config, session.out);
-    } else {
-      session.out << path << ": valid " << summary << "\n";
-    }
-    return absl::OkStatus();
+    return session.Answer(config, absl::StrCat(options.path, ": valid ", summary));
   };
-  if (IsCluster(path, kind)) {
-    ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::LoadCluster(path));
+  if (IsCluster(options.path, options.kind)) {
+    ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::LoadCluster(options.path));
     return report(cluster, absl::StrCat("cluster: ", Counted(cluster.shards_size(), "shard"), " x ",
                                         Counted(cluster.sparsecores_per_shard(), "SparseCore"),
                                         ", ", Counted(cluster.coordinators_size(), "coordinator"),
                                         cluster.has_storage() ? ", checkpoints in " : "",
                                         cluster.storage().checkpoints()));
   }
-  ASSIGN_OR_RETURN(v1::ModelConfig model, config::LoadModel(path));
+  ASSIGN_OR_RETURN(v1::ModelConfig model, config::LoadModel(options.path));
   int64_t floats = 0;
   for (const v1::TableConfig& table : model.tables()) {
     floats += table.vocabulary_size() * table.embedding_dim();
@@ -245,19 +216,15 @@ absl::Status Validate(Session& session, const std::string& path, const std::stri
 
 }  // namespace
 
-void AddValidate(CLI::App& app, Session& session, Command& command) {
-  auto options = std::make_shared<ValidateOptions>();
-  CLI::App* validate =
-      app.add_subcommand("validate", "Check a model or cluster config; needs no server");
+void AddValidate(CLI::App& app, Session& session) {
+  auto [validate, options] =
+      AddVerb(app, session, "validate", "Check a model or cluster config; needs no server",
+              "emberctl validate cluster.textproto --kind cluster", Validate);
   validate->add_option("FILE", options->path, "ModelConfig or ClusterConfig as text proto or JSON")
       ->required();
   validate->add_option("--kind", options->kind, "What FILE is")
       ->check(CLI::IsMember({"auto", "model", "cluster"}))
       ->capture_default_str();
-  SetExample(validate, "emberctl validate cluster.textproto --kind cluster");
-  validate->callback([options, &session, &command] {
-    command = [options, &session] { return Validate(session, options->path, options->kind); };
-  });
 }
 
 }  // namespace emberd::emberctl

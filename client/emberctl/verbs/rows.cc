@@ -1,5 +1,4 @@
 #include <fstream>
-#include <memory>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -22,11 +21,12 @@ namespace {
 struct RowsTarget {
   std::string model;
   std::string table;
-  std::string slot;  // empty: the weights
+  std::string slot;                // empty: the weights
+  std::vector<std::string> texts;  // ids to get, or rows to set
 };
 
-void PrintRows(Session& session, const RowsTarget& target, const std::vector<int64_t>& ids,
-               absl::Span<const float> values, int64_t dim) {
+absl::Status PrintRows(Session& session, const RowsTarget& target, const std::vector<int64_t>& ids,
+                       absl::Span<const float> values, int64_t dim) {
   Json rows = Json::array();
   for (size_t i = 0; i < ids.size(); ++i) {
     const absl::Span<const float> row = values.subspan(i * dim, dim);
@@ -38,12 +38,12 @@ void PrintRows(Session& session, const RowsTarget& target, const std::vector<int
       }) << "\n";
     }
   }
-  if (!session.json) return;
-  const Json all = {{"model", target.model},
-                    {"table", target.table},
-                    {"slot", target.slot},
-                    {"rows", std::move(rows)}};
-  session.out << all.dump(1) << "\n";
+  if (!session.json) return absl::OkStatus();
+  return PrintJson(Json{{"model", target.model},
+                        {"table", target.table},
+                        {"slot", target.slot},
+                        {"rows", std::move(rows)}},
+                   session.out);
 }
 
 // "7", or "7-12": the ids from 7 to 12.
@@ -66,10 +66,9 @@ absl::Status AppendIds(const std::string& text, std::vector<int64_t>* ids) {
   return absl::OkStatus();
 }
 
-absl::Status GetRows(Session& session, const RowsTarget& target,
-                     const std::vector<std::string>& id_texts) {
+absl::Status GetRows(Session& session, const RowsTarget& target) {
   std::vector<int64_t> ids;
-  for (const std::string& text : id_texts) RETURN_IF_ERROR(AppendIds(text, &ids));
+  for (const std::string& text : target.texts) RETURN_IF_ERROR(AppendIds(text, &ids));
   ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(target.model));
   v1::ReadRowsRequest request;
   request.set_model_id(model.model_id());
@@ -82,8 +81,7 @@ absl::Status GetRows(Session& session, const RowsTarget& target,
   const int64_t dim = tensor.shape_size() == 2 ? tensor.shape(1) : 0;
   ASSIGN_OR_RETURN(absl::Span<const float> values,
                    client::DecodeFloats(tensor, n, dim, client::WireType::kFloat32, nullptr));
-  PrintRows(session, target, ids, values, dim);
-  return absl::OkStatus();
+  return PrintRows(session, target, ids, values, dim);
 }
 
 // New values of one row.
@@ -112,10 +110,9 @@ absl::StatusOr<RowText> ParseRow(const std::string& text) {
   return row;
 }
 
-absl::Status SetRows(Session& session, const RowsTarget& target,
-                     const std::vector<std::string>& row_texts) {
+absl::Status SetRows(Session& session, const RowsTarget& target) {
   std::vector<RowText> rows;
-  for (const std::string& text : row_texts) {
+  for (const std::string& text : target.texts) {
     ASSIGN_OR_RETURN(rows.emplace_back(), ParseRow(text));
   }
   std::vector<int64_t> ids;
@@ -141,11 +138,8 @@ absl::Status SetRows(Session& session, const RowsTarget& target,
   client::EncodeFloats(values, {n, static_cast<int64_t>(dim)}, client::WireType::kFloat32,
                        request.mutable_values());
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::AssignRowsResponse>(request));
-  if (session.json) {
-    session.out << Json{{"rows_written", n}}.dump(1) << "\n";
-  } else {
-    session.out << Counted(n, "row") << " written\n";
-  }
+  if (session.json) return PrintJson(Json{{"rows_written", n}}, session.out);
+  session.out << Counted(n, "row") << " written\n";
   return absl::OkStatus();
 }
 
@@ -156,46 +150,29 @@ void AddTarget(CLI::App* verb, RowsTarget* target) {
                    "An optimizer slot instead of the weights, for example accumulator");
 }
 
-void AddGet(CLI::App* rows, Session& session, Command& command) {
-  auto target = std::make_shared<RowsTarget>();
-  auto ids = std::make_shared<std::vector<std::string>>();
-  CLI::App* get = rows->add_subcommand("get", "Print rows, one per line: ID=VALUE,VALUE,...");
-  AddTarget(get, target.get());
-  get->add_option("ID", *ids, "Ids of the rows, and ranges of them: 7 100-109")
+}  // namespace
+
+void AddRows(CLI::App& app, Session& session) {
+  CLI::App& rows = AddGroupOfVerbs(app, "rows", "Read and write rows of a table by id",
+                                   "emberctl rows get my_model users 7 8");
+  auto [get, ids] =
+      AddVerb(rows, session, "get", "Print rows, one per line: ID=VALUE,VALUE,...",
+              "emberctl rows get my_model users 7 100-109 --slot accumulator", GetRows);
+  AddTarget(get, ids);
+  get->add_option("ID", ids->texts, "Ids of the rows, and ranges of them: 7 100-109")
       ->required()
       ->check([](const std::string& text) {
         std::vector<int64_t> parsed;
         return std::string(AppendIds(text, &parsed).message());
       });
-  SetExample(get, "emberctl rows get my_model users 7 100-109 --slot accumulator");
-  get->callback([target, ids, &session, &command] {
-    command = [target, ids, &session] { return GetRows(session, *target, *ids); };
-  });
-}
-
-void AddSet(CLI::App* rows, Session& session, Command& command) {
-  auto target = std::make_shared<RowsTarget>();
-  auto texts = std::make_shared<std::vector<std::string>>();
-  CLI::App* set = rows->add_subcommand("set", "Overwrite rows, written as `rows get` prints them");
-  AddTarget(set, target.get());
-  set->add_option("ROW", *texts, "ID=VALUE,VALUE,...")
+  auto [set, values] =
+      AddVerb(rows, session, "set", "Overwrite rows, written as `rows get` prints them",
+              "emberctl rows set my_model users 7=0.5,1,-2,0.25", SetRows);
+  AddTarget(set, values);
+  set->add_option("ROW", values->texts, "ID=VALUE,VALUE,...")
       ->required()
       ->check(
           [](const std::string& text) { return std::string(ParseRow(text).status().message()); });
-  SetExample(set, "emberctl rows set my_model users 7=0.5,1,-2,0.25");
-  set->callback([target, texts, &session, &command] {
-    command = [target, texts, &session] { return SetRows(session, *target, *texts); };
-  });
-}
-
-}  // namespace
-
-void AddRows(CLI::App& app, Session& session, Command& command) {
-  CLI::App* rows = app.add_subcommand("rows", "Read and write rows of a table by id");
-  rows->require_subcommand(1);
-  SetExample(rows, "emberctl rows get my_model users 7 8");
-  AddGet(rows, session, command);
-  AddSet(rows, session, command);
 }
 
 namespace {
@@ -222,7 +199,7 @@ absl::Status Written(const std::ofstream& file, const std::string& path) {
       path, ": cannot be written; check that the folder exists, permissions and free space"));
 }
 
-absl::Status Export(Session& session, const ExportTarget& target) {
+absl::Status ExportTable(Session& session, const ExportTarget& target) {
   ASSIGN_OR_RETURN(const Format format, FormatOf(target.file));
   RETURN_IF_ERROR(session.CheckReachable());
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
@@ -252,21 +229,18 @@ absl::Status Export(Session& session, const ExportTarget& target) {
   RETURN_IF_ERROR(client->ExportTable(model, target.table, write, options));
   file.close();
   RETURN_IF_ERROR(Written(file, target.file));
-  if (session.json) {
-    session.out << Json{{"file", target.file}, {"rows", rows}}.dump(1) << "\n";
-  } else {
-    session.out << target.file << ": " << rows << (rows == 1 ? " row\n" : " rows\n");
-  }
+  if (session.json) return PrintJson(Json{{"file", target.file}, {"rows", rows}}, session.out);
+  session.out << target.file << ": " << Counted(rows, "row") << "\n";
   return absl::OkStatus();
 }
 
 }  // namespace
 
-void AddExport(CLI::App& app, Session& session, Command& command) {
-  auto target = std::make_shared<ExportTarget>();
-  CLI::App* verb = app.add_subcommand("export",
-                                      "Write all rows of a table to a file for other programs, as "
-                                      "float32 in the order of their ids");
+void AddExport(CLI::App& app, Session& session) {
+  auto [verb, target] = AddVerb(app, session, "export",
+                                "Write all rows of a table to a file for other programs, as "
+                                "float32 in the order of their ids",
+                                "emberctl export my_model users users.npy", ExportTable);
   verb->add_option("MODEL", target->model, "Name of the model")->required();
   verb->add_option("TABLE", target->table, "Name of the table")->required();
   verb->add_option("FILE", target->file, "A NumPy file (.npy), or .safetensors")
@@ -275,10 +249,6 @@ void AddExport(CLI::App& app, Session& session, Command& command) {
           [](const std::string& file) { return std::string(FormatOf(file).status().message()); });
   verb->add_option("--slot", target->slot,
                    "An optimizer slot instead of the weights, for example accumulator");
-  SetExample(verb, "emberctl export my_model users users.npy");
-  verb->callback([target, &session, &command] {
-    command = [target, &session] { return Export(session, *target); };
-  });
 }
 
 }  // namespace emberd::emberctl

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <memory>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -18,28 +18,24 @@ namespace emberd::emberctl {
 namespace {
 
 void PrintShards(const v1::GetStatusResponse& status, std::ostream& out) {
-  std::vector<std::vector<std::string>> lines = {{"SHARD", "ADDRESS", "STATE", "UP", "MODELS",
-                                                  "TABLES", "BATCHES", "ROWS GATHERED",
-                                                  "ROWS UPDATED"}};
+  Table lines = {{"SHARD", "ADDRESS", "STATE", "UP", "MODELS", "TABLES", "BATCHES", "ROWS GATHERED",
+                  "ROWS UPDATED"}};
   for (const v1::ShardStatus& shard : status.shards()) {
-    std::vector<std::string>& line = lines.emplace_back();
-    line = {absl::StrCat(shard.index()), shard.address(), StateOf(shard).text};
+    CellLine& line = lines.emplace_back();
+    line = {shard.index(), shard.address(), StateOf(shard)};
     if (!shard.reachable()) continue;  // why stands in the error at the end
-    line.push_back(Uptime(shard.uptime_ms()));
-    line.push_back(absl::StrCat(shard.models()));
-    line.push_back(Bytes(shard.table_bytes()));
-    line.push_back(absl::StrCat(shard.batches(), " (", Bytes(shard.batch_bytes()), ")"));
-    line.push_back(absl::StrCat(shard.rows_gathered()));
-    line.push_back(absl::StrCat(shard.rows_updated()));
+    line.insert(line.end(), {Uptime(shard.uptime_ms()), shard.models(), Bytes(shard.table_bytes()),
+                             absl::StrCat(shard.batches(), " (", Bytes(shard.batch_bytes()), ")"),
+                             shard.rows_gathered(), shard.rows_updated()});
   }
   PrintColumns(lines, out);
 }
 
 void PrintModels(const v1::GetStatusResponse& status, std::ostream& out) {
-  std::vector<std::vector<std::string>> lines = {{"MODEL", "ID", "TABLES", "STACKS", "SIZE"}};
+  Table lines = {{"MODEL", "ID", "TABLES", "STACKS", "SIZE"}};
   for (const v1::ModelStatus& model : status.models()) {
-    lines.push_back({model.name(), HexId(model.model_id()), absl::StrCat(model.tables()),
-                     absl::StrCat(model.stacks()), Bytes(model.table_bytes())});
+    lines.push_back({model.name(), HexId(model.model_id()), model.tables(), model.stacks(),
+                     Bytes(model.table_bytes())});
   }
   PrintColumns(lines, out);
   for (const v1::ModelStatus& model : status.models()) {
@@ -56,7 +52,7 @@ void PrintModels(const v1::GetStatusResponse& status, std::ostream& out) {
 absl::Status ShowStatus(Session& session) {
   ASSIGN_OR_RETURN(const v1::GetStatusResponse response, session.GetStatus());
   if (session.json) {
-    PrintJson(response, session.out);
+    RETURN_IF_ERROR(PrintJson(response, session.out));
   } else {
     session.out << "emberd " << response.version() << ", up " << Uptime(response.uptime_ms())
                 << (response.draining() ? ", DRAINING, " : ", ")
@@ -81,14 +77,14 @@ absl::Status ShowStatus(Session& session) {
 
 }  // namespace
 
-void AddStatus(CLI::App& app, Session& session, Command& command) {
+void AddStatus(CLI::App& app, Session& session) {
   CLI::App* status = app.add_subcommand(
       "status",
       "Show the state of the coordinator (DRAINING while it is out of service), the shards and the "
       "models. Exit status 3 if a shard is down, or a shard or a model is recovering, 1 if a "
       "model has lost rows or a shard refuses changes");
   SetExample(status, "emberctl status --json");
-  status->callback([&session, &command] { command = [&session] { return ShowStatus(session); }; });
+  status->callback([&session] { session.command = [&session] { return ShowStatus(session); }; });
 }
 
 namespace {
@@ -104,8 +100,14 @@ void Print(const Rates& rates, const std::string& address, bool per_second, Sess
   }
   for (const auto& table : StatsTables(rates, {.per_second = per_second})) {
     session.out << "\n";
-    for (const std::string& line : LayOut(table, /*colors=*/false)) session.out << line << "\n";
+    PrintColumns(table, session.out);
   }
+}
+
+void AddHotRows(CLI::App* verb, int* hot_rows) {
+  verb->add_option("--hot-rows", *hot_rows, "Rows to list of each table and shard")
+      ->check(Within(0, 100))
+      ->capture_default_str();
 }
 
 absl::Status ShowStats(Session& session, const StatsOptions& options) {
@@ -124,34 +126,25 @@ absl::Status ShowStats(Session& session, const StatsOptions& options) {
   } else {
     rates = TotalsOf(stats);
   }
-  if (session.json) {
-    session.out << StatsJson(rates).dump(1) << "\n";
-  } else {
-    Print(rates, source.address(), per_second, session);
-  }
+  if (session.json) return PrintJson(StatsJson(rates), session.out);
+  Print(rates, source.address(), per_second, session);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-void AddStats(CLI::App& app, Session& session, Command& command) {
-  auto options = std::make_shared<StatsOptions>();
-  CLI::App* stats =
-      app.add_subcommand("stats",
-                         "Show what a coordinator and the shards have done since they started, or "
-                         "do now: methods, stages, stacks against their limits, shards, training "
-                         "groups, hot rows. Of several addresses, the first that answers is asked");
-  stats->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
-      ->check(Within(0, 100))
-      ->capture_default_str();
+void AddStats(CLI::App& app, Session& session) {
+  auto [stats, options] = AddVerb(
+      app, session, "stats",
+      "Show what a coordinator and the shards have done since they started, or do now: methods, "
+      "stages, stacks against their limits, shards, training groups, hot rows. Of several "
+      "addresses, the first that answers is asked",
+      "emberctl stats --interval 5 --hot-rows 3", ShowStats);
+  AddHotRows(stats, &options->hot_rows);
   stats
       ->add_option("--interval", options->interval_seconds,
                    "Watch for this many seconds and show rates per second")
       ->check(Within(0.1, 86400.0));
-  SetExample(stats, "emberctl stats --interval 5 --hot-rows 3");
-  stats->callback([options, &session, &command] {
-    command = [options, &session] { return ShowStats(session, *options); };
-  });
 }
 
 namespace {
@@ -162,29 +155,13 @@ struct TopOptions {
   int hot_rows = 3;
 };
 
-const char* NameOf(Order order) {
-  switch (order) {
-    case Order::kBusy:
-      return "busy first";
-    case Order::kSlow:
-      return "slow first";
-    case Order::kName:
-      return "as listed";
-  }
-  return "";
-}
-
-Order NextOrder(Order order) {
-  switch (order) {
-    case Order::kBusy:
-      return Order::kSlow;
-    case Order::kSlow:
-      return Order::kName;
-    case Order::kName:
-      return Order::kBusy;
-  }
-  return Order::kBusy;
-}
+struct OrderName {
+  Order order;
+  const char* name;
+};
+// In the turn in which a key changes them.
+constexpr OrderName kOrders[] = {
+    {Order::kBusy, "busy first"}, {Order::kSlow, "slow first"}, {Order::kName, "as listed"}};
 
 // Rates from one answer to the next.
 class Watch {
@@ -269,7 +246,7 @@ class Screen {
     }
     const bool arrow = escape_ == "\x1b[";
     escape_.clear();
-    if (key == 's' && !arrow) order_ = NextOrder(order_);
+    if (key == 's' && !arrow) order_ = (order_ + 1) % std::size(kOrders);
     if (arrow ? key == 'B' : key == 'j') ++first_;
     if (arrow ? key == 'A' : key == 'k') --first_;
     if (arrow ? key == '6' : key == ' ') first_ += page;
@@ -279,7 +256,7 @@ class Screen {
   void Draw() {
     const Terminal::Size size = Terminal::CurrentSize();
     FrameOptions options;
-    options.order = order_;
+    options.order = kOrders[order_].order;
     options.colors = WantsColors();
     options.columns = size.columns;
     options.rows = size.rows;
@@ -288,7 +265,7 @@ class Screen {
                                      ? "means since the start"
                                      : absl::StrFormat("of the last %.1f s", shown_.seconds);
       options.hint =
-          absl::StrCat("q: quit  j, k: scroll  s: sort (", NameOf(order_), ")  ", period);
+          absl::StrCat("q: quit  j, k: scroll  s: sort (", kOrders[order_].name, ")  ", period);
     } else {
       options.hint = absl::StrCat("q: quit  NO ANSWER: ", std::string(error_.message()));
     }
@@ -300,7 +277,7 @@ class Screen {
   Terminal& terminal_;
   Watch& watch_;
   const absl::Duration interval_;
-  Order order_ = Order::kBusy;
+  size_t order_ = 0;    // in kOrders
   int first_ = 0;       // line at the top
   std::string escape_;  // the bytes so far of a key that sends several
   Rates shown_;
@@ -316,8 +293,7 @@ absl::Status Top(Session& session, const TopOptions& options) {
   if (live) impatient.timeout_seconds = std::min(session.timeout_seconds, kPatience);
   Watch watch(impatient, options.hot_rows);
   if (!live) return PrintFrames(session, options, watch);
-  auto first = watch.Next();  // an error here belongs on an ordinary screen
-  if (!first.ok()) return first.status();
+  ASSIGN_OR_RETURN(Rates first, watch.Next());  // an error here belongs on an ordinary screen
   ASSIGN_OR_RETURN(auto terminal, Terminal::Open());
   Screen(*terminal, watch, options).Run(std::move(first));
   return absl::OkStatus();
@@ -325,25 +301,19 @@ absl::Status Top(Session& session, const TopOptions& options) {
 
 }  // namespace
 
-void AddTop(CLI::App& app, Session& session, Command& command) {
-  auto options = std::make_shared<TopOptions>();
-  CLI::App* top = app.add_subcommand(
-      "top",
+void AddTop(CLI::App& app, Session& session) {
+  auto [top, options] = AddVerb(
+      app, session, "top",
       "Watch a coordinator and the shards live; q quits, s changes the order, j, k and the arrow "
       "keys scroll. Methods that nobody calls are left out. Where standard output is not a "
-      "terminal, and with --count or --json, frames follow one another");
+      "terminal, and with --count or --json, frames follow one another",
+      "emberctl top --interval 1", Top);
   top->add_option("--interval", options->interval_seconds, "Seconds between frames")
       ->check(Within(0.1, 86400.0))
       ->capture_default_str();
   top->add_option("--count", options->count, "Print this many frames, then exit")
       ->check(Within(int64_t{1}, int64_t{1} << 40));
-  top->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
-      ->check(Within(0, 100))
-      ->capture_default_str();
-  SetExample(top, "emberctl top --interval 1");
-  top->callback([options, &session, &command] {
-    command = [options, &session] { return Top(session, *options); };
-  });
+  AddHotRows(top, &options->hot_rows);
 }
 
 }  // namespace emberd::emberctl

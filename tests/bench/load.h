@@ -1,15 +1,16 @@
-// What `emberctl bench` asks for, and what came of it.
+// Load on a running cluster, with the options of emberctl: see load_bench.cc.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "client/cpp/client.h"
 
-namespace emberd::emberctl {
+namespace emberd::bench {
 
 struct LoadShape {
   int64_t batch = 1024;        // samples of every feature
@@ -22,9 +23,9 @@ struct LoadShape {
 int64_t DrawId(double uniform, int64_t vocabulary, double exponent);
 
 // Random batches of a model, used in turn, so that drawing them costs no time while it counts.
-class BenchBatches {
+class LoadBatches {
  public:
-  BenchBatches(const client::Model& model, const LoadShape& shape, uint64_t seed);
+  LoadBatches(const client::Model& model, const LoadShape& shape, uint64_t seed);
 
   // The next one. Valid as long as this object.
   const std::vector<client::FeatureIds>& Next();
@@ -43,7 +44,7 @@ class BenchBatches {
 };
 
 // What one client, or all of them, saw. Latencies in seconds.
-struct BenchResult {
+struct LoadResult {
   std::vector<float> lookups;
   std::vector<float> updates;             // empty if there were none
   std::vector<float> steps;               // both
@@ -51,7 +52,7 @@ struct BenchResult {
   absl::Status first_error;
 
   void AddError(const absl::Status& status);
-  void Add(const BenchResult& more);
+  void Add(const LoadResult& more);
   int64_t error_count() const;
 };
 
@@ -59,4 +60,8 @@ struct BenchResult {
 // them.
 float LatencyQuantile(std::vector<float>* latencies, double fraction);
 
-}  // namespace emberd::emberctl
+// The whole program; `argv` as in main. Status 0: done; 1: a step failed, or the cluster refused;
+// 2: wrong command line.
+int RunLoad(int argc, const char* const* argv, std::ostream& out, std::ostream& err);
+
+}  // namespace emberd::bench

@@ -1,17 +1,30 @@
+#include "tests/bench/load.h"
+
 #include <algorithm>
 #include <map>
 
 #include "client/cpp/testing/fake_service.h"
-#include "client/emberctl/bench_load.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/testing.h"
 #include "gmock/gmock.h"
 
-namespace emberd::emberctl {
-namespace bench_test {
+namespace emberd::bench {
+namespace load_test {
 
+using emberctl::Emberctl;
+using emberctl::Json;
+using emberctl::Outcome;
+using emberctl::WriteTestFile;
 using ::emberd::client::testing::FakeService;
 using ::testing::HasSubstr;
+
+Outcome Load(const std::vector<std::string>& arguments) {
+  std::vector<const char*> argv = {"load"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  std::ostringstream out, err;
+  const int code = RunLoad(static_cast<int>(argv.size()), argv.data(), out, err);
+  return {code, out.str(), err.str()};
+}
 
 constexpr char kModel[] = R"(name: "bench_m"
 tables { name: "t" vocabulary_size: 100 embedding_dim: 2 }
@@ -52,15 +65,15 @@ TEST(LatencyQuantileTest, IsOneOfThem) {
   EXPECT_EQ(LatencyQuantile(&latencies, 1), 5);
 }
 
-TEST(BenchTest, LooksUpWithoutChangingAnything) {
+TEST(LoadTest, LooksUpWithoutChangingAnything) {
   FakeService service;
   const std::string model = WriteTestFile("model", kModel);
-  ASSERT_EQ(Emberctl({"declare", model, "-a", service.address()}).code, kOk);
-  const Outcome bench =
-      Emberctl({"bench", "--model", "bench_m", "-a", service.address(), "--batch", "3",
-                "--ids-per-sample", "2", "--clients", "2", "--seconds", "0.3", "--json"});
-  ASSERT_EQ(bench.code, kOk) << bench.err;
-  const Json json = Json::parse(bench.out);
+  ASSERT_EQ(Emberctl({"declare", model, "-a", service.address()}).code, 0);
+  const Outcome load =
+      Load({"--model", "bench_m", "-a", service.address(), "--batch", "3", "--ids-per-sample", "2",
+            "--clients", "2", "--seconds", "0.3", "--json"});
+  ASSERT_EQ(load.code, 0) << load.err;
+  const Json json = Json::parse(load.out);
   EXPECT_GT(json["steps"], 0);
   EXPECT_GT(json["examples_per_second"], 0);
   EXPECT_GT(json["received_bytes_per_second"], 0);
@@ -79,15 +92,15 @@ TEST(BenchTest, LooksUpWithoutChangingAnything) {
   EXPECT_TRUE(service.applies().empty());
 }
 
-TEST(BenchTest, UpdatesAModelOfItsOwn) {
+TEST(LoadTest, UpdatesAModelOfItsOwn) {
   FakeService service;
   const std::string model = WriteTestFile("model", kModel);
-  const Outcome bench = Emberctl({"bench", "--config", model, "--update", "-a", service.address(),
-                                  "--batch", "3", "--seconds", "0.2"});
-  ASSERT_EQ(bench.code, kOk) << bench.err;
-  EXPECT_THAT(bench.out, HasSubstr("bench_m: complete steps of 3 samples x 2 features x 1 id,"));
+  const Outcome load = Load(
+      {"--config", model, "--update", "-a", service.address(), "--batch", "3", "--seconds", "0.2"});
+  ASSERT_EQ(load.code, 0) << load.err;
+  EXPECT_THAT(load.out, HasSubstr("bench_m: complete steps of 3 samples x 2 features x 1 id,"));
   for (const char* word : {"EXAMPLES/S", "P99", "lookup", "update", "step"}) {
-    EXPECT_THAT(bench.out, HasSubstr(word));
+    EXPECT_THAT(load.out, HasSubstr(word));
   }
   const auto applies = service.applies();
   ASSERT_GT(applies.size(), 1u);
@@ -96,32 +109,41 @@ TEST(BenchTest, UpdatesAModelOfItsOwn) {
   EXPECT_EQ(applies[1].step(), 1);
 }
 
-TEST(BenchTest, WillNotUpdateWhatMayBeSomebodysModel) {
+TEST(LoadTest, WillNotUpdateWhatMayBeSomebodysModel) {
   FakeService service;
   std::string config = kModel;
   config.replace(config.find("bench_m"), 7, "precious");
   const std::string model = WriteTestFile("model", config);
-  const Outcome bench = Emberctl({"bench", "--config", model, "--update", "-a", service.address()});
-  EXPECT_EQ(bench.code, kRefused);
-  EXPECT_THAT(bench.err, HasSubstr("not allowed for model \"precious\""));
+  const Outcome load = Load({"--config", model, "--update", "-a", service.address()});
+  EXPECT_EQ(load.code, 1);
+  EXPECT_THAT(load.err, HasSubstr("not allowed for model \"precious\""));
   EXPECT_TRUE(service.declares().empty());
 }
 
-TEST(BenchTest, CountsErrorsByCode) {
+TEST(LoadTest, RefusesWrongCommandLines) {
+  for (const std::vector<std::string>& wrong :
+       std::vector<std::vector<std::string>>{{},
+                                             {"--model", "m", "--update"},
+                                             {"--model", "m", "--clients", "0"},
+                                             {"--model", "m", "--batch", "0"}}) {
+    EXPECT_EQ(Load(wrong).code, 2) << ::testing::PrintToString(wrong);
+  }
+}
+
+TEST(LoadTest, CountsErrorsByCode) {
   FakeService service;
   const std::string model = WriteTestFile("model", kModel);
-  ASSERT_EQ(Emberctl({"declare", model, "-a", service.address()}).code, kOk);
+  ASSERT_EQ(Emberctl({"declare", model, "-a", service.address()}).code, 0);
   service.AddFault({});  // the question for the model
   service.AddFault({});  // the first step
   for (int i = 0; i < 3; ++i) {
     service.AddFault({.status = grpc::Status(grpc::RESOURCE_EXHAUSTED, "too much")});
   }
-  const Outcome bench =
-      Emberctl({"bench", "--model", "bench_m", "-a", service.address(), "--seconds", "0.4"});
-  EXPECT_EQ(bench.code, kRefused);
-  EXPECT_THAT(bench.out, HasSubstr("\nRESOURCE_EXHAUSTED: 3\n"));
-  EXPECT_THAT(bench.err, HasSubstr("steps failed; the first: too much"));
+  const Outcome load = Load({"--model", "bench_m", "-a", service.address(), "--seconds", "0.4"});
+  EXPECT_EQ(load.code, 1);
+  EXPECT_THAT(load.out, HasSubstr("\nRESOURCE_EXHAUSTED: 3\n"));
+  EXPECT_THAT(load.err, HasSubstr("steps failed; the first: too much"));
 }
 
-}  // namespace bench_test
-}  // namespace emberd::emberctl
+}  // namespace load_test
+}  // namespace emberd::bench
