@@ -1,33 +1,53 @@
 #include "server/host/step_codec.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status.h"
-#include "emberd/internal/v1/shard_service.pb.h"
 #include "server/group/group_rules.h"
-#include "server/rpc/message.h"
+#include "shard/types.h"
 
 namespace emberd::host {
+namespace {
+
+using preprocess::CsrSegmentView;
+using preprocess::SampleSpan;
+using preprocess::StackBatchView;
+
+// Where payloads begin in shared memory.
+constexpr uint64_t kSharedAlignment = 64;
 
 absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("malformed message: ", what));
 }
 
+template <typename Header>
+absl::Status ParseHeader(const rpc::IncomingMessage& message, Header* header) {
+  if (header->ParseFromString(message.header())) return absl::OkStatus();
+  return Malformed(absl::StrCat("its header is not a valid ", header->GetTypeName()));
+}
+
+// Whether the place begins where it may. `what` names it.
 absl::Status CheckAligned(absl::string_view what, const v1::SharedBlock& place) {
   if (place.offset() % kSharedAlignment == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, ".offset is ", place.offset(), "; it must be a multiple of 64"));
 }
 
+struct RequestPayload {
+  absl::Span<const char> bytes;
+  std::shared_ptr<const void> owner;
+};
+
+// In memory of `regions`, which may be null. FAILED_PRECONDITION if it is not known there.
 absl::StatusOr<RequestPayload> FindSharedPayload(const v1::SharedBlock& place,
                                                  const RegionServer* regions) {
   RETURN_IF_ERROR(CheckAligned("payload", place));
@@ -39,6 +59,19 @@ absl::StatusOr<RequestPayload> FindSharedPayload(const v1::SharedBlock& place,
   return RequestPayload{absl::MakeConstSpan(memory->get(), place.size()), *memory};
 }
 
+// That of a request: in the message, or where its header says.
+template <typename Header>
+absl::StatusOr<RequestPayload> FindPayload(const rpc::IncomingMessage& message,
+                                           const Header& header, const RegionServer* regions) {
+  if (!header.has_payload()) return RequestPayload{message.payload(), message.owner()};
+  if (!message.payload().empty()) return Malformed("a payload that is both sent and shared");
+  return FindSharedPayload(header.payload(), regions);
+}
+
+// What decoded places refer to: keeps regions mapped.
+using PlaceOwners = std::vector<std::shared_ptr<const void>>;
+
+// `rows` lie in one of `regions`, or nowhere.
 template <typename Value>
 void EncodeFeatureRows(const shard::FeatureRows<Value>& rows, absl::Span<const NamedRegion> regions,
                        internal::v1::FeatureRows* to) {
@@ -55,11 +88,9 @@ void EncodeFeatureRows(const shard::FeatureRows<Value>& rows, absl::Span<const N
     to->set_offset(first - begin);
   }
 }
-template void EncodeFeatureRows(const shard::FeatureRows<float>&, absl::Span<const NamedRegion>,
-                                internal::v1::FeatureRows*);
-template void EncodeFeatureRows(const shard::FeatureRows<const float>&,
-                                absl::Span<const NamedRegion>, internal::v1::FeatureRows*);
 
+// INVALID_ARGUMENT if they are not inside of their region; FAILED_PRECONDITION, so that the caller
+// sends what lies there, if the region is not known here.
 template <typename Value>
 absl::StatusOr<shard::FeatureRows<Value>> DecodeFeatureRows(const internal::v1::FeatureRows& from,
                                                             const RegionServer* regions,
@@ -87,11 +118,8 @@ absl::StatusOr<shard::FeatureRows<Value>> DecodeFeatureRows(const internal::v1::
   owners->push_back(*std::move(memory));
   return rows;
 }
-template absl::StatusOr<shard::FeatureRows<float>> DecodeFeatureRows(
-    const internal::v1::FeatureRows&, const RegionServer*, PlaceOwners*);
-template absl::StatusOr<shard::FeatureRows<const float>> DecodeFeatureRows(
-    const internal::v1::FeatureRows&, const RegionServer*, PlaceOwners*);
 
+// All but the words of passed_over, which are payload.
 void EncodePlaces(const shard::SumPlaces& places, const NamedRegion& region,
                   internal::v1::StackBatchHeader* header) {
   for (const shard::FeatureRows<float>& rows : places.features) {
@@ -115,12 +143,6 @@ absl::StatusOr<shard::SumPlaces> DecodePlaces(const internal::v1::StackBatchHead
   places.passed_over.assign(words.begin(), words.end());
   return places;
 }
-
-namespace {
-
-using preprocess::CsrSegmentView;
-using preprocess::SampleSpan;
-using preprocess::StackBatchView;
 
 void EncodeStackHeader(const StackBatchView& stack, internal::v1::StackBatchHeader* header) {
   header->set_stack(stack.stack);
