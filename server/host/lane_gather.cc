@@ -119,7 +119,7 @@ class LaneGather final : public GatherCall {
   absl::StatusOr<GatherResult> Wait() override {
     std::optional<absl::StatusOr<GatherResult>> result = Receive();
     if (!result.has_value()) return by_grpc_(std::move(command_))->Wait();
-    if (!result->ok()) return options_.reconnector->Explain(result->status());
+    if (!result->ok()) return options_.explain(result->status());
     return *std::move(result);
   }
 

@@ -9,7 +9,6 @@
 
 #include "base/lane_pool.h"
 #include "base/lane_server.h"
-#include "server/host/remote_shard.h"
 #include "server/host/shard_backend.h"
 #include "server/host/shard_host.h"
 #include "server/rpc/message.h"
@@ -23,9 +22,9 @@ LaneServer::Handler MakeGatherHandler(ShardHost* host, const security::Security*
 // What a coordinator's end needs beside its lanes.
 struct LaneGatherOptions {
   LanePool* lanes = nullptr;
-  rpc::MessageLimits limits;           // of answers
-  std::string authorization;           // of the call
-  Reconnector* reconnector = nullptr;  // says which shard an error came from
+  rpc::MessageLimits limits;                                 // of answers
+  std::string authorization;                                 // of the call
+  std::function<absl::Status(const absl::Status&)> explain;  // says which shard an error came from
 };
 // Makes the call on a lane, if it is small and there is one; else, or if the lane breaks, by
 // `by_grpc`, which then gets the command. What is pointed to must outlive the result, and so must

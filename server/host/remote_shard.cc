@@ -1,7 +1,13 @@
-#include "server/host/remote_shard.h"
-
+// The two calls of a step, Gather and Apply, as a coordinator makes them of a shard behind gRPC.
+// Long payloads lie in memory that both have, if there is some; a shard that does not know the
+// place, because it has been restarted, is sent them after all.
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include <grpcpp/channel.h>
@@ -9,8 +15,12 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/region_server.h"
+#include "base/shared_arena.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
@@ -21,6 +31,7 @@
 #include "server/host/step_codec.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/local_peers.h"
+#include "server/rpc/message.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/wire.h"
 
@@ -31,6 +42,104 @@ using internal::v1::ApplyReply;
 
 // How often gRPC is told to look for a shard.
 constexpr int64_t kMinLookMs = 1000;
+
+// Says which shard an error came from, and sees that a shard out of reach is looked for without
+// pause: gRPC asks for the address of a name that is gone, as a stopped container's is, only every
+// two minutes in the end. Thread-safe.
+class Reconnector {
+ public:
+  Reconnector(std::shared_ptr<grpc::Channel> channel, std::string context)
+      : channel_(std::move(channel)), context_(std::move(context)) {}
+
+  const std::string& context() const { return context_; }
+  absl::Status Explain(const absl::Status& status) {
+    if (absl::IsUnavailable(status)) LookAgain();
+    return Annotate(status, context_);
+  }
+
+ private:
+  void LookAgain() {
+    const int64_t now = absl::ToUnixMillis(SteadyNow());
+    int64_t last = last_ms_.load();
+    if (std::abs(now - last) < kMinLookMs || !last_ms_.compare_exchange_strong(last, now)) return;
+    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+  }
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::string context_;
+  std::atomic<int64_t> last_ms_{0};
+};
+
+// The memory that a coordinator has with one shard. Thread-safe.
+class ShardMemory {
+ public:
+  // `from_bytes`: see RemoteShardOptions::share_from_bytes. `budget`: that of messages.
+  ShardMemory(int64_t from_bytes, rpc::MemoryBudget budget, ArenaLink::Ask ask)
+      : from_bytes_(from_bytes), budget_(std::move(budget)), link_(std::move(ask)) {}
+
+  // Null if so few bytes are not worth it, or there is no memory for them.
+  std::shared_ptr<SharedBlock> Take(int64_t bytes) {
+    if (from_bytes_ == 0 || bytes < from_bytes_) return nullptr;
+    const std::shared_ptr<SharedArena> arena = link_.Get();
+    if (arena == nullptr) return nullptr;
+    // As a message takes them: what nobody fetches must not fill the machine.
+    auto room = budget_.Take(bytes, "a message");
+    if (!room.ok()) return nullptr;
+    std::shared_ptr<SharedBlock> block = arena->Take(bytes);
+    if (block == nullptr) return nullptr;
+    auto counted = std::make_shared<CountedBlock>(CountedBlock{std::move(block), *std::move(room)});
+    SharedBlock* const place = counted->block.get();
+    return {std::move(counted), place};
+  }
+
+  // See ShardBackend.
+  bool Lend(const NamedRegion& region) {
+    if (from_bytes_ == 0 || region.memory == nullptr) return false;
+    const std::shared_ptr<SharedArena> arena = link_.Get();
+    if (arena == nullptr) return false;
+    MutexLock lock(&mutex_);
+    if (lent_to_.lock() != arena) {
+      lent_.clear();
+      lent_to_ = arena;
+    }
+    if (lent_.contains(region.name)) return true;
+    TakeBackUnused();
+    if (!arena->LendRegion(region.name, *region.memory)) return false;
+    lent_[region.name] = region.memory;
+    return true;
+  }
+  void TakeBackRegions() {
+    MutexLock lock(&mutex_);
+    TakeBackUnused();
+  }
+
+ private:
+  // A block, and its bytes in the budget.
+  struct CountedBlock {
+    std::shared_ptr<SharedBlock> block;
+    rpc::MemoryRoom room;
+  };
+
+  // Lent regions that are forgotten here.
+  void TakeBackUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const std::shared_ptr<SharedArena> arena = lent_to_.lock();
+    absl::erase_if(lent_, [&](const auto& lent) {
+      if (!lent.second.expired()) return false;
+      if (arena != nullptr) arena->TakeBack(lent.first);
+      return true;
+    });
+  }
+
+  const int64_t from_bytes_;
+  const rpc::MemoryBudget budget_;
+  ArenaLink link_;
+
+  Mutex mutex_;
+  std::weak_ptr<SharedArena> lent_to_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, std::weak_ptr<SharedRegion>> lent_ ABSL_GUARDED_BY(mutex_);
+};
+
+using OpenStream = std::function<std::unique_ptr<rpc::ClientMessageStream>()>;
 
 v1::SharedBlock PlaceOf(const SharedBlock& block, int64_t bytes) {
   v1::SharedBlock place;
@@ -46,12 +155,6 @@ void CopyPayload(const rpc::OutgoingMessage& message, char* to) {
     to += piece.bytes.size();
   }
 }
-
-// A block, and its bytes in the budget.
-struct CountedBlock {
-  std::shared_ptr<SharedBlock> block;
-  rpc::MemoryRoom room;
-};
 
 // A message that may name places in shared memory.
 struct Request {
@@ -201,64 +304,7 @@ class RemoteApply final : public ApplyCall {
   Reconnector* const reconnector_;
 };
 
-}  // namespace
-
-absl::Status Reconnector::Explain(const absl::Status& status) {
-  if (absl::IsUnavailable(status)) LookAgain();
-  return Annotate(status, context_);
-}
-
-void Reconnector::LookAgain() {
-  const int64_t now = absl::ToUnixMillis(SteadyNow());
-  int64_t last = last_ms_.load();
-  if (std::abs(now - last) < kMinLookMs || !last_ms_.compare_exchange_strong(last, now)) return;
-  grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
-}
-
-std::shared_ptr<SharedBlock> ShardMemory::Take(int64_t bytes) {
-  if (from_bytes_ == 0 || bytes < from_bytes_) return nullptr;
-  const std::shared_ptr<SharedArena> arena = link_.Get();
-  if (arena == nullptr) return nullptr;
-  // As a message takes them: what nobody fetches must not fill the machine.
-  auto room = budget_.Take(bytes, "a message");
-  if (!room.ok()) return nullptr;
-  std::shared_ptr<SharedBlock> block = arena->Take(bytes);
-  if (block == nullptr) return nullptr;
-  auto counted = std::make_shared<CountedBlock>(CountedBlock{std::move(block), *std::move(room)});
-  SharedBlock* const place = counted->block.get();
-  return {std::move(counted), place};
-}
-
-bool ShardMemory::Lend(const NamedRegion& region) {
-  if (from_bytes_ == 0 || region.memory == nullptr) return false;
-  const std::shared_ptr<SharedArena> arena = link_.Get();
-  if (arena == nullptr) return false;
-  MutexLock lock(&mutex_);
-  if (lent_to_.lock() != arena) {
-    lent_.clear();
-    lent_to_ = arena;
-  }
-  if (lent_.contains(region.name)) return true;
-  TakeBackUnused();
-  if (!arena->LendRegion(region.name, *region.memory)) return false;
-  lent_[region.name] = region.memory;
-  return true;
-}
-
-void ShardMemory::TakeBackRegions() {
-  MutexLock lock(&mutex_);
-  TakeBackUnused();
-}
-
-void ShardMemory::TakeBackUnused() {
-  const std::shared_ptr<SharedArena> arena = lent_to_.lock();
-  absl::erase_if(lent_, [&](const auto& lent) {
-    if (!lent.second.expired()) return false;
-    if (arena != nullptr) arena->TakeBack(lent.first);
-    return true;
-  });
-}
-
+// `open` begins a call; it, `memory` and `reconnector` must outlive the result.
 std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand command,
                                              ShardMemory* memory, Reconnector* reconnector) {
   std::shared_ptr<SharedBlock> room = memory->Take(command.answer_bytes);
@@ -280,13 +326,6 @@ std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand comm
                                               std::move(instead)),
       std::move(room), room_bytes, reconnector);
 }
-
-std::unique_ptr<ApplyCall> MakeRemoteApply(OpenStream open, const ApplyCommand& command,
-                                           Reconnector* reconnector) {
-  return std::make_unique<RemoteApply>(std::move(open), command, reconnector);
-}
-
-namespace {
 
 constexpr char kService[] = "/emberd.internal.v1.ShardService/";
 
@@ -357,17 +396,18 @@ class RemoteShard final : public ShardBackend {
       return MakeRemoteGather(Open("Gather", context), std::move(asked), &memory_, &reconnector_);
     };
     if (!options_.lanes) return by_grpc(std::move(command));
-    return MakeLaneGather({.lanes = &lanes_,
-                           .limits = options_.limits,
-                           .authorization = security_->OwnAuthorization(),
-                           .reconnector = &reconnector_},
-                          std::move(command), context, by_grpc);
+    return MakeLaneGather(
+        {.lanes = &lanes_,
+         .limits = options_.limits,
+         .authorization = security_->OwnAuthorization(),
+         .explain = [this](const absl::Status& status) { return reconnector_.Explain(status); }},
+        std::move(command), context, by_grpc);
   }
   bool Lend(const NamedRegion& region) override { return memory_.Lend(region); }
   void TakeBackRegions() override { memory_.TakeBackRegions(); }
   std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) override { return memory_.Take(bytes); }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
-    return MakeRemoteApply(Open("Apply", context), command, &reconnector_);
+    return std::make_unique<RemoteApply>(Open("Apply", context), command, &reconnector_);
   }
 
   absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
