@@ -2,9 +2,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
 

@@ -1,12 +1,10 @@
 #include "server/group/group_rules.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "server/group/exchange_table.h"
 
 namespace emberd::group {
 namespace {
@@ -69,12 +67,11 @@ absl::Status CheckSameOptions(const v1::GroupOptions& given, const v1::GroupOpti
 absl::Status CheckRank(int rank, int size) { return CheckInRange("rank", rank, 0, size - 1); }
 
 absl::Status CheckExchange(const internal::v1::AllGatherRequest& request) {
-  RETURN_IF_ERROR(CheckInRange("group_key", request.group_key(), 0, ExchangeTable::kGroupKeys - 1));
+  RETURN_IF_ERROR(CheckInRange("group_key", request.group_key(), 0, kGroupKeys - 1));
   RETURN_IF_ERROR(CheckInRange("instance_key", request.instance_key(), 0, kMaxInt64));
-  if (request.value().size() <= ExchangeTable::kMaxValueBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("value has ", request.value().size(),
-                                                 " bytes; at most ", ExchangeTable::kMaxValueBytes,
-                                                 " are allowed"));
+  if (request.value().size() <= kMaxValueBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "value has ", request.value().size(), " bytes; at most ", kMaxValueBytes, " are allowed"));
 }
 
 absl::Status CheckAdvance(const internal::v1::AdvanceRequest& request) {

@@ -20,6 +20,14 @@ inline constexpr int64_t kMaxFirstStep = int64_t{1} << 62;
 // So that the step after it has a number, too.
 inline constexpr int64_t kMaxStep = std::numeric_limits<int64_t>::max() - 1;
 
+// Of the exchanges of a SYNC group.
+inline constexpr int kGroupKeys = 16;            // group_key is in 0 .. 15
+inline constexpr size_t kMaxOpenExchanges = 64;  // that wait for ranks
+inline constexpr size_t kMaxKeptExchanges = 16;  // complete ones that answer repeated requests
+inline constexpr int64_t kMaxKeptBytes = int64_t{1} << 20;  // of these; the newest always stays
+inline constexpr size_t kMaxValueBytes = size_t{64} << 10;
+inline constexpr int kMaxCallsPerRank = 4;  // of one rank in one exchange
+
 absl::Status CheckInRange(absl::string_view field, int64_t value, int64_t least, int64_t most);
 
 // 1 to 128 letters, digits and _-.:/

@@ -1,7 +1,7 @@
 // Random schedules: members join, bring values, repeat and withdraw calls, leave, come back and are
 // late, in any order. Whatever happens, all members of a generation must see the same outcome of an
 // exchange, every call must be answered, and nothing may stay behind.
-// Covers: rendezvous.cc, sync_group.cc, exchange_table.cc
+// Covers: rendezvous.cc, sync_group.cc
 #include <map>
 #include <random>
 #include <set>

@@ -1,10 +1,10 @@
 // A SYNC group, rule by rule. A failure here means that the members of a step do not all see the
 // same outcome of it: some would apply an update that others have given up.
-// Covers: exchange_table.cc, sync_group.cc
+// Covers: sync_group.cc
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/group/exchange_table.h"
+#include "server/group/group_rules.h"
 #include "server/group/testing_group.h"
 
 namespace emberd::group::testing {
@@ -95,7 +95,7 @@ TEST_F(SyncGroupTest, AnswersDuplicatesAlike) {
 TEST_F(SyncGroupTest, BoundsTheCallsOfOneRank) {
   Begin(2);
   std::vector<AskedGather> calls;
-  for (int i = 0; i < ExchangeTable::kMaxWaitingPerRank; ++i) calls.push_back(Gather(0, 1, "a"));
+  for (int i = 0; i < kMaxCallsPerRank; ++i) calls.push_back(Gather(0, 1, "a"));
   EXPECT_EQ(Gather(0, 1, "a").status(),
             absl::ResourceExhaustedError("group 'g': 4 calls of rank 0 wait for exchange 0 of step "
                                          "1 already; at most 4 are allowed"));
@@ -237,7 +237,7 @@ TEST_F(SyncGroupTest, AWithdrawnGatherLeavesItsValue) {
 TEST_F(SyncGroupTest, KeepsAFewCompleteExchangesOnly) {
   Begin(1);
   for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(Gather(0, step, "v").ok());
-  EXPECT_EQ(host_->load().kept_exchanges, ExchangeTable::kMaxKept);
+  EXPECT_EQ(host_->load().kept_exchanges, kMaxKeptExchanges);
   EXPECT_TRUE(Gather(0, 24, "v").ok());
   EXPECT_EQ(Gather(0, 23, "v").status(),
             absl::OutOfRangeError("group 'g': instance_key is 23; exchange 0 of step 23 is over, "
@@ -245,9 +245,9 @@ TEST_F(SyncGroupTest, KeepsAFewCompleteExchangesOnly) {
   EXPECT_TRUE(Gather(0, 23, "v", 1).ok()) << "another exchange";
 
   Begin(1);
-  const std::string large(ExchangeTable::kMaxValueBytes, 'v');
+  const std::string large(kMaxValueBytes, 'v');
   for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(Gather(0, step, large).ok());
-  EXPECT_LE(host_->load().value_bytes, ExchangeTable::kMaxKeptBytes);
+  EXPECT_LE(host_->load().value_bytes, kMaxKeptBytes);
   EXPECT_GE(host_->load().kept_exchanges, 15);
 }
 
