@@ -57,17 +57,13 @@ std::string NewSpanOf(absl::string_view trace) {
                       trace.substr(kSpanBegin + kSpanSize));
 }
 
-bool HasTrace(const grpc::ServerContextBase& context) {
+absl::string_view SentTrace(const grpc::ServerContextBase& context) {
   const auto found = context.client_metadata().find(kMetadataKey);
-  return found != context.client_metadata().end() &&
-         IsTrace(absl::string_view(found->second.data(), found->second.size()));
+  if (found == context.client_metadata().end()) return {};
+  return {found->second.data(), found->second.size()};
 }
 
-std::string TraceOf(const grpc::ServerContextBase& context) {
-  const auto found = context.client_metadata().find(kMetadataKey);
-  if (found == context.client_metadata().end()) return TraceOf(absl::string_view());
-  return TraceOf(absl::string_view(found->second.data(), found->second.size()));
-}
+std::string TraceOf(const grpc::ServerContextBase& context) { return TraceOf(SentTrace(context)); }
 
 std::string TraceOf(absl::string_view sent) {
   if (IsTrace(sent)) return std::string(sent);

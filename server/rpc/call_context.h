@@ -31,8 +31,8 @@ namespace emberd::rpc {
 std::string TraceOf(const grpc::ServerContextBase& context);
 // The same of a call that came another way, with this.
 std::string TraceOf(absl::string_view sent);
-// Whether the caller sent one.
-bool HasTrace(const grpc::ServerContextBase& context);
+// As the caller sent it, which may be nonsense; empty: it sent none. Lives as long as the call.
+absl::string_view SentTrace(const grpc::ServerContextBase& context);
 // Sends the trace context along. Does nothing if it is empty.
 void SendTrace(absl::string_view trace, grpc::ClientContext* context);
 // The id in it, 32 hex digits: what logs show.

@@ -37,32 +37,7 @@ std::string Nanoseconds(absl::Time time) {
   return absl::StrCat(absl::ToUnixNanos(absl::FromChrono(ToSystemTime(time))));
 }
 
-struct Record {
-  std::string_view name;
-  Span::Kind kind = Span::Kind::kInternal;
-  std::string trace;   // with the span's own id
-  std::string parent;  // with its parent's id; empty: there is none
-  absl::Time began;
-  absl::Status status;
-  const std::vector<std::pair<std::string, std::string>>* attributes = nullptr;
-};
-
-void Write(const Exporter& exporter, const Record& record) {
-  Json span = {{"traceId", std::string(TraceId(record.trace))},
-               {"spanId", std::string(SpanId(record.trace))},
-               {"name", std::string(record.name)},
-               {"kind", static_cast<int>(record.kind)},
-               {"startTimeUnixNano", Nanoseconds(record.began)},
-               {"endTimeUnixNano", Nanoseconds(SteadyNow())}};
-  if (!record.parent.empty()) span["parentSpanId"] = std::string(SpanId(record.parent));
-  if (record.attributes != nullptr) {
-    for (const auto& [key, value] : *record.attributes) {
-      span["attributes"].push_back(Attribute(key, value));
-    }
-  }
-  if (!record.status.ok()) {
-    span["status"] = {{"code", 2}, {"message", std::string(record.status.message())}};
-  }
+void Write(const Exporter& exporter, Json span) {
   const Json resource = {
       {"attributes",
        {Attribute("service.name", "emberd"), Attribute("service.instance.id", exporter.process)}}};
@@ -123,25 +98,25 @@ void Span::Set(std::string_view key, std::string_view value) {
 void Span::End(const absl::Status& status) {
   const Exporter* const exporter = the_exporter.load();
   if (context_ == nullptr || exporter == nullptr) return;
-  Write(*exporter, {.name = name_,
-                    .kind = kind_,
-                    .trace = context_->trace(),
-                    .parent = has_parent_ ? parent_ : "",
-                    .began = began_,
-                    .status = status,
-                    .attributes = &attributes_});
+  const std::string trace = context_->trace();
+  Json span = {{"traceId", std::string(TraceId(trace))},
+               {"spanId", std::string(SpanId(trace))},
+               {"name", std::string(name_)},
+               {"kind", static_cast<int>(kind_)},
+               {"startTimeUnixNano", Nanoseconds(began_)},
+               {"endTimeUnixNano", Nanoseconds(SteadyNow())}};
+  if (has_parent_) span["parentSpanId"] = std::string(SpanId(parent_));
+  for (const auto& [key, value] : attributes_) span["attributes"].push_back(Attribute(key, value));
+  if (!status.ok()) span["status"] = {{"code", 2}, {"message", std::string(status.message())}};
+  Write(*exporter, std::move(span));
   context_->SetTrace(parent_);
   context_ = nullptr;
 }
 
 void WriteSpan(std::string_view name, const std::string& trace, absl::Time began) {
-  const Exporter* const exporter = the_exporter.load();
-  if (exporter == nullptr || !IsTrace(trace)) return;
-  Write(*exporter, {.name = name,
-                    .trace = NewSpanOf(trace),
-                    .parent = trace,
-                    .began = began,
-                    .status = absl::OkStatus()});
+  if (!SpansAreOn()) return;
+  CallContext context(absl::InfiniteFuture(), trace);
+  const Span span(&context, name, Span::Kind::kInternal, /*has_parent=*/true, began);
 }
 
 }  // namespace emberd::rpc

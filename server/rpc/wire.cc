@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
@@ -14,6 +15,8 @@
 
 namespace emberd::rpc {
 namespace {
+
+using google::protobuf::io::CodedOutputStream;
 
 // Below this size a copy is cheaper than a slice of its own.
 constexpr size_t kCopyBelow = 512;
@@ -55,17 +58,9 @@ grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message) {
   return bytes;
 }
 
-size_t VarintSize(uint64_t value) {
-  size_t size = 1;
-  while (value >= 0x80) {
-    value >>= 7;
-    ++size;
-  }
-  return size;
-}
-
 size_t LengthDelimitedSize(int field, size_t length) {
-  return VarintSize(static_cast<uint64_t>(field) << 3) + VarintSize(length) + length;
+  return CodedOutputStream::VarintSize64(static_cast<uint64_t>(field) << 3) +
+         CodedOutputStream::VarintSize64(length) + length;
 }
 
 WireEncoder::WireEncoder() = default;

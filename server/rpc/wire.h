@@ -49,8 +49,6 @@ struct SharedPieces {
   }
 };
 
-// Bytes of the varint encoding of `value`.
-size_t VarintSize(uint64_t value);
 // Bytes of a length-delimited field of `length` bytes, with its tag.
 size_t LengthDelimitedSize(int field, size_t length);
 

@@ -5,16 +5,14 @@
 #include <string>
 #include <utility>
 
-#include <google/protobuf/io/coded_stream.h>
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace emberd::coordinator {
 namespace {
 
-using google::protobuf::io::CodedOutputStream;
 using rpc::WireCursor;
+using rpc::WireEncoder;
 
 // Fields on the way from a TrainRequest to the bytes of a gradient.
 constexpr std::array<int, 4> kPath = {
@@ -26,19 +24,13 @@ absl::Status Malformed() {
   return absl::InvalidArgumentError("the request is not a valid emberd.v1.TrainRequest");
 }
 
-void AppendVarint(uint64_t value, std::string* to) {
-  uint8_t bytes[10];
-  const uint8_t* const end = CodedOutputStream::WriteVarint64ToArray(value, bytes);
-  to->append(reinterpret_cast<const char*>(bytes), end - bytes);
-}
-
 // Copies a message but for the bytes of gradients. The copy is what protobuf reads.
 class Splitter {
  public:
   explicit Splitter(std::vector<rpc::SharedPieces>* data) : data_(data) {}
 
   // The next `length` bytes, a message that stands at `level` of the path.
-  absl::Status Copy(WireCursor* from, size_t length, size_t level, std::string* to) {
+  absl::Status Copy(WireCursor* from, size_t length, size_t level, WireEncoder* to) {
     const size_t end = from->remaining() - length;
     while (from->remaining() > end) {
       ASSIGN_OR_RETURN(const WireCursor::Tag tag, Short(from, &WireCursor::ReadTag));
@@ -46,8 +38,7 @@ class Splitter {
           tag.wire_type == rpc::kWireLengthDelimited) {
         RETURN_IF_ERROR(Descend(from, end, level, to));
       } else {
-        AppendTag(tag, to);
-        RETURN_IF_ERROR(CopyValue(from, tag.wire_type, to));
+        RETURN_IF_ERROR(CopyField(from, tag, to));
       }
     }
     return from->remaining() == end ? absl::OkStatus() : Malformed();
@@ -63,12 +54,9 @@ class Splitter {
     if (before - from->remaining() > 5) return Malformed();
     return value;
   }
-  static void AppendTag(const WireCursor::Tag& tag, std::string* to) {
-    AppendVarint(static_cast<uint64_t>(tag.field) << 3 | tag.wire_type, to);
-  }
 
   // A field of the path in a message that ends where `end` bytes are left.
-  absl::Status Descend(WireCursor* from, size_t end, size_t level, std::string* to) {
+  absl::Status Descend(WireCursor* from, size_t end, size_t level, WireEncoder* to) {
     ASSIGN_OR_RETURN(const size_t length, Short(from, &WireCursor::ReadLength));
     if (from->remaining() < end || length > from->remaining() - end) return Malformed();
     if (level == kDataLevel) {
@@ -76,40 +64,40 @@ class Splitter {
       return absl::OkStatus();
     }
     if (level == kGradientLevel) data_->emplace_back();
-    std::string inside;
+    WireEncoder inside;
     RETURN_IF_ERROR(Copy(from, length, level + 1, &inside));
-    AppendTag({kPath[level], rpc::kWireLengthDelimited}, to);
-    AppendVarint(inside.size(), to);
-    to->append(inside);
+    to->BytesField(kPath[level], inside.FinishText());
     return absl::OkStatus();
   }
 
-  static absl::Status CopyValue(WireCursor* from, int wire_type, std::string* to) {
-    switch (wire_type) {
+  static absl::Status CopyField(WireCursor* from, const WireCursor::Tag& tag, WireEncoder* to) {
+    to->Varint(static_cast<uint64_t>(tag.field) << 3 | tag.wire_type);
+    size_t size = 0;
+    switch (tag.wire_type) {
       case rpc::kWireVarint: {
         ASSIGN_OR_RETURN(const uint64_t value, from->ReadVarint());
-        AppendVarint(value, to);
+        to->Varint(value);
         return absl::OkStatus();
       }
       case rpc::kWireFixed64:
-        return CopyBytes(from, 8, to);
+        size = 8;
+        break;
       case rpc::kWireFixed32:
-        return CopyBytes(from, 4, to);
+        size = 4;
+        break;
       case rpc::kWireLengthDelimited: {
-        ASSIGN_OR_RETURN(const size_t length, Short(from, &WireCursor::ReadLength));
-        AppendVarint(length, to);
-        return CopyBytes(from, length, to);
+        ASSIGN_OR_RETURN(size, Short(from, &WireCursor::ReadLength));
+        to->Varint(size);
+        break;
       }
       default:
         return Malformed();
     }
-  }
-
-  static absl::Status CopyBytes(WireCursor* from, size_t size, std::string* to) {
     if (size > from->remaining()) return Malformed();
-    const size_t before = to->size();
-    to->resize(before + size);
-    return from->Copy(to->data() + before, size);
+    std::string bytes(size, '\0');
+    RETURN_IF_ERROR(from->Copy(bytes.data(), size));
+    to->Raw(bytes);
+    return absl::OkStatus();
   }
 
   std::vector<rpc::SharedPieces>* const data_;
@@ -126,9 +114,9 @@ absl::StatusOr<TrainMessage> DecodeTrainMessage(const grpc::ByteBuffer& bytes) {
     RETURN_IF_ERROR(rpc::DecodeMessage(bytes, &message.request));
     return message;
   }
-  std::string rest;
+  WireEncoder rest;
   if (!Splitter(&message.data).Copy(&cursor, cursor.remaining(), 0, &rest).ok() ||
-      !message.request.ParseFromString(rest)) {
+      !message.request.ParseFromString(rest.FinishText())) {
     return Malformed();
   }
   // Fewer gradients than were read: something else has taken the place of an update.
