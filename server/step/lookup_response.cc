@@ -64,18 +64,6 @@ class ActivationField {
   size_t size_ = 0;
 };
 
-// A TrainResponse with a lookup; `head`: the small fields of its result, serialized.
-grpc::ByteBuffer EncodeTrainMessage(const std::string& head,
-                                    const std::vector<ActivationField>& activations) {
-  size_t size = head.size();
-  for (const ActivationField& activation : activations) size += activation.size();
-  rpc::WireEncoder encoder;
-  encoder.BeginField(v1::TrainResponse::kLookupFieldNumber, size);
-  encoder.Raw(head);
-  for (const ActivationField& activation : activations) activation.AppendTo(&encoder);
-  return encoder.Finish();
-}
-
 // Cuts features into messages of about 1 MiB: each but the last ends with the activation that
 // brings it to that size. At least one.
 std::vector<absl::Span<const int>> CutIntoMessages(const LookupOutput& output,
@@ -94,21 +82,42 @@ std::vector<absl::Span<const int>> CutIntoMessages(const LookupOutput& output,
   return messages;
 }
 
-// `head`: the small fields of the result.
-grpc::ByteBuffer EncodeMessage(const v1::TrainLookupResult& head, const LookupOutput& output,
-                               absl::Span<const int> features) {
-  std::vector<ActivationField> activations;
-  for (const int feature : features) {
-    activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
-  }
-  return EncodeTrainMessage(head.SerializeAsString(), activations);
-}
-
 v1::TrainLookupResult HeadOfPart(int64_t step) {
   v1::TrainLookupResult head;
   head.set_step(step);
   head.set_continues(true);
   return head;
+}
+
+// A TrainResponse with a lookup; `head`: the small fields of its result.
+grpc::ByteBuffer EncodeMessage(const v1::TrainLookupResult& head, const LookupOutput& output,
+                               absl::Span<const int> features) {
+  const std::string small = head.SerializeAsString();
+  size_t size = small.size();
+  std::vector<ActivationField> activations;
+  for (const int feature : features) {
+    activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
+    size += activations.back().size();
+  }
+  rpc::WireEncoder encoder;
+  encoder.BeginField(v1::TrainResponse::kLookupFieldNumber, size);
+  encoder.Raw(small);
+  for (const ActivationField& activation : activations) activation.AppendTo(&encoder);
+  return encoder.Finish();
+}
+
+// The messages of these features; the last has this head.
+std::deque<grpc::ByteBuffer> EncodeMessages(const v1::TrainLookupResult& last_head,
+                                            const LookupOutput& output,
+                                            absl::Span<const int> features) {
+  std::deque<grpc::ByteBuffer> messages;
+  const std::vector<absl::Span<const int>> cut = CutIntoMessages(output, features);
+  for (const absl::Span<const int>& some : cut) {
+    const bool last = &some == &cut.back();
+    messages.push_back(
+        EncodeMessage(last ? last_head : HeadOfPart(last_head.step()), output, some));
+  }
+  return messages;
 }
 
 }  // namespace
@@ -150,11 +159,7 @@ std::string EncodeLookupText(const LookupOutput& output) {
 
 std::deque<grpc::ByteBuffer> EncodeTrainActivations(int64_t step, const LookupOutput& output,
                                                     absl::Span<const int> features) {
-  std::deque<grpc::ByteBuffer> messages;
-  for (const absl::Span<const int> some : CutIntoMessages(output, features)) {
-    messages.push_back(EncodeMessage(HeadOfPart(step), output, some));
-  }
-  return messages;
+  return EncodeMessages(HeadOfPart(step), output, features);
 }
 
 std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
@@ -162,20 +167,12 @@ std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput&
   absl::Span<const int> features;
   if (output.activations.shared_bytes == 0) features = absl::MakeConstSpan(output.order);
   features.remove_prefix(std::min(sent, features.size()));
-  std::vector<absl::Span<const int>> cut = CutIntoMessages(output, features);
-  const absl::Span<const int> last = cut.back();
-  cut.pop_back();
-  std::deque<grpc::ByteBuffer> messages;
-  for (const absl::Span<const int> some : cut) {
-    messages.push_back(EncodeMessage(HeadOfPart(step), output, some));
-  }
   v1::TrainLookupResult head;
   head.set_step(step);
   head.set_shared_bytes(output.activations.shared_bytes);
   *head.mutable_statistics() = output.statistics;
   *head.mutable_times() = times;
-  messages.push_back(EncodeMessage(head, output, last));
-  return messages;
+  return EncodeMessages(head, output, features);
 }
 
 }  // namespace emberd::step

@@ -145,47 +145,12 @@ using preprocess::FeatureInput;
 using preprocess::RaggedInput;
 using preprocess::SparseInput;
 
-absl::Status DecodeDense(const v1::DenseIds& dense, const v1::FeatureConfig& config,
-                         const std::string& path, FeatureInput* input) {
-  ASSIGN_OR_RETURN(auto span, IntsOf(dense.ids(), path + ".ids"));
-  const auto read = config::SamplesOf(dense.ids().shape(), config.output_shape());
-  if (!read.ok()) return Invalid(path, absl::StrCat(".ids.", read.status().message()));
-  input->ids = DenseInput{span, read->ids_per_sample, read->samples};
-  return absl::OkStatus();
-}
-
-absl::Status DecodeSparse(const v1::SparseIds& sparse, const std::string& path,
-                          FeatureInput* input) {
-  ASSIGN_OR_RETURN(auto indices, IntsOf(sparse.indices(), path + ".indices"));
-  ASSIGN_OR_RETURN(auto values, IntsOf(sparse.values(), path + ".values"));
-  RETURN_IF_ERROR(CheckRank(sparse.values(), 1, path + ".values"));
-  const int64_t n = sparse.values().shape(0);
-  RETURN_IF_ERROR(CheckShape(sparse.indices(), {n, 2}, path + ".indices"));
-  if (sparse.sample_count() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ".sample_count is ", sparse.sample_count(), "; it must be >= 0"));
-  }
-  input->ids = SparseInput{indices, values, sparse.sample_count()};
-  return absl::OkStatus();
-}
-
-absl::Status DecodeRagged(const v1::RaggedIds& ragged, const std::string& path,
-                          FeatureInput* input) {
-  ASSIGN_OR_RETURN(auto row_splits, IntsOf(ragged.row_splits(), path + ".row_splits"));
-  RETURN_IF_ERROR(CheckRank(ragged.row_splits(), 1, path + ".row_splits"));
-  ASSIGN_OR_RETURN(auto values, IntsOf(ragged.values(), path + ".values"));
-  RETURN_IF_ERROR(CheckRank(ragged.values(), 1, path + ".values"));
-  if (ragged.row_splits().shape(0) < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ".row_splits is empty; it must have samples + 1 entries"));
-  }
-  input->ids = RaggedInput{row_splits, values};
-  return absl::OkStatus();
-}
-
-// `ids` is the tensor that the weights go with.
-absl::Status DecodeWeights(const v1::Tensor& weights, const v1::Tensor& ids,
-                           const std::string& path, FeatureInput* input) {
+// `ids` is the tensor that the weights, if `from` has any, go with.
+template <typename Ids>
+absl::Status DecodeWeights(const Ids& from, const v1::Tensor& ids, const std::string& path,
+                           FeatureInput* input) {
+  if (!from.has_weights()) return absl::OkStatus();
+  const v1::Tensor& weights = from.weights();
   ASSIGN_OR_RETURN(auto span, FloatsOf(weights, path + ".weights"));
   const bool broadcast = weights.shape_size() <= 1 && span.size() == 1;
   if (!broadcast) {
@@ -200,25 +165,53 @@ absl::Status DecodeWeights(const v1::Tensor& weights, const v1::Tensor& ids,
   return absl::OkStatus();
 }
 
+absl::Status DecodeDense(const v1::DenseIds& dense, const v1::FeatureConfig& config,
+                         const std::string& path, FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto span, IntsOf(dense.ids(), path + ".ids"));
+  const auto read = config::SamplesOf(dense.ids().shape(), config.output_shape());
+  if (!read.ok()) return Invalid(path, absl::StrCat(".ids.", read.status().message()));
+  input->ids = DenseInput{span, read->ids_per_sample, read->samples};
+  return DecodeWeights(dense, dense.ids(), path, input);
+}
+
+absl::Status DecodeSparse(const v1::SparseIds& sparse, const std::string& path,
+                          FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto indices, IntsOf(sparse.indices(), path + ".indices"));
+  ASSIGN_OR_RETURN(auto values, IntsOf(sparse.values(), path + ".values"));
+  RETURN_IF_ERROR(CheckRank(sparse.values(), 1, path + ".values"));
+  const int64_t n = sparse.values().shape(0);
+  RETURN_IF_ERROR(CheckShape(sparse.indices(), {n, 2}, path + ".indices"));
+  if (sparse.sample_count() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ".sample_count is ", sparse.sample_count(), "; it must be >= 0"));
+  }
+  input->ids = SparseInput{indices, values, sparse.sample_count()};
+  return DecodeWeights(sparse, sparse.values(), path, input);
+}
+
+absl::Status DecodeRagged(const v1::RaggedIds& ragged, const std::string& path,
+                          FeatureInput* input) {
+  ASSIGN_OR_RETURN(auto row_splits, IntsOf(ragged.row_splits(), path + ".row_splits"));
+  RETURN_IF_ERROR(CheckRank(ragged.row_splits(), 1, path + ".row_splits"));
+  ASSIGN_OR_RETURN(auto values, IntsOf(ragged.values(), path + ".values"));
+  RETURN_IF_ERROR(CheckRank(ragged.values(), 1, path + ".values"));
+  if (ragged.row_splits().shape(0) < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ".row_splits is empty; it must have samples + 1 entries"));
+  }
+  input->ids = RaggedInput{row_splits, values};
+  return DecodeWeights(ragged, ragged.values(), path, input);
+}
+
 absl::Status DecodeFeature(const v1::FeatureIds& feature, const v1::FeatureConfig& config,
                            const std::string& path, FeatureInput* input) {
-  absl::Status status;
   switch (feature.ids_case()) {
     case v1::FeatureIds::kDense:
-      status = DecodeDense(feature.dense(), config, path + ".dense", input);
-      if (!status.ok() || !feature.dense().has_weights()) return status;
-      return DecodeWeights(feature.dense().weights(), feature.dense().ids(), path + ".dense",
-                           input);
+      return DecodeDense(feature.dense(), config, path + ".dense", input);
     case v1::FeatureIds::kSparse:
-      status = DecodeSparse(feature.sparse(), path + ".sparse", input);
-      if (!status.ok() || !feature.sparse().has_weights()) return status;
-      return DecodeWeights(feature.sparse().weights(), feature.sparse().values(), path + ".sparse",
-                           input);
+      return DecodeSparse(feature.sparse(), path + ".sparse", input);
     case v1::FeatureIds::kRagged:
-      status = DecodeRagged(feature.ragged(), path + ".ragged", input);
-      if (!status.ok() || !feature.ragged().has_weights()) return status;
-      return DecodeWeights(feature.ragged().weights(), feature.ragged().values(), path + ".ragged",
-                           input);
+      return DecodeRagged(feature.ragged(), path + ".ragged", input);
     case v1::FeatureIds::IDS_NOT_SET:
       break;
   }

@@ -96,12 +96,11 @@ int64_t MissingGradients::Observe(const v1::ModelConfig& config, const std::vect
   return missing;
 }
 
-bool LiveLimits::Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use) {
+void LiveLimits::Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use) {
   absl::MutexLock lock(&mutex_);
-  if (limits.version() <= limits_.version()) return false;
+  if (limits.version() <= limits_.version()) return;
   limits_ = limits;
   use();
-  return true;
 }
 
 void ServedModel::SetLimits(const internal::v1::ModelLimits& limits) const {

@@ -80,8 +80,8 @@ class LiveLimits {
     absl::MutexLock lock(&mutex_);
     return limits_;
   }
-  // Unless those of now are newer; `use` hears of those that count. False: they are.
-  bool Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use);
+  // Unless those of now are newer; `use` hears of those that count.
+  void Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use);
 
  private:
   mutable absl::Mutex mutex_;

@@ -47,35 +47,30 @@ class BlockReader {
 
 absl::Status CopyFeature(BlockReader* from, v1::FeatureIds* feature) {
   const std::string path = absl::StrCat("feature '", feature->feature(), "'");
-  std::vector<std::pair<v1::Tensor*, const char*>> tensors;
-  bool weights = false;
+  const auto copy_weights = [&](auto* ids, const char* name) {
+    return ids->has_weights() ? from->Copy(ids->mutable_weights(), path + name) : absl::OkStatus();
+  };
   switch (feature->ids_case()) {
-    case v1::FeatureIds::kDense:
-      tensors = {{feature->mutable_dense()->mutable_ids(), ".dense.ids"}};
-      weights = feature->dense().has_weights();
-      if (weights)
-        tensors.push_back({feature->mutable_dense()->mutable_weights(), ".dense.weights"});
-      break;
-    case v1::FeatureIds::kSparse:
-      tensors = {{feature->mutable_sparse()->mutable_indices(), ".sparse.indices"},
-                 {feature->mutable_sparse()->mutable_values(), ".sparse.values"}};
-      weights = feature->sparse().has_weights();
-      if (weights) {
-        tensors.push_back({feature->mutable_sparse()->mutable_weights(), ".sparse.weights"});
-      }
-      break;
-    case v1::FeatureIds::kRagged:
-      tensors = {{feature->mutable_ragged()->mutable_row_splits(), ".ragged.row_splits"},
-                 {feature->mutable_ragged()->mutable_values(), ".ragged.values"}};
-      weights = feature->ragged().has_weights();
-      if (weights) {
-        tensors.push_back({feature->mutable_ragged()->mutable_weights(), ".ragged.weights"});
-      }
-      break;
+    case v1::FeatureIds::kDense: {
+      v1::DenseIds* const dense = feature->mutable_dense();
+      RETURN_IF_ERROR(from->Copy(dense->mutable_ids(), path + ".dense.ids"));
+      return copy_weights(dense, ".dense.weights");
+    }
+    case v1::FeatureIds::kSparse: {
+      v1::SparseIds* const sparse = feature->mutable_sparse();
+      RETURN_IF_ERROR(from->Copy(sparse->mutable_indices(), path + ".sparse.indices"));
+      RETURN_IF_ERROR(from->Copy(sparse->mutable_values(), path + ".sparse.values"));
+      return copy_weights(sparse, ".sparse.weights");
+    }
+    case v1::FeatureIds::kRagged: {
+      v1::RaggedIds* const ragged = feature->mutable_ragged();
+      RETURN_IF_ERROR(from->Copy(ragged->mutable_row_splits(), path + ".ragged.row_splits"));
+      RETURN_IF_ERROR(from->Copy(ragged->mutable_values(), path + ".ragged.values"));
+      return copy_weights(ragged, ".ragged.weights");
+    }
     case v1::FeatureIds::IDS_NOT_SET:
       break;  // DecodeLookup says so
   }
-  for (const auto& [tensor, name] : tensors) RETURN_IF_ERROR(from->Copy(tensor, path + name));
   return absl::OkStatus();
 }
 
