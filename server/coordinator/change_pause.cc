@@ -31,9 +31,7 @@ ChangePause::ChangePause(const step::ShardSet& shards, step::Mutations* mutation
 
 absl::StatusOr<ChangePause::Answers> ChangePause::Ask(const std::string& group, int64_t after_step,
                                                       rpc::CallContext* context) {
-  internal::v1::PauseChangesRequest request;
-  request.set_model_id(model_->id);
-  request.set_history(model_->history);
+  auto request = step::OfRows<internal::v1::PauseChangesRequest>(model_->id, model_->history);
   request.set_pause_id(id_);
   request.set_lease_ms(absl::ToInt64Milliseconds(kLease));
   request.set_group(group);
@@ -97,9 +95,7 @@ void ChangePause::CommitStep(int64_t step,
   }
   const absl::Status heard = shards_.On(shards, [&](int shard) {
     const internal::v1::HeldStep& here = held[holding[shard]].second;
-    internal::v1::DecideStepRequest request;
-    request.set_model_id(model_->id);
-    request.set_history(model_->history);
+    auto request = step::OfRows<internal::v1::DecideStepRequest>(model_->id, model_->history);
     request.set_group(here.group());
     request.set_generation(here.generation());
     request.set_step(step);

@@ -121,9 +121,7 @@ absl::StatusOr<std::string> LostBetween(const host::ShardBackend& ahead, const M
 
 absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_t model_id,
                                            uint64_t history, rpc::CallContext* context) {
-  internal::v1::ListMadeRequest request;
-  request.set_model_id(model_id);
-  request.set_history(history);
+  auto request = step::OfRows<internal::v1::ListMadeRequest>(model_id, history);
   // What some shard has made by now, all others hold or have made when they are asked again.
   ASSIGN_OR_RETURN(const AllMade before, Ask(shards, request, context));
   ASSIGN_OR_RETURN(const AllMade now, Ask(shards, request, context));
@@ -159,9 +157,8 @@ ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
       models.SetLostChange(returned.model_id, *lost);
       continue;
     }
-    internal::v1::ServeModelRequest request;
-    request.set_model_id(returned.model_id);
-    request.set_history(returned.history);
+    auto request =
+        step::OfRows<internal::v1::ServeModelRequest>(returned.model_id, returned.history);
     const auto serve = [&](int shard) {
       return shards_[shard].ServeModel(request, context).status();
     };
@@ -216,9 +213,7 @@ absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history
     return shards_[shard].CreateModel(MakeRequest(model, history, before, shard), context).status();
   };
   const auto serve = [&](int shard) {
-    internal::v1::ServeModelRequest request;
-    request.set_model_id(model.id);
-    request.set_history(history);
+    auto request = step::OfRows<internal::v1::ServeModelRequest>(model.id, history);
     const absl::Status status = shards_[shard].ServeModel(request, context).status();
     ReachFailpoint("model.serves");
     return status;
@@ -231,9 +226,7 @@ absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history
 }
 
 bool ModelChanges::TakeBack(const Leftover& leftover) {
-  internal::v1::DropModelRequest request;
-  request.set_model_id(leftover.model_id);
-  request.set_history(leftover.history);
+  auto request = step::OfRows<internal::v1::DropModelRequest>(leftover.model_id, leftover.history);
   request.set_unless_serving(true);
   rpc::CallContext context(SteadyNow() + kUndoDeadline);
   const absl::Status status = shards_[leftover.shard].DropModel(request, &context).status();
@@ -287,9 +280,7 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
   }
   if (!found) return false;
   RETURN_IF_ERROR(shards_.OnAllFirstZero([&](int shard) -> absl::Status {
-    internal::v1::DropModelRequest request;
-    request.set_model_id(model_id);
-    request.set_history(known);
+    auto request = step::OfRows<internal::v1::DropModelRequest>(model_id, known);
     RETURN_IF_ERROR(shards_[shard].DropModel(request, context).status());
     for (const internal::v1::HostedModel& here : before.AllOnShard(shard, name)) {
       if (here.history() == known) continue;
@@ -305,9 +296,7 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
 absl::Status ModelChanges::DropHistory(uint64_t model_id, uint64_t history, bool unless_only,
                                        rpc::CallContext* context) {
   return shards_.OnAllFirstZero([&](int shard) {
-    internal::v1::DropModelRequest request;
-    request.set_model_id(model_id);
-    request.set_history(history);
+    auto request = step::OfRows<internal::v1::DropModelRequest>(model_id, history);
     request.set_unless_only(unless_only);
     return shards_[shard].DropModel(request, context).status();
   });

@@ -202,9 +202,7 @@ absl::StatusOr<host::RowCounts> StagedUpdate::DecideAgain(int shard) {
   if (!name_.group_part.has_value()) {
     return fanout_->mutations_->Commit(shard, name_.mutation, name_.attempt, context_.trace());
   }
-  internal::v1::DecideStepRequest request;
-  request.set_model_id(name_.model_id);
-  request.set_history(histories_[shard]);
+  auto request = OfRows<internal::v1::DecideStepRequest>(name_.model_id, histories_[shard]);
   request.set_group(name_.group_part->group);
   request.set_generation(name_.group_part->generation);
   request.set_step(name_.group_part->step);

@@ -76,6 +76,15 @@ class ShardSet {
   BlockingPool* const threads_;
 };
 
+// A request about a model's rows of this history.
+template <typename Request>
+Request OfRows(uint64_t model_id, uint64_t history) {
+  Request request;
+  request.set_model_id(model_id);
+  request.set_history(history);
+  return request;
+}
+
 // A save or restore that runs on all shards, as seen by the coordinator that began it.
 
 // Hears, now and then, how far all shards are together. An error ends the work.

@@ -66,9 +66,8 @@ absl::Status FinishStep(const step::ShardSet& shards, const OpenGroupRequest& re
     const OpenGroupResponse& shard = answers[i];
     if (shard.known() && shard.next_step() == next) continue;
     if (shard.staged_step() == next - 1) {
-      internal::v1::DecideStepRequest decision;
-      decision.set_model_id(request.model_id());
-      decision.set_history(request.history());
+      auto decision =
+          step::OfRows<internal::v1::DecideStepRequest>(request.model_id(), request.history());
       decision.set_group(request.group());
       decision.set_generation(request.generation());
       decision.set_step(next - 1);
@@ -148,9 +147,7 @@ class Dropping {
 
  private:
   internal::v1::OpenGroupRequest OpenRequest(const std::string& name) const {
-    internal::v1::OpenGroupRequest request;
-    request.set_model_id(model_.id);
-    request.set_history(model_.history);
+    auto request = step::OfRows<OpenGroupRequest>(model_.id, model_.history);
     request.set_group(name);
     return request;
   }
@@ -181,9 +178,7 @@ class Dropping {
     ASSIGN_OR_RETURN(const OpenedGroup opened, OpenGroup(shards_, request, context_));
     ASSIGN_OR_RETURN(const auto answers,
                      shards_.Ask(&host::ShardBackend::OpenGroup, OpenRequest(name), context_));
-    internal::v1::DecideStepRequest decision;
-    decision.set_model_id(model_.id);
-    decision.set_history(model_.history);
+    auto decision = step::OfRows<internal::v1::DecideStepRequest>(model_.id, model_.history);
     decision.set_group(name);
     decision.set_generation(opened.generation);
     for (size_t shard = 0; shard < shards_.size(); ++shard) {
@@ -202,9 +197,7 @@ class Dropping {
   }
 
   absl::Status DropOn(size_t shard, const std::vector<std::string>& names) {
-    internal::v1::DropGroupsRequest request;
-    request.set_model_id(model_.id);
-    request.set_history(model_.history);
+    auto request = step::OfRows<internal::v1::DropGroupsRequest>(model_.id, model_.history);
     request.mutable_groups()->Add(names.begin(), names.end());
     return shards_[shard].DropGroups(request, context_).status();
   }
@@ -342,9 +335,7 @@ absl::Status GroupMember::FindStep(rpc::CallContext* context) {
 }
 
 internal::v1::OpenGroupRequest GroupMember::OpenRequest() const {
-  internal::v1::OpenGroupRequest request;
-  request.set_model_id(model_->id);
-  request.set_history(model_->history);
+  auto request = step::OfRows<internal::v1::OpenGroupRequest>(model_->id, model_->history);
   request.set_group(shard_group_);
   request.set_size(sync() ? start_.options().size() : 1);
   request.set_step_timeout_ms(start_.options().step_timeout_ms());
