@@ -101,7 +101,7 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   response.set_time_ms(absl::ToUnixMillis(absl::Now()));  // a date
   response.set_uptime_ms(absl::ToInt64Milliseconds(coordinator.uptime()));
 
-  response.set_draining(parts_.drain->draining());
+  response.set_draining(parts_.draining->load());
   response.set_in_flight_requests(InFlightRequests());
   response.set_in_flight_bytes(parts_.admission->bytes());
   response.set_in_flight_budget_bytes(parts_.in_flight_budget_bytes);
@@ -118,7 +118,7 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   return response;
 }
 
-bool Administration::draining() const { return parts_.drain->draining(); }
+bool Administration::draining() const { return parts_.draining->load(); }
 
 int Administration::InFlightRequests() const {
   // A stream is admitted a little before it is counted and a little longer. One that was refused is
@@ -127,10 +127,10 @@ int Administration::InFlightRequests() const {
 }
 
 void Administration::SetDraining(bool draining) {
-  if (parts_.drain->draining() != draining) {
+  if (parts_.draining->load() != draining) {
     ops::Log(ops::LogLevel::kInfo, draining ? "draining" : "in service again");
   }
-  parts_.drain->Set(draining);
+  parts_.draining->store(draining);
   parts_.show_health();
   parts_.train_streams->SetDraining(draining);
   parts_.coordinator->server_metrics()->Set(ops::MetricId::kDraining, draining ? 1 : 0);
@@ -153,7 +153,7 @@ absl::StatusOr<v1::DrainResponse> Administration::Drain(const v1::DrainRequest& 
     SetDraining(!request.undo());
   }
   v1::DrainResponse response;
-  response.set_draining(parts_.drain->draining());
+  response.set_draining(parts_.draining->load());
   response.set_in_flight_requests(InFlightRequests());
   response.set_train_streams(parts_.train_streams->count());
   response.set_batches(static_cast<int>(parts_.coordinator->resources().path->batches().count()));

@@ -2,6 +2,7 @@
 // cluster (Coordinator), and so does the status page.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -10,7 +11,6 @@
 #include "absl/synchronization/mutex.h"
 #include "base/blocking_pool.h"
 #include "emberd/v1/admin_service.pb.h"
-#include "server/coordinator/calls.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/train/train_stream.h"
 #include "server/ops/metric_registry.h"
@@ -28,7 +28,7 @@ class Administration {
     const TaskQueue* queue = nullptr;           // where its requests run
     const rpc::Admission* admission = nullptr;  // of its requests
     TrainStreams* train_streams = nullptr;
-    DrainSwitch* drain = nullptr;
+    std::atomic<bool>* draining = nullptr;
     const ops::Samples* samples = nullptr;  // of the calls of ProgramService
     std::function<void()> show_health;      // brings the health service up to date
     int64_t in_flight_budget_bytes = 0;

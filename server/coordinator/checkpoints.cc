@@ -16,6 +16,7 @@
 #include "preprocess/plan/plan.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/manifest.h"
+#include "server/checkpoint/table_reader.h"
 #include "server/ops/logging.h"
 #include "server/step/shard_set.h"
 
@@ -118,9 +119,7 @@ void CheckpointSave::FillManifest(const ChangePause::Answers& answers) {
 
 absl::Status CheckpointSave::BeginOnShards(uint64_t pause_id, const ChangePause::Answers& answers,
                                            rpc::CallContext* context) {
-  internal::v1::BeginSaveRequest request;
-  request.set_model_id(model_->id);
-  request.set_history(model_->history);
+  auto request = step::OfRows<internal::v1::BeginSaveRequest>(model_->id, model_->history);
   request.set_pause_id(pause_id);
   request.set_transfer_id(transfers_.id());
   request.set_folder(folder_);
@@ -169,9 +168,7 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   folder_.clear();
   transfers_.Keep();
   ReachFailpoint("save.is_a_checkpoint");
-  internal::v1::CompleteSaveRequest complete;
-  complete.set_model_id(model_->id);
-  complete.set_history(model_->history);
+  auto complete = step::OfRows<internal::v1::CompleteSaveRequest>(model_->id, model_->history);
   complete.set_checkpoint_id(manifest_.checkpoint_id());
   rpc::CallContext completing(SteadyNow() + kCompleteDeadline, context->trace());
   // A shard that does not hear of it counts changes from further back: the next one is whole. And
@@ -547,28 +544,29 @@ absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
   return response;
 }
 
-absl::StatusOr<std::unique_ptr<CheckpointExport>> Checkpoints::StartExport(
-    const v1::ExportCheckpointRequest& request) {
-  auto started = std::make_unique<CheckpointExport>();
-  ASSIGN_OR_RETURN(started->chain_, ChainOf(request.model(), request.name()));
-  ASSIGN_OR_RETURN(started->reader_, checkpoint::TableReader::Open(
-                                         &started->chain_, request.table(), request.slot()));
-  return started;
-}
-
-absl::StatusOr<v1::ExportCheckpointResponse> CheckpointExport::Next() {
-  const int64_t row_bytes = reader_->columns() * static_cast<int64_t>(sizeof(float));
-  const int64_t count =
-      std::min(std::max<int64_t>(1, kExportBytes / row_bytes), reader_->rows() - next_);
-  v1::ExportCheckpointResponse rows;
-  if (count <= 0) return rows;
-  rows.set_first_row(next_);
-  rows.set_columns(reader_->columns());
-  rows.mutable_values()->resize(count * row_bytes);
-  RETURN_IF_ERROR(reader_->Read({.first = next_, .count = count},
-                                reinterpret_cast<float*>(rows.mutable_values()->data())));
-  next_ += count;
-  return rows;
+absl::StatusOr<Checkpoints::NextRows> Checkpoints::StartExport(
+    const v1::ExportCheckpointRequest& request, rpc::CallContext*) {
+  auto chain = std::make_shared<checkpoint::CheckpointChain>();
+  ASSIGN_OR_RETURN(*chain, ChainOf(request.model(), request.name()));
+  ASSIGN_OR_RETURN(std::shared_ptr<checkpoint::TableReader> reader,
+                   checkpoint::TableReader::Open(chain.get(), request.table(), request.slot()));
+  const int64_t row_bytes = reader->columns() * static_cast<int64_t>(sizeof(float));
+  const int64_t most = std::max<int64_t>(1, kExportBytes / row_bytes);
+  int64_t next = 0;
+  // The reader refers to the chain.
+  return [chain, reader, row_bytes, most,
+          next]() mutable -> absl::StatusOr<std::optional<v1::ExportCheckpointResponse>> {
+    const int64_t count = std::min(most, reader->rows() - next);
+    if (count <= 0) return std::nullopt;
+    v1::ExportCheckpointResponse rows;
+    rows.set_first_row(next);
+    rows.set_columns(reader->columns());
+    rows.mutable_values()->resize(count * row_bytes);
+    RETURN_IF_ERROR(reader->Read({.first = next, .count = count},
+                                 reinterpret_cast<float*>(rows.mutable_values()->data())));
+    next += count;
+    return rows;
+  };
 }
 
 // Checkpoints that are served: the weights of a model under training, read-only.

@@ -12,7 +12,6 @@
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/checkpoint/store.h"
-#include "server/checkpoint/table_reader.h"
 #include "server/coordinator/change_pause.h"
 #include "server/coordinator/model_registry.h"
 #include "server/rpc/call_context.h"
@@ -72,19 +71,6 @@ class CheckpointSave {
   absl::Duration paused_;
 };
 
-// A table of a checkpoint, row after row. Not thread-safe.
-class CheckpointExport {
- public:
-  // The next rows; none after the last.
-  absl::StatusOr<v1::ExportCheckpointResponse> Next();
-
- private:
-  friend class Checkpoints;
-  checkpoint::CheckpointChain chain_;
-  std::unique_ptr<checkpoint::TableReader> reader_;
-  int64_t next_ = 0;
-};
-
 // Thread-safe. Methods block until the work is done; what they mean and their errors:
 // checkpoint_service.proto.
 class Checkpoints {
@@ -132,8 +118,10 @@ class Checkpoints {
                                              rpc::CallContext* context);
   absl::StatusOr<v1::DeleteCheckpointResponse> Delete(const v1::DeleteCheckpointRequest& request,
                                                       rpc::CallContext* context);
-  absl::StatusOr<std::unique_ptr<CheckpointExport>> StartExport(
-      const v1::ExportCheckpointRequest& request);
+  // Gives the next rows of a table; nothing after the last.
+  using NextRows = std::function<absl::StatusOr<std::optional<v1::ExportCheckpointResponse>>()>;
+  absl::StatusOr<NextRows> StartExport(const v1::ExportCheckpointRequest& request,
+                                       rpc::CallContext* context);
 
   // The two parts of Save. `pause` may hold back a group's later steps already.
   absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSave(

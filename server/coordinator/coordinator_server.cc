@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,8 +48,6 @@
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/local_peers.h"
 #include "server/rpc/memory_budget.h"
-#include "server/rpc/message.h"
-#include "server/rpc/spans.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
 #include "server/security/security.h"
@@ -61,7 +60,7 @@ namespace {
 // Programs and Administration; of training streams, in train/.
 
 // What the methods of a service have in common.
-struct UnaryOptions {
+struct ServiceOptions {
   CallEnvironment environment;
   ops::Metrics* metrics = nullptr;  // hears how long encoding takes; null: nobody does
   ops::Samples* samples = nullptr;  // hears how long each call takes that succeeds; the same
@@ -73,9 +72,6 @@ const google::protobuf::MethodDescriptor& MethodOf(ops::Rpc rpc) {
       "emberd.v1.", absl::StrReplaceAll(std::string(ops::RpcName(rpc)), {{"/", "."}})));
 }
 
-// Where a method of a public service stands in its service.
-int MethodIndex(ops::Rpc rpc) { return MethodOf(rpc).index(); }
-
 // Its name among the samples: "execute_chained".
 std::string SampleName(ops::Rpc rpc) {
   std::string name;
@@ -86,19 +82,18 @@ std::string SampleName(ops::Rpc rpc) {
   return name;
 }
 
-// Unary methods: what each of them needs beside its work stands here, once. Every method takes and
-// gives bytes: requests are decoded on a worker, where what is no message gets a clear status
-// (gRPC's own decoding would say UNIMPLEMENTED).
+// What each method needs beside its work stands here, once. Every method takes and gives bytes:
+// requests are decoded on a worker, where what is no message gets a clear status (gRPC's own
+// decoding would say UNIMPLEMENTED).
 //
-// `Service` is made by gRPC's compiler: X::Service, with those of its streams that are served
-// otherwise. What a subclass serves must outlive it.
+// `Service` is made by gRPC's compiler: X::Service. What a subclass serves must outlive it.
 template <typename Service>
-class UnaryService : public Service {
+class BytesService : public Service {
  protected:
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
 
-  explicit UnaryService(const UnaryOptions& options) : options_(options) {}
+  explicit BytesService(const ServiceOptions& options) : options_(options) {}
 
   // The method answers with encode(work(context, request, call)), which runs on a worker; what
   // `work` returns is a StatusOr.
@@ -121,11 +116,10 @@ class UnaryService : public Service {
         options_.samples->Add(SampleName(rpc), absl::ToDoubleSeconds(SteadyNow() - began));
         return absl::OkStatus();
       };
-      return PooledCall::Start(options_.environment, *context, rpc,
-                               static_cast<int64_t>(request->Length()), std::move(run));
+      return StartPooledCall(options_.environment, *context, rpc,
+                             static_cast<int64_t>(request->Length()), std::move(run));
     };
-    this->MarkMethodRawCallback(MethodIndex(rpc),
-                                new grpc::internal::CallbackUnaryHandler<Bytes, Bytes>(start));
+    Mark(rpc, new grpc::internal::CallbackUnaryHandler<Bytes, Bytes>(start));
   }
 
   // The method is one of `target`.
@@ -139,23 +133,64 @@ class UnaryService : public Service {
                    });
   }
 
-  const CallEnvironment& environment() const { return options_.environment; }
+  // The method sends what the function gives that a method of `target` returns, until that is
+  // nothing. `limit`: how long it may take for callers without a deadline.
+  template <typename Target, typename Request, typename Part>
+  void ServeParts(ops::Rpc rpc, absl::Duration limit, Target* target,
+                  absl::StatusOr<std::function<absl::StatusOr<std::optional<Part>>()>> (
+                      Target::*method)(const Request&, rpc::CallContext*)) {
+    const auto start = [=, this](const Context* context, const Bytes* request) {
+      const auto open = [target, method, request = *request](
+                            rpc::CallContext* call) -> absl::StatusOr<NextMessage> {
+        Request message;
+        RETURN_IF_ERROR(rpc::DecodeMessage(request, &message));
+        ASSIGN_OR_RETURN(const auto next, (target->*method)(message, call));
+        return [next]() -> absl::StatusOr<std::optional<Bytes>> {
+          ASSIGN_OR_RETURN(const std::optional<Part> part, next());
+          if (!part.has_value()) return std::nullopt;
+          return rpc::EncodeMessage(*part);
+        };
+      };
+      return StartPulledStream(options_.environment, *context, rpc, limit, open);
+    };
+    Mark(rpc, new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(start));
+  }
+
+  // The method sends the progress of a method of `target`, and last what that returns.
+  template <typename Target, typename Request, typename Progress>
+  void ServeProgress(ops::Rpc rpc, absl::Duration limit, Target* target,
+                     absl::StatusOr<Progress> (Target::*method)(
+                         const Request&, const std::function<absl::Status(const Progress&)>&,
+                         rpc::CallContext*)) {
+    const auto start = [=, this](const Context* context, const Bytes* request) {
+      const auto work = [target, method, request = *request](
+                            rpc::CallContext* call, const WriteMessage& write) -> absl::Status {
+        const auto report = [&write](const Progress& progress) {
+          return write(rpc::EncodeMessage(progress));
+        };
+        Request message;
+        RETURN_IF_ERROR(rpc::DecodeMessage(request, &message));
+        ASSIGN_OR_RETURN(const Progress last, (target->*method)(message, report, call));
+        return report(last);
+      };
+      return StartProgressStream(options_.environment, *context, rpc, limit, work);
+    };
+    Mark(rpc, new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(start));
+  }
+
+  void Mark(ops::Rpc rpc, grpc::internal::MethodHandler* handler) {
+    this->MarkMethodRawCallback(MethodOf(rpc).index(), handler);
+  }
 
  private:
-  const UnaryOptions options_;
+  const ServiceOptions options_;
 };
 
-using EmbeddingStub = v1::EmbeddingService;
-using EmbeddingStreams = EmbeddingStub::WithRawCallbackMethod_ExportTable<
-    EmbeddingStub::WithRawCallbackMethod_Train<EmbeddingStub::Service>>;
-
-class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
+class EmbeddingServiceImpl final : public BytesService<v1::EmbeddingService::Service> {
  public:
   EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams, LocalServer* local,
                        const CallEnvironment& environment)
-      : UnaryService({.environment = environment, .metrics = coordinator->metrics()}),
-        coordinator_(coordinator),
-        streams_(streams) {
+      : BytesService({.environment = environment, .metrics = coordinator->metrics()}) {
     Serve(ops::Rpc::kDeclareModel, coordinator, &Coordinator::DeclareModel);
     Serve(ops::Rpc::kDescribeModel, coordinator, &Coordinator::DescribeModel);
     UnarySteps* const steps = coordinator->resources().steps;
@@ -164,6 +199,7 @@ class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
     RowAccess* const rows = coordinator->resources().rows;
     Serve(ops::Rpc::kReadRows, rows, &RowAccess::ReadRows);
     Serve(ops::Rpc::kAssignRows, rows, &RowAccess::AssignRows);
+    ServeParts(ops::Rpc::kExportTable, environment.default_deadline, rows, &RowAccess::StartExport);
     // The answer is made by hand, so that activations are not copied.
     Serve<v1::LookupRequest>(
         ops::Rpc::kLookup,
@@ -176,120 +212,40 @@ class EmbeddingServiceImpl final : public UnaryService<EmbeddingStreams> {
                                   [local](const Context& context, const auto&, auto*) {
                                     return rpc::InvitePeer(local, rpc::LocalPeerOf(context));
                                   });
+    const auto train = [streams](const Context* context) { return streams->Start(*context); };
+    Mark(ops::Rpc::kTrain, new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(train));
   }
-
-  grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
-    using Stream = PulledStream<Bytes>;
-    const auto open = [access = coordinator_->resources().rows,
-                       request = *request](rpc::CallContext* call) -> absl::StatusOr<Stream::Next> {
-      v1::ExportTableRequest message;
-      RETURN_IF_ERROR(rpc::DecodeMessage(request, &message));
-      ASSIGN_OR_RETURN(std::shared_ptr<RowAccess::Export> rows, access->StartExport(message, call));
-      return [rows]() -> absl::StatusOr<std::optional<Bytes>> {
-        ASSIGN_OR_RETURN(const v1::ExportTableResponse part, rows->Next());
-        if (!part.has_values()) return std::nullopt;
-        return rpc::EncodeMessage(part);
-      };
-    };
-    return Stream::Start(environment(), *context, ops::Rpc::kExportTable,
-                         environment().default_deadline, open);
-  }
-  grpc::ServerBidiReactor<Bytes, Bytes>* Train(Context* context) override {
-    return streams_->Start(*context);
-  }
-
- private:
-  Coordinator* const coordinator_;
-  TrainStreams* const streams_;
 };
 
 // How long a call of CheckpointService may take where its caller sets no deadline: large tables
 // take hours.
 constexpr absl::Duration kCheckpointLimit = absl::Hours(24);
 
-using CheckpointStub = v1::CheckpointService;
-using CheckpointStreams = CheckpointStub::WithCallbackMethod_SaveCheckpoint<
-    CheckpointStub::WithCallbackMethod_RestoreCheckpoint<
-        CheckpointStub::WithCallbackMethod_ServeCheckpoint<
-            CheckpointStub::WithCallbackMethod_VerifyCheckpoint<
-                CheckpointStub::WithCallbackMethod_MergeCheckpoint<
-                    CheckpointStub::WithCallbackMethod_ExportCheckpoint<
-                        CheckpointStub::Service>>>>>>;
-
-class CheckpointServiceImpl final : public UnaryService<CheckpointStreams> {
+class CheckpointServiceImpl final : public BytesService<v1::CheckpointService::Service> {
  public:
   CheckpointServiceImpl(Checkpoints* checkpoints, const CallEnvironment& environment)
-      : UnaryService({.environment = environment}), checkpoints_(checkpoints) {
+      : BytesService({.environment = environment}) {
+    const auto serve = [&](ops::Rpc rpc, auto method) {
+      ServeProgress(rpc, kCheckpointLimit, checkpoints, method);
+    };
+    serve(ops::Rpc::kSaveCheckpoint, &Checkpoints::Save);
+    serve(ops::Rpc::kRestoreCheckpoint, &Checkpoints::Restore);
+    serve(ops::Rpc::kServeCheckpoint, &Checkpoints::Serve);
+    serve(ops::Rpc::kVerifyCheckpoint, &Checkpoints::Verify);
+    serve(ops::Rpc::kMergeCheckpoint, &Checkpoints::Merge);
+    ServeParts(ops::Rpc::kExportCheckpoint, kCheckpointLimit, checkpoints,
+               &Checkpoints::StartExport);
     Serve(ops::Rpc::kDiffCheckpoints, checkpoints, &Checkpoints::Diff);
     Serve(ops::Rpc::kListCheckpoints, checkpoints, &Checkpoints::List);
     Serve(ops::Rpc::kGetCheckpoint, checkpoints, &Checkpoints::Get);
     Serve(ops::Rpc::kDeleteCheckpoint, checkpoints, &Checkpoints::Delete);
   }
-
-  using Progress = v1::CheckpointProgress;
-  using ProgressReactor = grpc::ServerWriteReactor<Progress>;
-
-  ProgressReactor* SaveCheckpoint(Context* context,
-                                  const v1::SaveCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kSaveCheckpoint, *request, &Checkpoints::Save);
-  }
-  ProgressReactor* RestoreCheckpoint(Context* context,
-                                     const v1::RestoreCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kRestoreCheckpoint, *request, &Checkpoints::Restore);
-  }
-  ProgressReactor* ServeCheckpoint(Context* context,
-                                   const v1::ServeCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kServeCheckpoint, *request, &Checkpoints::Serve);
-  }
-  ProgressReactor* VerifyCheckpoint(Context* context,
-                                    const v1::VerifyCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kVerifyCheckpoint, *request, &Checkpoints::Verify);
-  }
-  ProgressReactor* MergeCheckpoint(Context* context,
-                                   const v1::MergeCheckpointRequest* request) override {
-    return WithProgress(*context, ops::Rpc::kMergeCheckpoint, *request, &Checkpoints::Merge);
-  }
-
-  grpc::ServerWriteReactor<v1::ExportCheckpointResponse>* ExportCheckpoint(
-      Context* context, const v1::ExportCheckpointRequest* request) override {
-    using Rows = v1::ExportCheckpointResponse;
-    using Stream = PulledStream<Rows>;
-    const auto open = [=, this](rpc::CallContext*) -> absl::StatusOr<Stream::Next> {
-      ASSIGN_OR_RETURN(std::shared_ptr<CheckpointExport> rows, checkpoints_->StartExport(*request));
-      return [rows]() -> absl::StatusOr<std::optional<Rows>> {
-        ASSIGN_OR_RETURN(Rows part, rows->Next());
-        if (part.values().empty()) return std::nullopt;
-        return part;
-      };
-    };
-    return Stream::Start(environment(), *context, ops::Rpc::kExportCheckpoint, kCheckpointLimit,
-                         open);
-  }
-
- private:
-  // Sends the progress of a method, and last what it returns. `request` is there as long as the
-  // call.
-  template <typename Request>
-  ProgressReactor* WithProgress(
-      const Context& context, ops::Rpc rpc, const Request& request,
-      Checkpoints::Progress (Checkpoints::*method)(const Request&, const Checkpoints::Report&,
-                                                   rpc::CallContext*)) {
-    using Stream = ProgressStream<Progress>;
-    const auto work = [checkpoints = checkpoints_, &request, method](
-                          rpc::CallContext* call, const Stream::Write& write) -> absl::Status {
-      ASSIGN_OR_RETURN(const Progress last, (checkpoints->*method)(request, write, call));
-      return write(last);
-    };
-    return Stream::Start(environment(), context, rpc, kCheckpointLimit, work);
-  }
-
-  Checkpoints* const checkpoints_;
 };
 
-class ProgramServiceImpl final : public UnaryService<v1::ProgramService::Service> {
+class ProgramServiceImpl final : public BytesService<v1::ProgramService::Service> {
  public:
   ProgramServiceImpl(Programs* programs, ops::Samples* samples, const CallEnvironment& environment)
-      : UnaryService(
+      : BytesService(
             {.environment = environment, .metrics = programs->metrics(), .samples = samples}) {
     Serve(ops::Rpc::kCompile, programs, &Programs::Compile);
     Serve(ops::Rpc::kRelease, programs, &Programs::Release);
@@ -300,11 +256,11 @@ class ProgramServiceImpl final : public UnaryService<v1::ProgramService::Service
   }
 };
 
-class AdminServiceImpl final : public UnaryService<v1::AdminService::Service> {
+class AdminServiceImpl final : public BytesService<v1::AdminService::Service> {
  public:
   AdminServiceImpl(Administration* administration, Coordinator* coordinator,
                    const CallEnvironment& environment)
-      : UnaryService({.environment = environment}) {
+      : BytesService({.environment = environment}) {
     Serve(ops::Rpc::kGetStatus, administration, &Administration::GetStatus);
     Serve(ops::Rpc::kGetLimits, coordinator, &Coordinator::GetLimits);
     Serve(ops::Rpc::kSetLimits, coordinator, &Coordinator::SetLimits);
@@ -374,7 +330,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         streams_(absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())),
         environment_{.queue = &requests_,
                      .admission = &admission_,
-                     .drain = &drain_,
+                     .draining = &draining_,
                      .metrics = coordinator_.server_metrics(),
                      .default_deadline = coordinator_.default_deadline(),
                      .slow_call = coordinator_.resources().slow_step,
@@ -391,7 +347,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .queue = &requests_,
                          .admission = &admission_,
                          .train_streams = &train_streams_,
-                         .drain = &drain_,
+                         .draining = &draining_,
                          .samples = &samples_,
                          .show_health = [this] { ShowHealth(); },
                          .in_flight_budget_bytes = options.cluster.budgets().in_flight_bytes(),
@@ -457,14 +413,14 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   void ShowHealth() {
     absl::MutexLock lock(&health_mutex_);  // the last call shows what holds then
     rpc::GrpcServer* const server = health_;
-    if (server != nullptr) server->SetServing(!drain_.draining());
+    if (server != nullptr) server->SetServing(!draining_.load());
   }
   CallEnvironment AdminEnvironment() {
     CallEnvironment environment = environment_;
     environment.queue = &admin_requests_;
     environment.waiting_limit = "AdminService";
     environment.admission = &admin_admission_;
-    environment.drain = nullptr;
+    environment.draining = nullptr;
     return environment;
   }
   CallEnvironment CheckpointEnvironment() {
@@ -477,7 +433,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   // In this order: the server goes first, then the workers, then what they work on.
   Coordinator coordinator_;
   rpc::Admission admission_;
-  DrainSwitch drain_;
+  std::atomic<bool> draining_ = false;  // nothing new is taken; the process goes on either way
   TaskQueue requests_;
   StreamWatch streams_;
   const CallEnvironment environment_;

@@ -437,11 +437,11 @@ TEST_P(CoordinatorTest, AnExportGivesEveryRowOnceInOrder) {
   ASSERT_TRUE(run.ok()) << run.status();
   std::vector<float> exported;
   while (true) {
-    auto part = (*run)->Next();
+    auto part = (*run)();
     ASSERT_TRUE(part.ok()) << part.status();
-    if (!part->has_values()) break;
-    EXPECT_EQ(part->first_row(), 3 + static_cast<int64_t>(exported.size()) / 8);
-    const std::vector<float> values = Floats(part->values());
+    if (!part->has_value()) break;
+    EXPECT_EQ((*part)->first_row(), 3 + static_cast<int64_t>(exported.size()) / 8);
+    const std::vector<float> values = Floats((*part)->values());
     exported.insert(exported.end(), values.begin(), values.end());
   }
   const std::vector<float> rows = cluster.Read(model, "user", 100);

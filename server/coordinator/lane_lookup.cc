@@ -1,19 +1,14 @@
 #include "server/coordinator/lane_lookup.h"
 
 #include <utility>
-#include <vector>
 
 #include "base/status.h"
-#include "base/steady_time.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/coordinator/unary_steps.h"
 #include "server/ops/metrics.h"
-#include "server/ops/rpc_names.h"
 #include "server/rpc/local_peers.h"
 #include "server/rpc/message.h"
-#include "server/rpc/spans.h"
-#include "server/rpc/wire.h"
 #include "server/security/callers.h"
 #include "server/step/lookup_response.h"
 
@@ -28,52 +23,36 @@ class LaneLookup {
   LaneLookup(const CoordinatorResources* resources, const CallEnvironment& environment,
              LaneCall* call)
       : resources_(resources),
-        environment_(environment),
-        call_(call),
-        context_(rpc::DeadlineOf(*call, environment.default_deadline),
-                 rpc::TraceOf(call->request().trace)),
-        span_(&context_, ops::RpcName(kRpc), rpc::Span::Kind::kServer,
-              rpc::IsTrace(call->request().trace), began_),
-        timer_(environment.metrics, kRpc, request_bytes()) {
+        lane_(call),
+        call_(environment, ops::Rpc::kLookup, rpc::DeadlineOf(*call, environment.default_deadline),
+              call->request().trace, static_cast<int64_t>(call->request().body.size())) {
     environment.metrics->Add(ops::MetricId::kLaneCalls);
-    context_.SetRoomMaker(
-        [this](int64_t bytes, absl::string_view what) { return MakeRoom(bytes, what); });
-    call->OnCancel([this] { context_.Cancel(); });
+    call->OnCancel([this] { call_.context.Cancel(); });
   }
 
   LaneAnswer Run() {
     LaneAnswer answer;
     answer.status = LookUp(&answer);
-    call_->OnCancel(nullptr);
-    if (answer.status.ok()) timer_.AddResponseBytes(static_cast<int64_t>(answer.body.size()));
-    LogSlowCall(environment_, kRpc, answer.status, SteadyNow() - began_, context_.trace());
-    span_.End(answer.status);
-    timer_.Finish(answer.status.code());
+    lane_->OnCancel(nullptr);
+    if (answer.status.ok()) call_.timer.AddResponseBytes(static_cast<int64_t>(answer.body.size()));
+    call_.End(answer.status);
     return answer;
   }
 
  private:
-  static constexpr ops::Rpc kRpc = ops::Rpc::kLookup;
-
-  int64_t request_bytes() const { return static_cast<int64_t>(call_->request().body.size()); }
-
   absl::Status LookUp(LaneAnswer* answer) {
-    const absl::string_view authorization = call_->request().authorization;
-    ASSIGN_OR_RETURN(
-        grant_, environment_.admission->Admit(
-                    security::ClientName(authorization, call_->peer().address), request_bytes()));
-    // After it has been counted, as for a PooledCall.
-    if (environment_.drain->draining()) return DrainingError();
+    const absl::string_view authorization = lane_->request().authorization;
+    RETURN_IF_ERROR(call_.Admit(security::ClientName(authorization, lane_->peer().address)));
     rpc::ArenaMessage<v1::LookupRequest> arena_request;
     v1::LookupRequest& request = *arena_request;
-    const absl::string_view body = call_->request().body;
+    const absl::string_view body = lane_->request().body;
     if (!request.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
       return absl::InvalidArgumentError("the request is not a valid emberd.v1.LookupRequest");
     }
     ASSIGN_OR_RETURN(const step::LookupOutput output,
                      security::MayTrain(authorization)
-                         ? resources_->steps->Lookup(request, &context_)
-                         : resources_->steps->LookupForReader(request, &context_));
+                         ? resources_->steps->Lookup(request, &call_.context)
+                         : resources_->steps->LookupForReader(request, &call_.context));
     ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
     answer->body = step::EncodeLookupText(output);
     answer->elsewhere = answer->body.size() > kMaxBody;
@@ -84,24 +63,12 @@ class LaneLookup {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what) {
-    ASSIGN_OR_RETURN(rpc::CallContext::Room room, grant_.Reserve(bytes, what));
-    rooms_.push_back(room);
-    return room;
-  }
-
   // What fits in a packet beside the few bytes before it.
   static constexpr size_t kMaxBody = lanes::kMaxPacketBytes - 256;
 
   const CoordinatorResources* const resources_;
-  const CallEnvironment& environment_;
-  LaneCall* const call_;
-  const absl::Time began_ = SteadyNow();
-  rpc::CallContext context_;
-  rpc::Span span_;
-  ops::RpcTimer timer_;
-  rpc::Admission::Grant grant_;
-  std::vector<rpc::CallContext::Room> rooms_;
+  LaneCall* const lane_;
+  UnaryCall call_;
 };
 
 }  // namespace

@@ -297,8 +297,8 @@ absl::StatusOr<step::MadeMutation> RowAccess::TryAssign(
   return step::MadeMutation{{}, /*replayed=*/holding.empty()};
 }
 
-absl::StatusOr<std::unique_ptr<RowAccess::Export>> RowAccess::StartExport(
-    const v1::ExportTableRequest& request, rpc::CallContext* context) {
+absl::StatusOr<RowAccess::NextRows> RowAccess::StartExport(const v1::ExportTableRequest& request,
+                                                           rpc::CallContext* context) {
   ASSIGN_OR_RETURN(auto model, resources_->registry->Find(request.model_id(), context));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
   const int64_t rows = target.table->vocabulary_size;
@@ -312,25 +312,31 @@ absl::StatusOr<std::unique_ptr<RowAccess::Export>> RowAccess::StartExport(
         absl::StrCat("row_count is ", request.row_count(), "; it must be in 0 .. ", left));
   }
   const int64_t end = request.row_count() == 0 ? rows : request.first_row() + request.row_count();
-  return std::unique_ptr<Export>(
-      new Export(this, std::move(model), std::move(target), request.first_row(), end, context));
+  const int64_t most = std::max<int64_t>(1, kExportMessageBytes / (target.columns * sizeof(float)));
+  return [=, this, next = request.first_row()]() mutable
+         -> absl::StatusOr<std::optional<v1::ExportTableResponse>> {
+    if (next == end) return std::nullopt;
+    const int64_t count = std::min(most, end - next);
+    ASSIGN_OR_RETURN(auto response, ExportRows(*model, target, next, count, context));
+    next += count;
+    return response;
+  };
 }
 
-absl::StatusOr<v1::ExportTableResponse> RowAccess::Export::Next() {
-  const int64_t most =
-      std::max<int64_t>(1, kExportMessageBytes / (target_.columns * sizeof(float)));
-  std::vector<int64_t> ids(std::min(most, end_ - next_));
-  std::iota(ids.begin(), ids.end(), next_);
-  v1::ExportTableResponse response;
-  response.set_first_row(next_);
-  if (ids.empty()) return response;
-  response.set_history(model_->history);
-  RETURN_IF_ERROR(access_->resources_->registry->CheckNotLost(model_->id, context_));
-  auto values = access_->ReadTableRows(*model_, target_, absl::MakeConstSpan(ids), context_);
+absl::StatusOr<v1::ExportTableResponse> RowAccess::ExportRows(const step::ServedModel& model,
+                                                              const RowTarget& target,
+                                                              int64_t first, int64_t count,
+                                                              rpc::CallContext* context) {
+  RETURN_IF_ERROR(resources_->registry->CheckNotLost(model.id, context));
+  std::vector<int64_t> ids(count);
+  std::iota(ids.begin(), ids.end(), first);
+  auto values = ReadTableRows(model, target, absl::MakeConstSpan(ids), context);
   if (!values.ok()) {
-    return access_->resources_->registry->Explain(model_->id, model_->history, values.status());
+    return resources_->registry->Explain(model.id, model.history, values.status());
   }
-  next_ += static_cast<int64_t>(ids.size());
+  v1::ExportTableResponse response;
+  response.set_first_row(first);
+  response.set_history(model.history);
   *response.mutable_values() = *std::move(values);
   return response;
 }

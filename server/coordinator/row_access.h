@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -38,11 +38,16 @@ class RowAccess {
                                                 rpc::CallContext* context);
   absl::StatusOr<v1::AssignRowsResponse> AssignRows(const v1::AssignRowsRequest& request,
                                                     rpc::CallContext* context);
-  class Export;
-  absl::StatusOr<std::unique_ptr<Export>> StartExport(const v1::ExportTableRequest& request,
-                                                      rpc::CallContext* context);
+  // Gives the next message, of about 1 MiB; nothing: the export is complete. `context` must outlive
+  // it.
+  using NextRows = std::function<absl::StatusOr<std::optional<v1::ExportTableResponse>>()>;
+  absl::StatusOr<NextRows> StartExport(const v1::ExportTableRequest& request,
+                                       rpc::CallContext* context);
 
  private:
+  absl::StatusOr<v1::ExportTableResponse> ExportRows(const step::ServedModel& model,
+                                                     const RowTarget& target, int64_t first,
+                                                     int64_t count, rpc::CallContext* context);
   absl::StatusOr<v1::Tensor> ReadTableRows(const step::ServedModel& model, const RowTarget& target,
                                            const preprocess::IntSpan& ids,
                                            rpc::CallContext* context);
@@ -55,31 +60,6 @@ class RowAccess {
 
   const CoordinatorResources* const resources_;
   const int64_t max_message_bytes_;
-};
-
-// An export, message by message.
-class RowAccess::Export {
- public:
-  // The next message of about 1 MiB; without rows: the export is complete.
-  absl::StatusOr<v1::ExportTableResponse> Next();
-
- private:
-  friend class RowAccess;
-  Export(RowAccess* access, std::shared_ptr<const step::ServedModel> model, RowTarget target,
-         int64_t first, int64_t end, rpc::CallContext* context)
-      : access_(access),
-        model_(std::move(model)),
-        target_(std::move(target)),
-        next_(first),
-        end_(end),
-        context_(context) {}
-
-  RowAccess* const access_;
-  const std::shared_ptr<const step::ServedModel> model_;
-  const RowTarget target_;
-  int64_t next_;
-  const int64_t end_;
-  rpc::CallContext* const context_;
 };
 
 }  // namespace emberd::coordinator
