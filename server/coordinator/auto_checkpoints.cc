@@ -234,7 +234,7 @@ bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Re
   // brought back.
   if (saved.history != model.history) return true;
   const v1::StorageConfig& storage = checkpoints_->storage();
-  const int64_t since = registry_->ChangesOf(model.id) - saved.changes;
+  const int64_t since = registry_->Recall(model.id).changes - saved.changes;
   if (since == 0) return false;
   if (reason == Reason::kStop) return true;
   if (has_log()) return registry_->LogIsLong();

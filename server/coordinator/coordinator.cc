@@ -82,7 +82,6 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
     : shards_(std::move(shards), &threads->blocking),
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
-      sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       start_(SteadyNow()),
       metrics_(metrics),
       server_metrics_(metrics->Server("coordinator", index)),
@@ -240,10 +239,11 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
   response.set_uptime_ms(absl::ToInt64Milliseconds(uptime()));
   response.set_batches(static_cast<int>(path_.batches().count()));
   response.set_batch_bytes(path_.batches().bytes());
-  for (const auto& [model, lost] : registry_.models()) {
+  for (const ModelRegistry::Known& known : registry_.models()) {
+    const std::shared_ptr<const step::ServedModel>& model = known.model;
     v1::ModelStatus* status = response.add_models();
     status->set_history(model->history);
-    status->set_lost(lost);
+    status->set_lost(known.lost);
     status->set_recovery(auto_checkpoints_.RecoveryOf(model->config.name()));
     status->set_serves(step::ServesText(model->serves));
     status->set_model_id(model->id);
@@ -278,9 +278,9 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
 }
 
 void Coordinator::AddStacks(v1::GetStatsResponse* stats) const {
-  for (const auto& [model, lost] : registry_.models()) {
-    for (v1::StackStats& stack : model->observed->Stats(model->PlanNow())) {
-      stack.set_model(model->config.name());
+  for (const ModelRegistry::Known& known : registry_.models()) {
+    for (v1::StackStats& stack : known.model->observed->Stats(known.model->PlanNow())) {
+      stack.set_model(known.model->config.name());
       *stats->add_stacks() = std::move(stack);
     }
   }

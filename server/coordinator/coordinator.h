@@ -90,7 +90,6 @@ class Coordinator {
   const step::ShardSet shards_;
   group::CollectiveRouter collective_;
   const std::vector<std::string> shard_http_addresses_;
-  const int sparsecores_per_shard_;
   const absl::Time start_;
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;

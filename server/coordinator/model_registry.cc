@@ -31,17 +31,17 @@ absl::Status NotDeclared(uint64_t model_id) {
                                           " is not declared; call DeclareModel"));
 }
 
-}  // namespace
-
-uint64_t ModelRegistry::NewHistory() {
+uint64_t NewHistory() {
   thread_local absl::BitGen generator;
   return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
 }
 
-absl::Status ModelRegistry::BeingRestored(const v1::ModelConfig& config) {
+absl::Status BeingRestored(const v1::ModelConfig& config) {
   return absl::UnavailableError(
       absl::StrCat("model '", config.name(), "' is being restored from a checkpoint; retry"));
 }
+
+}  // namespace
 
 ModelRegistry::ModelRegistry(const step::ShardSet& shards, ModelRegistryOptions options)
     : shards_(shards),
@@ -50,10 +50,10 @@ ModelRegistry::ModelRegistry(const step::ShardSet& shards, ModelRegistryOptions 
 
 // ---- What is known
 
-ModelRegistry::Entry ModelRegistry::Find(uint64_t model_id) const {
+ModelRegistry::Known ModelRegistry::Recall(uint64_t model_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
-  return found == models_.end() ? Entry() : found->second;
+  return found == models_.end() ? Known() : found->second;
 }
 
 uint64_t ModelRegistry::IdOf(const std::string& name) const {
@@ -86,7 +86,7 @@ void ModelRegistry::SetLost(uint64_t model_id, const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
   if (found == models_.end()) return;
-  Entry& entry = found->second;
+  Known& entry = found->second;
   if (entry.lost.empty() != why.ok()) {
     ops::Log(why.ok() ? ops::LogLevel::kInfo : ops::LogLevel::kError,
              why.ok() ? "a lost model has its rows again" : "a model is lost",
@@ -97,21 +97,14 @@ void ModelRegistry::SetLost(uint64_t model_id, const absl::Status& why) {
   entry.model->metrics->Set(ops::MetricId::kModelLost, why.ok() ? 0 : 1);
 }
 
-int64_t ModelRegistry::ChangesOf(uint64_t model_id) const { return Find(model_id).changes; }
-
 std::vector<ModelRegistry::Known> ModelRegistry::models() const {
   absl::MutexLock lock(&mutex_);
   std::vector<Known> models;
-  for (const auto& [id, entry] : models_) models.push_back({entry.model, entry.lost});
+  for (const auto& [id, entry] : models_) models.push_back(entry);
   std::sort(models.begin(), models.end(), [](const Known& a, const Known& b) {
     return a.model->config.name() < b.model->config.name();
   });
   return models;
-}
-
-ModelRegistry::Known ModelRegistry::Recall(uint64_t model_id) const {
-  const Entry entry = Find(model_id);
-  return {entry.model, entry.lost};
 }
 
 // ---- What the shards have
@@ -188,10 +181,9 @@ absl::StatusOr<std::shared_ptr<step::ServedModel>> ModelRegistry::Fetch(uint64_t
 
 absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
     uint64_t model_id, rpc::CallContext* context) {
-  const Entry known = Find(model_id);
+  const Known known = Recall(model_id);
   ShardModels shards = changes_.Ask(context);
-  const ModelVerdict verdict =
-      Judge(model_id, known.model == nullptr ? 0 : known.model->history, &shards, context);
+  const ModelVerdict verdict = Judge(model_id, known.history(), &shards, context);
   switch (verdict.state) {
     case ModelState::kUnknown:
       return shards.complete();
@@ -207,7 +199,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
                        " is being declared, reset, restored or dropped; "
                        "retry; if that does not end, declare, reset, restore or drop it again"));
     case ModelState::kServing: {
-      if (known.model != nullptr && known.model->history == verdict.history) {
+      if (known.history() == verdict.history) {
         SetLost(model_id, absl::OkStatus());
         known.model->SetLimits(shards.LimitsOf(model_id, verdict.history));
         return known.model;
@@ -216,7 +208,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
       ASSIGN_OR_RETURN(std::shared_ptr<const step::ServedModel> model,
                        Fetch(model_id, verdict.history, shards, context));
       // Whoever has made other rows since the shards were asked knows better.
-      const Entry now = Find(model_id);
+      const Known now = Recall(model_id);
       if (now.model != known.model && now.model != nullptr) return now.model;
       Remember(model);
       return model;
@@ -237,7 +229,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
 absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Find(
     uint64_t model_id, rpc::CallContext* context) {
   if (model_id == 0) return NotDeclared(model_id);
-  const Entry known = Find(model_id);
+  const Known known = Recall(model_id);
   if (known.model != nullptr && known.lost.empty()) return known.model;
   return Refresh(model_id, context);
 }
@@ -268,7 +260,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::FindByNa
 }
 
 absl::Status ModelRegistry::CheckNotLost(uint64_t model_id, rpc::CallContext* context) {
-  if (Find(model_id).lost.empty()) return absl::OkStatus();
+  if (Recall(model_id).lost.empty()) return absl::OkStatus();
   return Refresh(model_id, context).status();
 }
 
@@ -322,7 +314,7 @@ void ModelRegistry::Watch() {
 
 void ModelRegistry::LearnModels(const ShardModels& shards) {
   for (const uint64_t id : shards.Ids()) {
-    if (Find(id).model != nullptr) continue;
+    if (Recall(id).model != nullptr) continue;
     const ModelState state = shards.Judge(id, 0).state;
     if (state != ModelState::kServing && state != ModelState::kLost) continue;
     rpc::CallContext context(SteadyNow() + kWatchDeadline);
@@ -354,14 +346,13 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
     const v1::ModelConfig& config, const FindRows& find_rows,
     std::shared_ptr<step::ServedModel>* fresh, rpc::CallContext* context) {
   const uint64_t id = config::ModelFingerprint(config);
-  const Entry known = Find(id);
+  const Known known = Recall(id);
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   RETURN_IF_ERROR(CheckName(config, id, shards, context));
-  const ModelVerdict verdict =
-      Judge(id, known.model == nullptr ? 0 : known.model->history, &shards, context);
+  const ModelVerdict verdict = Judge(id, known.history(), &shards, context);
   const bool serving = verdict.state == ModelState::kServing;
-  if (serving && known.model != nullptr && known.model->history == verdict.history) {
+  if (serving && known.history() == verdict.history) {
     SetLost(id, absl::OkStatus());
     return Declared{known.model};
   }
@@ -410,7 +401,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
   RETURN_IF_ERROR(config::CompleteModel(&config));
   absl::MutexLock lock(&declaring_);
   std::shared_ptr<step::ServedModel> fresh;
-  if (Find(config::ModelFingerprint(config)).model == nullptr) {
+  if (Recall(config::ModelFingerprint(config)).model == nullptr) {
     ASSIGN_OR_RETURN(fresh, MakeModel(config, 0));
   }
   absl::StatusOr<Declared> declared = TryDeclare(config, find_rows, &fresh, context);
@@ -435,12 +426,10 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   uint64_t id = IdOf(name);
-  const Entry known = Find(id);
+  const Known known = Recall(id);
   if (id == 0) id = shards.FindName(name);
   RETURN_IF_ERROR(SettleShared(id, settle, &shards, context));
-  ASSIGN_OR_RETURN(
-      const bool dropped,
-      changes_.Drop(name, id, known.model == nullptr ? 0 : known.model->history, shards, context));
+  ASSIGN_OR_RETURN(const bool dropped, changes_.Drop(name, id, known.history(), shards, context));
   Forget(id);
   if (dropped) {
     ops::Log(ops::LogLevel::kInfo, "model dropped",
@@ -458,7 +447,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Reset(
   uint64_t id = shards.FindName(name);
   if (id == 0) id = IdOf(name);
   if (id == 0) return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared"));
-  const Entry known = Find(id);
+  const Known known = Recall(id);
   std::shared_ptr<step::ServedModel> model;
   if (known.model != nullptr) {
     ASSIGN_OR_RETURN(model, MakeModel(known.model->config, NewHistory()));
@@ -627,7 +616,7 @@ absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool chan
   for (const ShardModels::Hosted& other : shards.EveryTrained()) {
     if (other.model.name() == config.name()) continue;
     v1::ModelConfig held;
-    if (const Entry known = Find(other.model.model_id()); known.model != nullptr) {
+    if (const Known known = Recall(other.model.model_id()); known.model != nullptr) {
       held = known.model->config;
     } else {
       internal::v1::FindModelRequest request;
@@ -658,14 +647,15 @@ absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool chan
 
 absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges& settle,
                                          ShardModels* shards, rpc::CallContext* context) {
-  const std::shared_ptr<const step::ServedModel> known = Find(model_id).model;
-  if (known != nullptr && !config::HasSharedTables(known->config)) return absl::OkStatus();
-  const ModelVerdict verdict =
-      Judge(model_id, known == nullptr ? 0 : known->history, shards, context);
+  const Known known = Recall(model_id);
+  if (known.model != nullptr && !config::HasSharedTables(known.model->config)) {
+    return absl::OkStatus();
+  }
+  const ModelVerdict verdict = Judge(model_id, known.history(), shards, context);
   RETURN_IF_ERROR(shards->complete());
   if (verdict.state != ModelState::kServing) return absl::OkStatus();
-  std::shared_ptr<const step::ServedModel> model = known;
-  if (known == nullptr || known->history != verdict.history) {
+  std::shared_ptr<const step::ServedModel> model = known.model;
+  if (known.history() != verdict.history) {
     ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, *shards, context));
     if (!config::HasSharedTables(model->config)) return absl::OkStatus();
   }
@@ -698,9 +688,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::SetLimit
   for (int attempt = 1;; ++attempt) {
     ASSIGN_OR_RETURN(auto model, FindByName(name, context));
     ASSIGN_OR_RETURN(model, FindAnew(model->id, context));
-    internal::v1::ServeModelRequest request;
-    request.set_model_id(model->id);
-    request.set_history(model->history);
+    auto request = step::OfRows<internal::v1::ServeModelRequest>(model->id, model->history);
     internal::v1::ModelLimits& limits = *request.mutable_limits();
     limits.set_version(model->live_limits->Get().version() + 1);
     ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks, change(*model, model->PlanNow()));

@@ -117,29 +117,23 @@ class ModelRegistry {
 
   struct Known {
     std::shared_ptr<const step::ServedModel> model;
-    std::string lost;  // what to say about it; empty: it is not lost
+    std::string lost;      // what to say about it; empty: it is not lost
+    bool doubted = false;  // it seemed lost when Watch looked last
+    // Updates and assignments that its rows have seen, as shards said when Watch asked last.
+    int64_t changes = 0;
+    absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it followed
+
+    uint64_t history() const { return model == nullptr ? 0 : model->history; }
   };
   // By name.
   std::vector<Known> models() const;
   // What is known without asking anybody; nothing for a model that is not.
   Known Recall(uint64_t model_id) const;
   uint64_t IdOf(const std::string& name) const;  // 0: it is not known
-  // Updates and assignments that its rows have seen, as shards said when Watch asked last.
-  int64_t ChangesOf(uint64_t model_id) const;
   // Whether some shard's log was too long then.
   bool LogIsLong() const { return log_is_long_; }
 
  private:
-  struct Entry {
-    std::shared_ptr<const step::ServedModel> model;
-    std::string lost;
-    bool doubted = false;  // it seemed lost when Watch looked last
-    int64_t changes = 0;
-    absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it followed
-  };
-
-  static uint64_t NewHistory();
-  static absl::Status BeingRestored(const v1::ModelConfig& config);
   // `fresh`: made of the config if it is needed, so that attempts share it.
   absl::StatusOr<Declared> TryDeclare(const v1::ModelConfig& config, const FindRows& find_rows,
                                       std::shared_ptr<step::ServedModel>* fresh,
@@ -182,8 +176,6 @@ class ModelRegistry {
   void DropFollowed(const step::ServedModel& model, const ShardModels& shards,
                     rpc::CallContext* context);
 
-  // Nothing for a model that is not known.
-  Entry Find(uint64_t model_id) const;
   // In place of every other model of this name.
   void Remember(std::shared_ptr<const step::ServedModel> model);
   void Forget(uint64_t model_id);
@@ -196,7 +188,7 @@ class ModelRegistry {
   absl::Mutex declaring_;
   absl::Mutex serving_;  // instead, while rows are loaded beside others: nobody waits for it
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<uint64_t, Entry> models_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Known> models_ ABSL_GUARDED_BY(mutex_);
 };
 
 template <typename Call>
