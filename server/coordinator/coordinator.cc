@@ -221,18 +221,6 @@ absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimits
   return model->observed->Limits(model->PlanNow());
 }
 
-absl::StatusOr<v1::SetLimitsResponse> Coordinator::SetLimits(const v1::SetLimitsRequest& request,
-                                                             rpc::CallContext* context) {
-  v1::SetLimitsResponse response;
-  const auto change = [&](const step::ServedModel& model, const preprocess::Plan& now) {
-    auto limits = ChangedLimits(model, now, request);
-    if (limits.ok()) response.mutable_limits()->Assign(limits->begin(), limits->end());
-    return limits;
-  };
-  RETURN_IF_ERROR(registry_.SetLimits(request.model(), change, context).status());
-  return response;
-}
-
 v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
   v1::GetStatusResponse response;
   response.set_version(EMBERD_VERSION);

@@ -67,9 +67,6 @@ class Coordinator {
   void AddStacks(v1::GetStatsResponse* stats) const;
   absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
                                                   rpc::CallContext* context);
-
-  absl::StatusOr<v1::SetLimitsResponse> SetLimits(const v1::SetLimitsRequest& request,
-                                                  rpc::CallContext* context);
   absl::StatusOr<v1::ChangeMemoryResponse> ChangeMemory(const v1::ChangeMemoryRequest& request,
                                                         rpc::CallContext* context);
 

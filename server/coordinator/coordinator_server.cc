@@ -36,6 +36,7 @@
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/lane_lookup.h"
+#include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/programs.h"
 #include "server/coordinator/row_access.h"
 #include "server/coordinator/train/train_stream.h"
@@ -204,8 +205,7 @@ class EmbeddingServiceImpl final : public BytesService<v1::EmbeddingService::Ser
     Serve<v1::LookupRequest>(
         ops::Rpc::kLookup,
         [steps](const Context& context, const v1::LookupRequest& request, rpc::CallContext* call) {
-          return security::MayTrain(context) ? steps->Lookup(request, call)
-                                             : steps->LookupForReader(request, call);
+          return steps->Lookup(request, call, security::MayTrain(context));
         },
         &step::EncodeLookupResponse);
     Serve<v1::ShareMemoryRequest>(ops::Rpc::kShareMemory,
@@ -263,7 +263,7 @@ class AdminServiceImpl final : public BytesService<v1::AdminService::Service> {
       : BytesService({.environment = environment}) {
     Serve(ops::Rpc::kGetStatus, administration, &Administration::GetStatus);
     Serve(ops::Rpc::kGetLimits, coordinator, &Coordinator::GetLimits);
-    Serve(ops::Rpc::kSetLimits, coordinator, &Coordinator::SetLimits);
+    Serve(ops::Rpc::kSetLimits, coordinator->resources().registry, &ModelRegistry::SetLimits);
     Serve(ops::Rpc::kGetMetrics, administration, &Administration::GetMetrics);
     Serve(ops::Rpc::kGetStats, administration, &Administration::GetStats);
     Serve(ops::Rpc::kDrain, administration, &Administration::Drain);

@@ -49,10 +49,9 @@ class LaneLookup {
     if (!request.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
       return absl::InvalidArgumentError("the request is not a valid emberd.v1.LookupRequest");
     }
-    ASSIGN_OR_RETURN(const step::LookupOutput output,
-                     security::MayTrain(authorization)
-                         ? resources_->steps->Lookup(request, &call_.context)
-                         : resources_->steps->LookupForReader(request, &call_.context));
+    ASSIGN_OR_RETURN(
+        const step::LookupOutput output,
+        resources_->steps->Lookup(request, &call_.context, security::MayTrain(authorization)));
     ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
     answer->body = step::EncodeLookupText(output);
     answer->elsewhere = answer->body.size() > kMaxBody;

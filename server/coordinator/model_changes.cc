@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -179,8 +178,7 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const step::ServedMod
   request.set_shard_index(shard);
   request.set_plan_fingerprint(model.plan.fingerprint);
   request.set_history(history);
-  const std::optional<internal::v1::HostedModel> here = before.OnShard(shard, model.config.name());
-  if (here.has_value()) request.set_replaces(here->history());
+  request.set_replaces(before.OnShard(shard, model.config.name()).history());
   if (model.read_only()) *request.mutable_serves() = model.serves;
   const internal::v1::ModelLimits limits = model.live_limits->Get();
   if (limits.version() > 0) *request.mutable_limits() = limits;

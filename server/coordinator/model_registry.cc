@@ -328,15 +328,15 @@ absl::Status ModelRegistry::CheckName(const v1::ModelConfig& config, uint64_t mo
                                       const ShardModels& shards, rpc::CallContext* context) {
   for (size_t i = 0; i < shards.size(); ++i) {
     const auto other = shards.OnShard(static_cast<int>(i), config.name());
-    if (!other.has_value() || !other->serving() || other->model_id() == model_id) continue;
+    if (!other.serving() || other.model_id() == model_id) continue;
     internal::v1::FindModelRequest request;
-    request.set_model_id(other->model_id());
+    request.set_model_id(other.model_id());
     auto found = shards_[i].FindModel(request, context);
     if (absl::IsNotFound(found.status())) continue;  // it has just been dropped
     RETURN_IF_ERROR(found.status());
     return absl::AlreadyExistsError(
         absl::StrCat("another model '", config.name(), "' is declared, with model_id ",
-                     absl::Hex(other->model_id(), absl::kZeroPad16),
+                     absl::Hex(other.model_id(), absl::kZeroPad16),
                      "; first difference: ", config::FirstDifference(found->config(), config)));
   }
   return absl::OkStatus();
@@ -369,11 +369,9 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   if (!serving && model.read_only()) return BeingRestored(config);
   // What another coordinator has begun is finished, so that both may go on.
   const auto begun = shards.OnShard(0, config.name());
-  const bool join = begun.has_value() && begun->model_id() == id;
-  if (join && begun->restored() && !begun->serving()) {
-    return BeingRestored(config);
-  }
-  model.history = serving ? verdict.history : join ? begun->history() : NewHistory();
+  const bool join = begun.model_id() == id;
+  if (join && begun.restored() && !begun.serving()) return BeingRestored(config);
+  model.history = serving ? verdict.history : join ? begun.history() : NewHistory();
   if (!serving) {
     std::optional<RowSource> source;
     RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/false, shards, context));
@@ -483,7 +481,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Restore(
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "nothing is restored into it"));
   RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
   const auto begun = shards.OnShard(0, config.name());
-  if (begun.has_value() && begun->restored() && !begun->serving()) return BeingRestored(config);
+  if (begun.restored() && !begun.serving()) return BeingRestored(config);
   const absl::Status made = changes_.Make(*model, model->history, shards, &source, context);
   if (!made.ok()) {
     changes_.Undo(model->id, model->history);
@@ -680,29 +678,8 @@ std::string LimitsText(const internal::v1::ModelLimits& limits) {
   });
 }
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::SetLimits(
-    const std::string& name, const LimitChange& change, rpc::CallContext* context) {
-  absl::MutexLock lock(&declaring_);
-  for (int attempt = 1;; ++attempt) {
-    ASSIGN_OR_RETURN(auto model, FindByName(name, context));
-    ASSIGN_OR_RETURN(model, FindAnew(model->id, context));
-    auto request = step::OfRows<internal::v1::ServeModelRequest>(model->id, model->history);
-    internal::v1::ModelLimits& limits = *request.mutable_limits();
-    limits.set_version(model->live_limits->Get().version() + 1);
-    ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks, change(*model, model->PlanNow()));
-    limits.mutable_stacks()->Add(stacks.begin(), stacks.end());
-    const absl::Status set = shards_[0].ServeModel(request, context).status();
-    if (absl::IsAborted(set) && attempt < kLimitAttempts) continue;
-    RETURN_IF_ERROR(set);
-    model->SetLimits(limits);
-    ops::Log(ops::LogLevel::kInfo, "limits of a model changed",
-             {{"model", name}, {"limits", LimitsText(limits)}});
-    return model;
-  }
-}
-
+// What a request makes of the limits of now: one for each stack, in plan order. INVALID_ARGUMENT
+// names the stack.
 absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedModel& model,
                                                           const preprocess::Plan& now,
                                                           const v1::SetLimitsRequest& request) {
@@ -740,6 +717,32 @@ absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedMode
     limits[k] = wanted;
   }
   return limits;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimitsRequest& request,
+                                                               rpc::CallContext* context) {
+  absl::MutexLock lock(&declaring_);
+  for (int attempt = 1;; ++attempt) {
+    ASSIGN_OR_RETURN(auto model, FindByName(request.model(), context));
+    ASSIGN_OR_RETURN(model, FindAnew(model->id, context));
+    auto serve = step::OfRows<internal::v1::ServeModelRequest>(model->id, model->history);
+    internal::v1::ModelLimits& limits = *serve.mutable_limits();
+    limits.set_version(model->live_limits->Get().version() + 1);
+    ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks,
+                     ChangedLimits(*model, model->PlanNow(), request));
+    limits.mutable_stacks()->Add(stacks.begin(), stacks.end());
+    const absl::Status set = shards_[0].ServeModel(serve, context).status();
+    if (absl::IsAborted(set) && attempt < kLimitAttempts) continue;
+    RETURN_IF_ERROR(set);
+    model->SetLimits(limits);
+    ops::Log(ops::LogLevel::kInfo, "limits of a model changed",
+             {{"model", request.model()}, {"limits", LimitsText(limits)}});
+    v1::SetLimitsResponse response;
+    response.mutable_limits()->Add(stacks.begin(), stacks.end());
+    return response;
+  }
 }
 
 }  // namespace emberd::coordinator

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/blocking_pool.h"
 #include "base/status.h"
+#include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/model_changes.h"
 #include "server/coordinator/shard_models.h"
@@ -78,13 +79,9 @@ class ModelRegistry {
                                                                  const RowSource& source,
                                                                  rpc::CallContext* context);
 
-  // Gives a model that is served the limits that `change` makes of its plan of now. What `change`
-  // refuses changes nothing.
-  using LimitChange = std::function<absl::StatusOr<std::vector<v1::StackLimit>>(
-      const step::ServedModel& model, const preprocess::Plan& now)>;
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> SetLimits(const std::string& name,
-                                                                     const LimitChange& change,
-                                                                     rpc::CallContext* context);
+  // Gives a model that is served other limits. What is refused changes nothing.
+  absl::StatusOr<v1::SetLimitsResponse> SetLimits(const v1::SetLimitsRequest& request,
+                                                  rpc::CallContext* context);
 
   // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
   // reset or dropped; DATA_LOSS if it is lost.
@@ -204,11 +201,5 @@ auto ModelRegistry::OnModel(uint64_t model_id, rpc::CallContext* context, const 
   }
   return absl::InternalError("unreachable");
 }
-
-// What a request makes of the limits of now: one for each stack, in plan order. INVALID_ARGUMENT
-// names the stack.
-absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedModel& model,
-                                                          const preprocess::Plan& now,
-                                                          const v1::SetLimitsRequest& request);
 
 }  // namespace emberd::coordinator

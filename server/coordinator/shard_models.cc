@@ -146,14 +146,13 @@ bool ShardModels::LogIsLong() const {
 
 uint64_t ShardModels::FindName(const std::string& name) const {
   for (size_t i = 0; i < answers_.size(); ++i) {
-    const std::optional<HostedModel> found = OnShard(static_cast<int>(i), name);
-    if (found.has_value() && found->model_id() != 0) return found->model_id();
+    const uint64_t id = OnShard(static_cast<int>(i), name).model_id();
+    if (id != 0) return id;
   }
   return 0;
 }
 
-std::optional<HostedModel> ShardModels::OnShard(int shard, const std::string& name) const {
-  if (!answers_[shard].ok()) return std::nullopt;
+HostedModel ShardModels::OnShard(int shard, const std::string& name) const {
   HostedModel newest;
   for (const HostedModel& model : AllOnShard(shard, name)) {
     if (newest.history() == 0 || Newer(model, newest)) newest = model;

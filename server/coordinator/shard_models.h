@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,9 +82,9 @@ class ShardModels {
   std::vector<uint64_t> Ids() const;
   // The model of a name on any shard; 0: there is none.
   uint64_t FindName(const std::string& name) const;
-  // What one shard has under a name, of several histories the newest that it serves. Nothing if the
-  // shard did not answer.
-  std::optional<internal::v1::HostedModel> OnShard(int shard, const std::string& name) const;
+  // What one shard has under a name, of several histories the newest that it serves. Empty if it
+  // has nothing, or did not answer.
+  internal::v1::HostedModel OnShard(int shard, const std::string& name) const;
   // All of that.
   std::vector<internal::v1::HostedModel> AllOnShard(int shard, const std::string& name) const;
 

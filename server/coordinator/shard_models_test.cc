@@ -155,8 +155,8 @@ TEST(ShardModelsTest, HistoriesAreListedOnceAndByAge) {
   EXPECT_EQ(histories.back(), Pair(99, true)) << "what is served comes last";
   EXPECT_EQ(shards.ServesOf(kModel, 98).checkpoint(), "v2");
   EXPECT_EQ(shards.ServesOf(kModel, 5).checkpoint(), "");
-  EXPECT_EQ(shards.OnShard(0, "m")->history(), 98u);
-  EXPECT_EQ(shards.OnShard(2, "m")->history(), 99u);
+  EXPECT_EQ(shards.OnShard(0, "m").history(), 98u);
+  EXPECT_EQ(shards.OnShard(2, "m").history(), 99u);
   EXPECT_EQ(shards.AllOnShard(2, "m").size(), 3u);
 }
 
@@ -164,9 +164,9 @@ TEST(ShardModelsTest, NamesAreFoundOnAnyShard) {
   const ShardModels shards({Away(), Nothing(), Serves(7)});
   EXPECT_EQ(shards.FindName("m"), kModel);
   EXPECT_EQ(shards.FindName("n"), 0u);
-  EXPECT_FALSE(shards.OnShard(0, "m").has_value());
-  EXPECT_EQ(shards.OnShard(1, "m")->history(), 0u);
-  EXPECT_EQ(shards.OnShard(2, "m")->history(), 7u);
+  EXPECT_EQ(shards.OnShard(0, "m").history(), 0u);
+  EXPECT_EQ(shards.OnShard(1, "m").history(), 0u);
+  EXPECT_EQ(shards.OnShard(2, "m").history(), 7u);
   EXPECT_EQ(shards.complete().message(), "shard 9: away");
 }
 

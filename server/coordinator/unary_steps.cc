@@ -8,16 +8,13 @@
 
 namespace emberd::coordinator {
 
-absl::StatusOr<step::LookupOutput> UnarySteps::LookupForReader(const v1::LookupRequest& request,
-                                                               rpc::CallContext* context) {
-  if (request.inference()) return Lookup(request, context);
-  return absl::PermissionDeniedError(
-      "inference is false, so the batch would be kept, which needs the role TRAINER; it must be "
-      "true for a READER");
-}
-
 absl::StatusOr<step::LookupOutput> UnarySteps::Lookup(const v1::LookupRequest& request,
-                                                      rpc::CallContext* context) {
+                                                      rpc::CallContext* context, bool may_train) {
+  if (!may_train && !request.inference()) {
+    return absl::PermissionDeniedError(
+        "inference is false, so the batch would be kept, which needs the role TRAINER; it must be "
+        "true for a READER");
+  }
   return resources_->registry->OnModel(
       request.model_id(), context, [&](const std::shared_ptr<const step::ServedModel>& model) {
         step::StepHooks no_hooks;

@@ -16,11 +16,9 @@ class UnarySteps {
   // `resources` must outlive it.
   explicit UnarySteps(const CoordinatorResources* resources) : resources_(resources) {}
 
+  // PERMISSION_DENIED for a lookup that would keep a batch of a caller who may not train.
   absl::StatusOr<step::LookupOutput> Lookup(const v1::LookupRequest& request,
-                                            rpc::CallContext* context);
-  // For callers who may not train. PERMISSION_DENIED for a lookup that would keep a batch.
-  absl::StatusOr<step::LookupOutput> LookupForReader(const v1::LookupRequest& request,
-                                                     rpc::CallContext* context);
+                                            rpc::CallContext* context, bool may_train = true);
   absl::StatusOr<v1::ApplyGradientsResponse> ApplyGradients(
       const v1::ApplyGradientsRequest& request, rpc::CallContext* context);
   absl::StatusOr<v1::ReleaseBatchResponse> ReleaseBatch(const v1::ReleaseBatchRequest& request,

@@ -89,14 +89,12 @@ absl::StatusOr<ProgramCache::Compiled> ProgramCache::Compile(const std::string& 
       // It may have been forgotten since it was done.
       by_key_.try_emplace(key, entry);
       by_handle_.try_emplace(entry->handle, entry);
-      ++counts_.found;
       Take(entry.get());
       return Compiled{entry->program, entry->handle, /*cached=*/true};
     }
     place = std::make_shared<Entry>();
     entry = place;
     entry->key = key;
-    ++counts_.compiled;
   }
   auto program = factory();
   absl::MutexLock lock(&mutex_);
@@ -117,11 +115,7 @@ absl::StatusOr<ProgramCache::Compiled> ProgramCache::Compile(const std::string& 
 void ProgramCache::Take(Entry* entry) {
   ++entry->references;
   entry->used = SteadyNow();
-  if (entry->newest) {
-    newest_.erase(entry->place);
-  } else if (entry->references > 1) {
-    ++counts_.revived;
-  }
+  if (entry->newest) newest_.erase(entry->place);
   newest_.push_front(entry);
   entry->place = newest_.begin();
   entry->newest = true;
@@ -129,7 +123,6 @@ void ProgramCache::Take(Entry* entry) {
     Entry* oldest = newest_.back();
     newest_.pop_back();
     oldest->newest = false;
-    ++counts_.evicted;
     if (oldest->references == 0) Forget(oldest);
   }
 }
@@ -184,13 +177,6 @@ void ProgramCache::Sweep(absl::Time now) {
     if (!entry->newest && entry->used + options_.lease <= now) unused.push_back(entry.get());
   }
   for (Entry* entry : unused) Forget(entry);
-}
-
-ProgramCache::Counts ProgramCache::counts() const {
-  absl::MutexLock lock(&mutex_);
-  Counts counts = counts_;
-  counts.programs = static_cast<int64_t>(by_handle_.size());
-  return counts;
 }
 
 }  // namespace emberd::coordinator

@@ -89,14 +89,10 @@ class ProgramCache {
   // Forgets programs outside of the newest ones that were not used for the lease.
   void Sweep(absl::Time now);
 
-  struct Counts {
-    int64_t compiled = 0;  // calls of factories
-    int64_t found = 0;     // successes without one
-    int64_t evicted = 0;
-    int64_t revived = 0;
-    int64_t programs = 0;  // now
-  };
-  Counts counts() const;
+  int64_t count() const {
+    absl::MutexLock lock(&mutex_);
+    return static_cast<int64_t>(by_handle_.size());
+  }
 
  private:
   struct Entry {
@@ -123,7 +119,6 @@ class ProgramCache {
   absl::flat_hash_map<std::string, EntryPtr> by_key_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, EntryPtr> by_handle_ ABSL_GUARDED_BY(mutex_);
   std::list<Entry*> newest_ ABSL_GUARDED_BY(mutex_);  // the newest first
-  Counts counts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::coordinator

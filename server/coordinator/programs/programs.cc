@@ -78,8 +78,7 @@ Programs::Programs(const CoordinatorResources* resources, const ProgramOptions& 
     : resources_(resources),
       options_(options),
       runner_(resources),
-      programs_({.capacity = options.cached_programs,
-                 .lease = options.lease,
+      programs_({.lease = options.lease,
                  .new_handle = [index = options.coordinator_index] { return NewHandle(index); }}),
       handles_(options.coordinator_index, options.lease),
       sweeper_(kProgramSweep, [this] { Sweep(); }) {}
@@ -93,7 +92,7 @@ void Programs::Sweep() {
 
 void Programs::Count() {
   ops::ServerMetrics* const metrics = resources_->server_metrics;
-  metrics->Set(ops::MetricId::kPrograms, programs_.counts().programs);
+  metrics->Set(ops::MetricId::kPrograms, programs_.count());
   metrics->Set(ops::MetricId::kProgramHandles, handles_.count());
 }
 

@@ -21,7 +21,6 @@ namespace emberd::coordinator {
 
 struct ProgramOptions {
   int coordinator_index = 0;
-  int cached_programs = 1024;
   absl::Duration lease;  // of handles, and of programs that are not among the newest
   CpuPool* cpu = nullptr;
 };
