@@ -18,13 +18,6 @@ namespace {
 
 constexpr absl::Duration kReleaseDeadline = absl::Seconds(1);
 
-// Keeps the shards' views of a batch alive: the batch goes before the model whose preprocessor made
-// it.
-struct BatchOwner {
-  std::shared_ptr<const ServedModel> model;
-  std::shared_ptr<const preprocess::PreprocessedBatch> batch;
-};
-
 // Whether no other rank takes part in the update.
 bool IsAlone(const UpdateName& name) {
   return !name.group_part.has_value() || name.group_part->size == 1;
@@ -42,7 +35,8 @@ absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
     v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
     rpc::CallContext* context) {
   ops::StageTimer timer(metrics_, ops::Stage::kGatherWait);
-  const auto owner = std::make_shared<BatchOwner>(BatchOwner{model, batch});
+  // Of the shards' views: the batch goes before the model whose preprocessor made it.
+  const auto owner = KeepBoth(model, batch);
   std::vector<shard::SumPlaces> places = PlacesOfSums(*model, *batch, dtype, *output);
   std::vector<host::GatherResult> results(shards_.size());
   const auto start = [&](size_t shard) {

@@ -164,15 +164,6 @@ int64_t GradientBytes(const GradientInput& input, const KeptBatch& batch, int sh
                               sizeof(float));
 }
 
-namespace {
-
-struct GradientOwner {
-  std::shared_ptr<float> copied;
-  std::vector<NamedRegion> regions;
-};
-
-}  // namespace
-
 shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard,
                                     bool in_place, const std::shared_ptr<SharedBlock>& block) {
   const auto& stacks = batch.model->plan.stacks;
@@ -202,8 +193,7 @@ shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch&
     stack.gradients = absl::MakeConstSpan(to, floats[i]);
     to += floats[i];
   }
-  result.owner = std::make_shared<GradientOwner>(
-      GradientOwner{std::move(memory), in_place ? input.regions : std::vector<NamedRegion>()});
+  result.owner = KeepBoth(std::move(memory), in_place ? input.regions : std::vector<NamedRegion>());
   return result;
 }
 

@@ -73,6 +73,12 @@ struct KeptBatch {
 
 using BatchStore = rpc::HandleStore<const KeptBatch>;
 
+// Keeps both alive; the second goes first.
+template <typename First, typename Second>
+std::shared_ptr<const void> KeepBoth(First first, Second second) {
+  return std::make_shared<std::pair<First, Second>>(std::move(first), std::move(second));
+}
+
 // The rows of a tensor where they are: in one piece, or in the slices of the message that brought
 // them.
 

@@ -30,12 +30,6 @@ const StackEntries* EntriesToSum(const KeptShard& shard, int stack) {
   return fewer ? &entries : nullptr;
 }
 
-// What is sent to a shard, and what it is made of.
-struct Owner {
-  std::shared_ptr<const void> others;  // gradients of stacks that are not summed
-  std::shared_ptr<float> sums;
-};
-
 }  // namespace
 
 struct RowSums::Stack {
@@ -175,7 +169,7 @@ std::optional<ShardGradients> RowSums::Finish(const GradientInput& input) {
     sent.gradients = absl::MakeConstSpan(stack.sums, floats);
   }
   if (!finite_) return std::nullopt;
-  result.input.owner = std::make_shared<Owner>(Owner{std::move(result.input.owner), memory_});
+  result.input.owner = KeepBoth(std::move(result.input.owner), memory_);
   result.block = block_;
   return result;
 }

@@ -45,16 +45,6 @@ uint64_t NewBatchHandle() {
 // What room is made for, in errors.
 constexpr char kAnswer[] = "the answer";
 
-// Activations with the room that was made for them: it is given back when gRPC has sent them.
-struct RoomyActivations {
-  rpc::CallContext::Room room;
-  std::shared_ptr<const void> activations;
-};
-void KeepRoom(rpc::CallContext::Room room, Activations* activations) {
-  activations->owner = std::make_shared<const RoomyActivations>(
-      RoomyActivations{std::move(room), std::move(activations->owner)});
-}
-
 // Of each feature in the order of the request.
 std::vector<size_t> BytesInOrder(const LookupOutput& output) {
   std::vector<size_t> bytes;
@@ -207,7 +197,8 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   output.order = prepared.order;
   output.statistics = batch->statistics();
   output.activations = ActivationsIn(*memory, *model, *batch, dtype);
-  KeepRoom(std::move(room), &output.activations);
+  // The room is given back when gRPC has sent the activations.
+  output.activations.owner = KeepBoth(std::move(room), std::move(output.activations.owner));
   CombinedInOrder in_order(BytesInOrder(output), rpc::kPartBytes, [&](size_t begin, size_t end) {
     hooks->OnCombined(output, absl::MakeConstSpan(output.order).subspan(begin, end - begin));
   });

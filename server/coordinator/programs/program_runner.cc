@@ -39,17 +39,14 @@ std::string NewClientId() {
 }  // namespace
 
 ProgramRunner::ProgramRunner(const CoordinatorResources* resources)
-    : registry_(resources->registry),
-      path_(resources->path),
-      steps_(resources->steps),
-      client_id_(NewClientId()) {}
+    : resources_(resources), client_id_(NewClientId()) {}
 
 absl::StatusOr<std::shared_ptr<const step::ServedModel>> ProgramRunner::Find(
     const Program& program, rpc::CallContext* context) {
-  auto model = registry_->Find(program.model_id(), context);
+  auto model = resources_->registry->Find(program.model_id(), context);
   // It may have been dropped and declared with another plan.
   if (absl::IsNotFound(model.status())) {
-    model = registry_->FindByName(program.spec().model(), context);
+    model = resources_->registry->FindByName(program.spec().model(), context);
   }
   if (!model.ok()) return model.status();
   return program.ModelFor(*model);
@@ -69,8 +66,9 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
                    BatchRequest(program.spec(), *model, std::move(batch)));
   step::StepHooks no_hooks;
   step::StageTimes times;
-  ASSIGN_OR_RETURN(step::PreparedLookup prepared,
-                   path_->Prepare(model, request, /*context=*/nullptr, &no_hooks, &times));
+  ASSIGN_OR_RETURN(
+      step::PreparedLookup prepared,
+      resources_->path->Prepare(model, request, /*context=*/nullptr, &no_hooks, &times));
   auto value = std::make_shared<Value>();
   ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store(), prepared.batch->bytes()));
   value->shares.push_back(std::move(share));
@@ -85,22 +83,24 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
   const auto look_up = [&](const std::shared_ptr<const step::ServedModel>& model) {
     OwnedBatch owned;
     step::StageTimes times;
-    return path_->LookUp(ForModel(*batch.prepared, model), program.spec().inference(), context,
-                         &owned, &times);
+    return resources_->path->LookUp(ForModel(*batch.prepared, model), program.spec().inference(),
+                                    context, &owned, &times);
   };
   ASSIGN_OR_RETURN(auto model, Find(program, context));
   auto found = look_up(model);
   if (!found.ok()) {
-    const absl::Status status = registry_->Explain(model->id, model->history, found.status());
+    const absl::Status status =
+        resources_->registry->Explain(model->id, model->history, found.status());
     // Reset since this coordinator heard of it: with the rows of now.
     if (!absl::IsAborted(status) || absl::IsAborted(found.status())) return status;
     ASSIGN_OR_RETURN(model, Find(program, context));
     found = look_up(model);
-    if (!found.ok()) return registry_->Explain(model->id, model->history, found.status());
+    if (!found.ok())
+      return resources_->registry->Explain(model->id, model->history, found.status());
   }
   std::shared_ptr<LookedUpBatch> looked_up;
   if (found->batch_handle != 0) {
-    looked_up = std::make_shared<LookedUpBatch>(path_, model->id, found->batch_handle);
+    looked_up = std::make_shared<LookedUpBatch>(resources_->path, model->id, found->batch_handle);
   }
   std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
   for (int i = 0; i < program.spec().inputs_size(); ++i) {  // they come first in the request
@@ -145,7 +145,8 @@ absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, con
   *request.mutable_hyperparameters() = terms.arguments.hyperparameters();
   if (terms.arguments.has_step()) request.set_step(terms.arguments.step());
   request.set_rng_seed(terms.rng_seed);
-  ASSIGN_OR_RETURN(const v1::ApplyGradientsResponse made, steps_->ApplyGradients(request, context));
+  ASSIGN_OR_RETURN(const v1::ApplyGradientsResponse made,
+                   resources_->steps->ApplyGradients(request, context));
   if (!made.replayed()) looked_up.looked_up->LeaveToShards();
   v1::MadeUpdate result;
   result.set_rows_updated(made.rows_updated());

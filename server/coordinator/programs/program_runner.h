@@ -42,16 +42,14 @@ class ProgramRunner {
   absl::StatusOr<ValuePtr> Elementwise(const Program& program,
                                        const std::vector<ValuePtr>& arguments);
 
-  step::BatchStore* store() { return &path_->batches(); }
+  step::BatchStore* store() { return &resources_->path->batches(); }
 
  private:
   // The model of the program as it is now. FAILED_PRECONDITION: its plan has changed.
   absl::StatusOr<std::shared_ptr<const step::ServedModel>> Find(const Program& program,
                                                                 rpc::CallContext* context);
 
-  ModelRegistry* const registry_;
-  step::StepPath* const path_;
-  UnarySteps* const steps_;
+  const CoordinatorResources* const resources_;
   const std::string client_id_;  // of updates that nobody named
   std::atomic<uint64_t> sequence_ = 0;
 };

@@ -280,10 +280,10 @@ absl::Status CompleteTrainStart(v1::TrainStart* start) {
   return absl::Status(status.code(), status.ok() ? "" : absl::StrCat("start.", status.message()));
 }
 
-GroupMember::GroupMember(const Environment& environment,
+GroupMember::GroupMember(const CoordinatorResources& resources,
                          std::shared_ptr<const step::ServedModel> model,
                          const v1::TrainStart& start, uint64_t membership)
-    : environment_(environment),
+    : resources_(resources),
       model_(std::move(model)),
       start_(start),
       membership_(membership),
@@ -292,16 +292,16 @@ GroupMember::GroupMember(const Environment& environment,
 GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
 
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
-    const Environment& environment, std::shared_ptr<const step::ServedModel> model,
+    const CoordinatorResources& resources, std::shared_ptr<const step::ServedModel> model,
     const v1::TrainStart& start, rpc::CallContext* context) {
   rpc::LinkedContext joining(
       context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
   auto request = OfRank<internal::v1::JoinRequest>(*model, start);
   *request.mutable_options() = start.options();
-  request.set_coordinator(environment.coordinator);
-  ASSIGN_OR_RETURN(const auto membership, environment.collective->Join(request, joining.get()));
+  request.set_coordinator(resources.identity);
+  ASSIGN_OR_RETURN(const auto membership, resources.collective->Join(request, joining.get()));
   auto member = std::unique_ptr<GroupMember>(
-      new GroupMember(environment, std::move(model), start, membership.generation()));
+      new GroupMember(resources, std::move(model), start, membership.generation()));
   if (absl::Status status = member->FindStep(context); !status.ok()) {
     member->Leave(absl::StrCat("joining: ", status.message()), /*finished=*/false);
     return status;
@@ -343,11 +343,10 @@ internal::v1::OpenGroupRequest GroupMember::OpenRequest() const {
 }
 
 absl::Status GroupMember::OpenOnShards(rpc::CallContext* context) {
-  rpc::LinkedContext opening(context, environment_.shard_call);
+  rpc::LinkedContext opening(context, resources_.shard_call);
   internal::v1::OpenGroupRequest request = OpenRequest();
   if (bounded()) request.set_ranks(start_.options().size());
-  ASSIGN_OR_RETURN(opened_,
-                   OpenGroup(environment_.fanout->shards(), std::move(request), opening.get()));
+  ASSIGN_OR_RETURN(opened_, OpenGroup(*resources_.shards, std::move(request), opening.get()));
   RETURN_IF_ERROR(opened_.agreed);
   next_step_ = opened_.next_step < 0 ? start_.options().first_step() : opened_.next_step;
   return absl::OkStatus();
@@ -369,7 +368,7 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
   request.set_group_key(group_key);
   request.set_instance_key(step);
   request.set_value(std::move(value));
-  const auto gathered = environment_.collective->AllGather(std::move(request), exchanging.get());
+  const auto gathered = resources_.collective->AllGather(std::move(request), exchanging.get());
   wait->waited += SteadyNow() - began;
   if (!gathered.ok()) return gathered.status();
   const auto& arrival_us = gathered->arrival_us();
@@ -412,7 +411,7 @@ absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* contex
   auto request = AsMember<internal::v1::AdvanceRequest>();
   request.set_next_step(step);
   request.set_wait_for(std::max<int64_t>(0, step - start_.options().staleness_bound()));
-  absl::Status status = environment_.collective->Advance(request, waiting.get());
+  absl::Status status = resources_.collective->Advance(request, waiting.get());
   wait->waited += SteadyNow() - began;
   return status;
 }
@@ -423,7 +422,7 @@ absl::Status GroupMember::TellProgress(int64_t next_step, rpc::CallContext* cont
   auto request = AsMember<internal::v1::AdvanceRequest>();
   request.set_next_step(next_step);
   for (auto& rank : std::exchange(opened_.ranks, {})) *request.add_ranks() = std::move(rank);
-  return environment_.collective->Advance(request, telling.get());
+  return resources_.collective->Advance(request, telling.get());
 }
 
 // The host of the group hears of it when the rank leaves, but may be started again.
@@ -434,7 +433,7 @@ void GroupMember::TellFinished() {
   request.set_finished(true);
   rpc::CallContext context(SteadyNow() + kExchangeMargin);
   const absl::Status status =
-      environment_.fanout->shards().Ask(&host::ShardBackend::OpenGroup, request, &context).status();
+      resources_.shards->Ask(&host::ShardBackend::OpenGroup, request, &context).status();
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kInfo, "not all shards know that a rank has finished",
            {{"group", start_.group()}, {"rank", start_.rank()}, {"error", status.ToString()}});
@@ -449,7 +448,7 @@ void GroupMember::Leave(const std::string& reason, bool finished) {
   auto request = AsMember<internal::v1::LeaveRequest>();
   request.set_reason(reason);
   request.set_finished(finished);
-  environment_.collective->Leave(request);
+  resources_.collective->Leave(request);
 }
 
 }  // namespace emberd::coordinator

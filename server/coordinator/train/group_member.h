@@ -16,10 +16,8 @@
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/train.pb.h"
-#include "server/group/collective.h"
-#include "server/group/collective_router.h"
+#include "server/coordinator/resources.h"
 #include "server/rpc/call_context.h"
-#include "server/step/fanout.h"
 #include "server/step/served_model.h"
 #include "server/step/shard_set.h"
 
@@ -64,18 +62,12 @@ struct RankWait {
 // it leaves, so the caller leaves after any.
 class GroupMember {
  public:
-  struct Environment {
-    group::CollectiveRouter* collective = nullptr;
-    step::Fanout* fanout = nullptr;
-    std::string coordinator;    // one string per life of a coordinator process
-    absl::Duration shard_call;  // time for what is asked of shards
-  };
-
   // Joins, waits for the other ranks (SYNC), and finds out on the shards where the group is: a step
   // that some shard applied while others only hold its parts is finished there first.
-  // FAILED_PRECONDITION: shards disagree and cannot be brought together.
+  // FAILED_PRECONDITION: shards disagree and cannot be brought together. `resources` must outlive
+  // it.
   static absl::StatusOr<std::unique_ptr<GroupMember>> Join(
-      const Environment& environment, std::shared_ptr<const step::ServedModel> model,
+      const CoordinatorResources& resources, std::shared_ptr<const step::ServedModel> model,
       const v1::TrainStart& start, rpc::CallContext* context);
   ~GroupMember();
 
@@ -108,7 +100,7 @@ class GroupMember {
   void Leave(const std::string& reason, bool finished);
 
  private:
-  GroupMember(const Environment& environment, std::shared_ptr<const step::ServedModel> model,
+  GroupMember(const CoordinatorResources& resources, std::shared_ptr<const step::ServedModel> model,
               const v1::TrainStart& start, uint64_t membership);
 
   bool sync() const { return start_.options().consistency() == v1::SYNC; }
@@ -123,7 +115,7 @@ class GroupMember {
   absl::StatusOr<std::vector<std::string>> Exchange(int group_key, int64_t step, std::string value,
                                                     rpc::CallContext* context, RankWait* wait);
 
-  const Environment environment_;
+  const CoordinatorResources& resources_;
   const std::shared_ptr<const step::ServedModel> model_;
   const v1::TrainStart start_;
   const uint64_t membership_;  // the generation at the host of the group, which counts its own

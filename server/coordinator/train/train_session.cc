@@ -79,9 +79,7 @@ absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
   rpc::LinkedContext finding(context, resources.shard_call);
   ASSIGN_OR_RETURN(auto model, resources.registry->FindAnew(start.model_id(), finding.get()));
   RETURN_IF_ERROR(step::CheckTrainable(*model));
-  const GroupMember::Environment environment{resources.collective, resources.fanout,
-                                             resources.identity, resources.shard_call};
-  auto member = GroupMember::Join(environment, model, start, context);
+  auto member = GroupMember::Join(resources, model, start, context);
   if (!member.ok()) return resources.registry->Explain(model->id, model->history, member.status());
   return std::unique_ptr<TrainSession>(
       new TrainSession(resources, std::move(model), *std::move(member), context));
@@ -162,6 +160,11 @@ void TrainSession::Fail(const absl::Status& status) {
   metrics_->AddFailure(status.code());
 }
 
+void TrainSession::FailStep(const std::string& what, const absl::Status& status) {
+  Fail(status);
+  member_->Leave(absl::StrCat(what, ": ", status.message()), /*finished=*/false);
+}
+
 void TrainSession::Finish() {
   const absl::Status failure = Failure();
   member_->Leave(failure.ok() ? "it has finished" : std::string(failure.message()),
@@ -200,11 +203,9 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& r
   if (!output.ok()) output = Explain(output.status());
   if (output.ok()) {
     metrics_->ObserveLookup(output->times);
-    return output;
+  } else {
+    FailStep(absl::StrCat("lookup of step ", request.step), output.status());
   }
-  Fail(output.status());
-  member_->Leave(absl::StrCat("lookup of step ", request.step, ": ", output.status().message()),
-                 /*finished=*/false);
   return output;
 }
 
@@ -235,11 +236,9 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step) {
   if (!result.ok()) result = Explain(result.status());
   if (result.ok()) {
     metrics_->ObserveUpdate(result->times());
-    return result;
+  } else {
+    FailStep(absl::StrCat("update of step ", step), result.status());
   }
-  Fail(result.status());
-  member_->Leave(absl::StrCat("update of step ", step, ": ", result.status().message()),
-                 /*finished=*/false);
   return result;
 }
 

@@ -144,6 +144,8 @@ class TrainSession {
     return resources_.registry->Explain(model_->id, model_->history, status);
   }
   absl::Status Failure();
+  // Also tells the group, of `what` ("lookup of step 3").
+  void FailStep(const std::string& what, const absl::Status& status);
   // Waits until `ready`, a condition on what the mutex guards, or the session fails.
   absl::Status Await(const std::function<bool()>& ready, const std::string& what,
                      v1::StepTimes* times);
