@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "base/steady_time.h"
 #include "server/host/shard_backend.h"
 #include "server/ops/logging.h"
 #include "server/ops/rpc_names.h"
@@ -97,7 +95,7 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   if (!request.without_shards()) {
     coordinator.AddShards(request.hot_rows(), context, response.mutable_shards());
   }
-  const ops::MetricSnapshot metrics(coordinator.metrics()->collectables());
+  const ops::MetricSnapshot metrics(coordinator.resources().metrics->collectables());
   response.set_time_ms(absl::ToUnixMillis(absl::Now()));  // a date
   response.set_uptime_ms(absl::ToInt64Milliseconds(coordinator.uptime()));
 
@@ -133,7 +131,7 @@ void Administration::SetDraining(bool draining) {
   parts_.draining->store(draining);
   parts_.show_health();
   parts_.train_streams->SetDraining(draining);
-  parts_.coordinator->server_metrics()->Set(ops::MetricId::kDraining, draining ? 1 : 0);
+  parts_.coordinator->resources().server_metrics->Set(ops::MetricId::kDraining, draining ? 1 : 0);
 }
 
 void Administration::Stop() {

@@ -206,11 +206,14 @@ class ProgressReporter {
     progress_.set_total_bytes(std::max(bytes, total_bytes));
     return SteadyNow() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
   }
-  step::BytesReport bytes() {
-    return [this](int64_t bytes, int64_t total_bytes) { return (*this)(bytes, total_bytes); };
-  }
-  v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint) {
+  // `model`: what has the rows now; null: none.
+  v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint,
+                              const step::ServedModel* model = nullptr) {
     progress_.set_done(true);
+    if (model != nullptr) {
+      progress_.set_model_id(model->id);
+      progress_.set_history(model->history);
+    }
     progress_.set_elapsed_ms(absl::ToInt64Milliseconds(SteadyNow() - began_));
     *progress_.mutable_checkpoint() = checkpoint;
     return progress_;
@@ -407,7 +410,7 @@ Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request
                          context));
   RETURN_IF_ERROR(reporter.Begin("saving"));
   ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
-                   FinishSave(save.get(), reporter.bytes(), context));
+                   FinishSave(save.get(), std::ref(reporter), context));
   v1::CheckpointProgress done = reporter.Done(info);
   done.set_pause_us(absl::ToInt64Microseconds(save->paused()));
   return done;
@@ -440,17 +443,13 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
   const auto served = registry_->FindByName(request.model(), context);
   if (served.ok()) {
     RETURN_IF_ERROR(reporter.Begin("checking"));
-    RETURN_IF_ERROR(CheckFiles(chain, reporter.bytes(), context));
+    RETURN_IF_ERROR(CheckFiles(chain, std::ref(reporter), context));
   }
   RETURN_IF_ERROR(reporter.Begin("restoring"));
-  const RowSource source = SourceOf(std::move(chain), [&](int64_t bytes, int64_t) {
-    return reporter(bytes, std::max(bytes, total));
-  });
+  const RowSource source =
+      SourceOf(std::move(chain), [&](int64_t bytes, int64_t) { return reporter(bytes, total); });
   ASSIGN_OR_RETURN(const auto model, registry_->Restore(config, source, context));
-  v1::CheckpointProgress done = reporter.Done(info);
-  done.set_model_id(model->id);
-  done.set_history(model->history);
-  return done;
+  return reporter.Done(info, model.get());
 }
 
 // ---- Files
@@ -461,7 +460,7 @@ Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& req
                    ChainOf(request.model(), request.name()));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("checking"));
-  RETURN_IF_ERROR(checkpoint::VerifyChain(chain, reporter.bytes()));
+  RETURN_IF_ERROR(checkpoint::VerifyChain(chain, std::ref(reporter)));
   return reporter.Done(checkpoint::InfoOf(chain.front().manifest()));
 }
 
@@ -472,7 +471,7 @@ Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& reque
   RETURN_IF_ERROR(reporter.Begin("merging"));
   ASSIGN_OR_RETURN(
       const v1::CheckpointInfo info,
-      checkpoint::MergeCheckpoint(store_, request.model(), request.name(), reporter.bytes()));
+      checkpoint::MergeCheckpoint(store_, request.model(), request.name(), std::ref(reporter)));
   return reporter.Done(info);
 }
 
@@ -615,14 +614,11 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
   const auto tell = [&](int64_t bytes, int64_t) -> absl::Status {
     if (!begun) RETURN_IF_ERROR(reporter.Begin("loading"));
     begun = true;
-    return reporter(bytes, std::max(bytes, total));
+    return reporter(bytes, total);
   };
   const RowSource source = {std::move(chain), tell};
   ASSIGN_OR_RETURN(const auto model, registry_->Serve(config, source, context));
-  v1::CheckpointProgress done = reporter.Done(info);
-  done.set_model_id(model->id);
-  done.set_history(model->history);
-  return done;
+  return reporter.Done(info, model.get());
 }
 
 absl::StatusOr<std::shared_ptr<const step::ServedModel>> Checkpoints::ServeAgain(

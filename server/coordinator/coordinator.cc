@@ -1,7 +1,6 @@
 #include "server/coordinator/coordinator.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,8 +82,6 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
       start_(SteadyNow()),
-      metrics_(metrics),
-      server_metrics_(metrics->Server("coordinator", index)),
       registry_(shards_, RegistryOptions(cluster, metrics, threads, &auto_checkpoints_)),
       mutations_(shards_, absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
@@ -109,7 +106,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                  .checkpoints = &checkpoints_,
                  .collective = &collective_,
                  .metrics = metrics,
-                 .server_metrics = server_metrics_,
+                 .server_metrics = metrics->Server("coordinator", index),
                  .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }),
@@ -117,21 +114,21 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
         registry_.Watch();
         auto_checkpoints_.Watch();
       }) {
-  server_metrics_->SetBudgets(cluster.budgets());
+  resources_.server_metrics->SetBudgets(cluster.budgets());
 }
 
 void Coordinator::Sweep() {
-  server_metrics_->Add(ops::MetricId::kBatchesExpired,
-                       static_cast<double>(path_.batches().Sweep(SteadyNow()).size()));
-  server_metrics_->Set(ops::MetricId::kBatches, path_.batches().count());
-  server_metrics_->Set(ops::MetricId::kBatchBytes, path_.batches().bytes());
+  resources_.server_metrics->Add(ops::MetricId::kBatchesExpired,
+                                 static_cast<double>(path_.batches().Sweep(SteadyNow()).size()));
+  resources_.server_metrics->Set(ops::MetricId::kBatches, path_.batches().count());
+  resources_.server_metrics->Set(ops::MetricId::kBatchBytes, path_.batches().bytes());
   const auto models = registry_.models();
   int64_t table_bytes = 0;
   for (const ModelRegistry::Known& known : models) {
     table_bytes += preprocess::PlanToProto(known.model->config, known.model->plan).table_bytes();
   }
-  server_metrics_->Set(ops::MetricId::kModels, static_cast<double>(models.size()));
-  server_metrics_->Set(ops::MetricId::kTableBytes, table_bytes);
+  resources_.server_metrics->Set(ops::MetricId::kModels, static_cast<double>(models.size()));
+  resources_.server_metrics->Set(ops::MetricId::kTableBytes, table_bytes);
   path_.RenewBatches();
   fanout_.TakeBackRegions();
   if (++sweeps_ % kSweepsPerSettlement == 0) mutations_.SettleLeftovers();
@@ -259,7 +256,7 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
     to.set_http_address(shard_http_addresses_[shard]);
     to.set_reachable(status.ok());
     if (!status.ok()) to.set_error(std::string(status.status().message()));
-    metrics_->ShardLink(shard)->SetReachable(status.ok());
+    resources_.metrics->ShardLink(shard)->SetReachable(status.ok());
     return status.status();
   };
   shards_.OnAll(add).IgnoreError();  // stands in the status

@@ -4,19 +4,15 @@
 // See docs/words.md for the words, and docs/rejected.md for what is not done.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "base/periodic_task.h"
 #include "base/region_server.h"
-#include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -28,7 +24,6 @@
 #include "server/coordinator/row_access.h"
 #include "server/coordinator/unary_steps.h"
 #include "server/group/collective_router.h"
-#include "server/host/mutation_record.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/step/fanout.h"
@@ -72,10 +67,7 @@ class Coordinator {
 
   RegionServer* regions() { return regions_.get(); }  // null: no memory is shared with clients
   AutoCheckpoints* auto_checkpoints() { return &auto_checkpoints_; }
-  ops::ServerMetrics* server_metrics() { return server_metrics_; }
-  ops::Metrics* metrics() { return metrics_; }
   absl::Duration uptime() const { return SteadyNow() - start_; }
-  absl::Duration default_deadline() const { return resources_.shard_call; }
   const CoordinatorResources& resources() const { return resources_; }
 
  private:
@@ -88,8 +80,6 @@ class Coordinator {
   group::CollectiveRouter collective_;
   const std::vector<std::string> shard_http_addresses_;
   const absl::Time start_;
-  ops::Metrics* const metrics_;
-  ops::ServerMetrics* const server_metrics_;
   ModelRegistry registry_;
   step::Mutations mutations_;
   step::Fanout fanout_;

@@ -191,7 +191,7 @@ class EmbeddingServiceImpl final : public BytesService<v1::EmbeddingService::Ser
  public:
   EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams, LocalServer* local,
                        const CallEnvironment& environment)
-      : BytesService({.environment = environment, .metrics = coordinator->metrics()}) {
+      : BytesService({.environment = environment, .metrics = coordinator->resources().metrics}) {
     Serve(ops::Rpc::kDeclareModel, coordinator, &Coordinator::DeclareModel);
     Serve(ops::Rpc::kDescribeModel, coordinator, &Coordinator::DescribeModel);
     UnarySteps* const steps = coordinator->resources().steps;
@@ -324,15 +324,15 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         admission_(options.cluster.budgets(), memory),
         requests_(&options.threads->blocking, kRequestThreads,
                   options.cluster.budgets().max_waiting_requests(),
-                  [metrics = coordinator_.server_metrics()](int queued) {
+                  [metrics = coordinator_.resources().server_metrics](int queued) {
                     metrics->Set(ops::MetricId::kQueuedRequests, queued);
                   }),
         streams_(absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())),
         environment_{.queue = &requests_,
                      .admission = &admission_,
                      .draining = &draining_,
-                     .metrics = coordinator_.server_metrics(),
-                     .default_deadline = coordinator_.default_deadline(),
+                     .metrics = coordinator_.resources().server_metrics,
+                     .default_deadline = coordinator_.resources().shard_call,
                      .slow_call = coordinator_.resources().slow_step,
                      .streams = &streams_},
         train_streams_(
@@ -405,7 +405,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
 
  private:
   void Sweep() {
-    coordinator_.server_metrics()->Set(ops::MetricId::kInFlightBytes, admission_.bytes());
+    coordinator_.resources().server_metrics->Set(ops::MetricId::kInFlightBytes, admission_.bytes());
     train_streams_.EndSilent();
     streams_.EndStuck();
   }

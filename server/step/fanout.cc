@@ -1,13 +1,11 @@
 #include "server/step/fanout.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/rpc/wire.h"
 #include "server/step/activations.h"
 #include "server/step/mutations.h"
 #include "server/step/row_gradients.h"

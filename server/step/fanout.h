@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,7 +13,6 @@
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "base/buffer_pool.h"
-#include "base/status.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/host/shard_backend.h"
 #include "server/ops/metrics.h"

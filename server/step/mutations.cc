@@ -4,7 +4,6 @@
 #include <set>
 #include <string>
 #include <tuple>
-#include <utility>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"

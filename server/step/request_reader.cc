@@ -1,7 +1,6 @@
 #include "server/step/request_reader.h"
 
 #include <limits>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "server/step/request_reader.h"
 #include "shard/gather/tensor_kernels.h"
 
 namespace emberd::step {

@@ -28,7 +28,6 @@
 #include "base/region_server.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "preprocess/batch/preprocessor.h"
-#include "server/host/mutation_record.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"

@@ -2,7 +2,6 @@
 // run time has the shapes that it promises.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

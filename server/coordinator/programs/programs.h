@@ -2,9 +2,6 @@
 // without their transport.
 #pragma once
 
-#include <functional>
-#include <string>
-
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/cpu_pool.h"

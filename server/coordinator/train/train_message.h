@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"

@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
