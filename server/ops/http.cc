@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -59,26 +60,21 @@ int PortOf(int fd) {
   return std::atoi(port);
 }
 
-// A listening socket; an error text instead where there is none.
-struct Listening {
-  int fd = -1;
-  std::string error;
-};
-
-Listening ListenOn(const addrinfo& address) {
+// A listening socket.
+absl::StatusOr<int> ListenOn(const addrinfo& address) {
   const int fd = socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol);
-  if (fd < 0) return {-1, std::strerror(errno)};
+  if (fd < 0) return absl::UnavailableError(std::strerror(errno));
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
-    const std::string error = std::strerror(errno);
+    const absl::Status status = absl::UnavailableError(std::strerror(errno));
     close(fd);
-    return {-1, error};
+    return status;
   }
-  return {fd, ""};
+  return fd;
 }
 
-Listening Listen(const config::Address& address) {
+absl::StatusOr<int> Listen(const config::Address& address) {
   const bool brackets = absl::StartsWith(address.host, "[");
   const std::string host =
       brackets ? address.host.substr(1, address.host.size() - 2) : address.host;
@@ -88,7 +84,7 @@ Listening Listen(const config::Address& address) {
   addrinfo* found = nullptr;
   const int failure =
       getaddrinfo(host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (failure != 0) return {-1, gai_strerror(failure)};
+  if (failure != 0) return absl::UnavailableError(gai_strerror(failure));
   const absl::Cleanup free = [found] { freeaddrinfo(found); };
   return ListenOn(*found);
 }
@@ -241,19 +237,19 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
     return absl::InvalidArgumentError(
         absl::StrCat("\"", address, "\" is not allowed; ", parsed.status().message()));
   }
-  const Listening listening = Listen(*parsed);
-  if (listening.fd < 0) {
+  const absl::StatusOr<int> listening = Listen(*parsed);
+  if (!listening.ok()) {
     return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", address, " for HTTP: ", listening.error,
+        "cannot listen on ", address, " for HTTP: ", listening.status().message(),
         ". Stop what listens there, or choose another address (--http, --http-address, "
         "or http_address in the description; empty: no web pages)"));
   }
   std::unique_ptr<HttpServer> server(
-      new HttpServer(std::move(options), parsed->host, PortOf(listening.fd)));
+      new HttpServer(std::move(options), parsed->host, PortOf(*listening)));
   server->tls_ = server->options_.tls;
-  server->daemon_ = server->Launch(listening.fd, server->tls_);
+  server->daemon_ = server->Launch(*listening, server->tls_);
   if (server->daemon_ == nullptr) {
-    close(listening.fd);
+    close(*listening);
     return absl::UnavailableError(absl::StrCat("cannot serve HTTP on ", address));
   }
   return server;
@@ -281,10 +277,7 @@ MHD_Daemon* HttpServer::Launch(int listening, const std::optional<HttpTls>& tls)
 
 absl::Status HttpServer::Renew(HttpTls tls) {
   if (!tls_.has_value()) return absl::FailedPreconditionError("HTTP is served in plain text");
-  if (tls.certificate == tls_->certificate && tls.key == tls_->key &&
-      tls.client_ca == tls_->client_ca) {
-    return absl::OkStatus();
-  }
+  if (tls == *tls_) return absl::OkStatus();
   StopIdle();
   const MHD_socket listening = MHD_quiesce_daemon(daemon_);
   retired_.push_back(daemon_);
@@ -373,13 +366,6 @@ void HttpServer::RemoveConnection(int socket) {
 
 std::string HttpServer::address() const { return absl::StrCat(host_, ":", port_); }
 
-const HttpRoute* HttpServer::Find(const std::string& path) const {
-  for (const HttpRoute& route : options_.routes) {
-    if (route.path == path) return &route;
-  }
-  return nullptr;
-}
-
 HttpAnswer HttpServer::Answer(const HttpRoute& route, const HttpRequest& request) const {
   try {
     return route.answer();
@@ -400,8 +386,9 @@ bool HttpServer::Serve(MHD_Connection* connection, const std::string& path,
     return Send(connection, {MHD_HTTP_FORBIDDEN, "403 a valid client certificate is needed\n"},
                 kPlainText);
   }
-  const HttpRoute* const route = Find(path);
-  if (route == nullptr) {
+  const auto route =
+      absl::c_find_if(options_.routes, [&](const HttpRoute& one) { return one.path == path; });
+  if (route == options_.routes.end()) {
     return Send(connection, {MHD_HTTP_NOT_FOUND, "404 there is no such page\n"}, kPlainText);
   }
   if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD) {

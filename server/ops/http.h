@@ -49,6 +49,8 @@ struct HttpTls {
   // Who must have signed the certificate of each client; without one, every page is status 403.
   // Empty: clients need none.
   std::string client_ca;
+
+  bool operator==(const HttpTls&) const = default;
 };
 
 struct HttpOptions {
@@ -95,7 +97,6 @@ class HttpServer {
   // A daemon that takes connections from `listening`; null: the library does not start it.
   MHD_Daemon* Launch(int listening, const std::optional<HttpTls>& tls);
   HttpAnswer Answer(const HttpRoute& route, const HttpRequest& request) const;
-  const HttpRoute* Find(const std::string& path) const;
   bool Serve(MHD_Connection* connection, const std::string& path, const std::string& method);
   void AddConnection(int socket);
   // Whether the connection is being answered, or waits for its next request.

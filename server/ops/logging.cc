@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/status.h"
 #include "base/steady_time.h"
 
 namespace emberd::ops {
@@ -24,6 +25,20 @@ struct Logger {
   std::shared_ptr<spdlog::logger> sink;
   bool json = false;
 };
+
+// UNSPECIFIED is INFO.
+spdlog::level::level_enum ToSpdlog(v1::LoggingConfig::Level level) {
+  switch (level) {
+    case v1::LoggingConfig::DEBUG:
+      return spdlog::level::debug;
+    case v1::LoggingConfig::WARNING:
+      return spdlog::level::warn;
+    case v1::LoggingConfig::ERROR:
+      return spdlog::level::err;
+    default:
+      return spdlog::level::info;
+  }
+}
 
 // A JSON string, quotes included; bytes that are not UTF-8 become U+FFFD.
 std::string Quoted(const std::string& text) {
@@ -71,19 +86,7 @@ Logger MakeLogger(spdlog::sink_ptr sink, const v1::LoggingConfig& config,
                          "\",\"level\":\"%l\",\"process\":", literal(Quoted(process)), ",%v}")
           : absl::StrCat(kTimestamp, " %L ", literal(Plain(process, false)), " %v"),
       spdlog::pattern_time_type::utc);
-  switch (config.level()) {
-    case v1::LoggingConfig::DEBUG:
-      logger.sink->set_level(spdlog::level::debug);
-      break;
-    case v1::LoggingConfig::WARNING:
-      logger.sink->set_level(spdlog::level::warn);
-      break;
-    case v1::LoggingConfig::ERROR:
-      logger.sink->set_level(spdlog::level::err);
-      break;
-    default:
-      logger.sink->set_level(spdlog::level::info);
-  }
+  logger.sink->set_level(ToSpdlog(config.level()));
   logger.sink->flush_on(spdlog::level::debug);  // lines are few, and the last ones matter most
   return logger;
 }
@@ -98,57 +101,30 @@ absl::StatusOr<spdlog::sink_ptr> MakeSink(const std::string& file) {
   }
 }
 
-// The process's logger. Never destroyed: threads may log until the very end.
-class Current {
- public:
+// The process's logger, and what it was made of. Never destroyed: threads may log until the very
+// end.
+struct Current {
   static Current& Get() {
     static auto* const current = new Current;
     return *current;
   }
-  Logger logger() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::ReaderMutexLock lock(&mutex_);
-    return logger_;
-  }
-  // Nothing has changed if the file cannot be opened.
-  absl::Status Set(const v1::LoggingConfig& config, const std::string& process)
-      ABSL_LOCKS_EXCLUDED(mutex_) {
-    auto sink = MakeSink(config.file());
-    if (!sink.ok()) return sink.status();
-    absl::MutexLock lock(&mutex_);
-    logger_ = MakeLogger(*std::move(sink), config, process);
-    config_ = config;
-    process_ = process;
-    return absl::OkStatus();
-  }
-  v1::LoggingConfig config() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::ReaderMutexLock lock(&mutex_);
-    return config_;
-  }
-  std::string process() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::ReaderMutexLock lock(&mutex_);
-    return process_;
-  }
 
- private:
-  absl::Mutex mutex_;
-  Logger logger_ ABSL_GUARDED_BY(mutex_) =
+  absl::Mutex mutex;
+  Logger logger ABSL_GUARDED_BY(mutex) =
       MakeLogger(std::make_shared<spdlog::sinks::stderr_sink_mt>(), v1::LoggingConfig(), "emberd");
-  v1::LoggingConfig config_ ABSL_GUARDED_BY(mutex_);
-  std::string process_ ABSL_GUARDED_BY(mutex_) = "emberd";
+  v1::LoggingConfig config ABSL_GUARDED_BY(mutex);
+  std::string process ABSL_GUARDED_BY(mutex) = "emberd";
 };
 
-spdlog::level::level_enum ToSpdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::err;
+// Nothing has changed if the file cannot be opened.
+absl::Status SetCurrent(const v1::LoggingConfig& config, const std::string& process) {
+  ASSIGN_OR_RETURN(spdlog::sink_ptr sink, MakeSink(config.file()));
+  Current& current = Current::Get();
+  absl::MutexLock lock(&current.mutex);
+  current.logger = MakeLogger(std::move(sink), config, process);
+  current.config = config;
+  current.process = process;
+  return absl::OkStatus();
 }
 
 thread_local int quiet = 0;
@@ -178,18 +154,23 @@ QuietGrpc::QuietGrpc() { ++quiet; }
 QuietGrpc::~QuietGrpc() { --quiet; }
 
 absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& process) {
-  const absl::Status status = Current::Get().Set(config, process);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(SetCurrent(config, process));
   gpr_set_log_function(LogFromGrpc);
   google::protobuf::SetLogHandler(LogFromProtobuf);
   return absl::OkStatus();
 }
 
 void ReopenLog() {
-  Current& current = Current::Get();
-  const v1::LoggingConfig config = current.config();
+  v1::LoggingConfig config;
+  std::string process;
+  {
+    Current& current = Current::Get();
+    absl::ReaderMutexLock lock(&current.mutex);
+    config = current.config;
+    process = current.process;
+  }
   if (config.file().empty()) return;
-  const absl::Status status = current.Set(config, current.process());
+  const absl::Status status = SetCurrent(config, process);
   if (status.ok()) {
     Log(LogLevel::kInfo, "the log goes on in a file that was opened anew");
   } else {
@@ -198,10 +179,16 @@ void ReopenLog() {
 }
 
 void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields) {
-  const Logger logger = Current::Get().logger();
-  if (!logger.sink->should_log(ToSpdlog(level))) return;
+  Current& current = Current::Get();
+  Logger logger;
+  {
+    absl::ReaderMutexLock lock(&current.mutex);
+    logger = current.logger;
+  }
+  const auto level_of_sink = ToSpdlog(static_cast<v1::LoggingConfig::Level>(level));
+  if (!logger.sink->should_log(level_of_sink)) return;
   const std::string line = logger.json ? JsonTail(message, fields) : TextTail(message, fields);
-  logger.sink->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+  logger.sink->log(level_of_sink, spdlog::string_view_t(line.data(), line.size()));
 }
 
 void RateLimitedLog::Log(LogLevel level, std::string_view message, std::vector<LogField> fields) {

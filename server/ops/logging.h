@@ -30,7 +30,12 @@
 
 namespace emberd::ops {
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
+enum class LogLevel {
+  kDebug = v1::LoggingConfig::DEBUG,
+  kInfo = v1::LoggingConfig::INFO,
+  kWarning = v1::LoggingConfig::WARNING,
+  kError = v1::LoggingConfig::ERROR,
+};
 
 // A key and its value. JSON shows finite numbers and booleans bare, all else as a string.
 struct LogField {

@@ -123,7 +123,7 @@ template <typename Child, typename Make>
 Child& Cached(std::atomic<Child*>& slot, Make make) {
   Child* child = slot.load(std::memory_order_acquire);
   if (child == nullptr) {
-    child = &make();
+    child = make();
     slot.store(child, std::memory_order_release);
   }
   return *child;
@@ -133,15 +133,6 @@ size_t CodeIndex(absl::StatusCode code) {
   const auto index = static_cast<size_t>(code);
   return index < kCodeCount ? index : static_cast<size_t>(absl::StatusCode::kUnknown);
 }
-
-std::string Name(std::string_view name) { return std::string(name); }
-
-prometheus::Histogram& StageHistogram(MetricRegistry& registry, const std::string& model,
-                                      const std::string& group, const char* stage) {
-  return registry.histogram(MetricId::kGroupStageSeconds, {model, group, stage});
-}
-
-double Seconds(int64_t us) { return static_cast<double>(us) * 1e-6; }
 
 }  // namespace
 
@@ -225,26 +216,25 @@ void ModelMetrics::SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids)
   stacks_[stack].Set(MetricId::kStackMaxUniqueIds, max_unique_ids);
 }
 
-ShardLinkMetrics::ShardLinkMetrics(MetricRegistry& registry, int shard)
-    : registry_(registry),
-      shard_(std::to_string(shard)),
-      reachable_(registry.gauge(MetricId::kShardReachable, {shard_})) {}
+void CallMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds) {
+  const auto method = static_cast<size_t>(rpc);
+  const auto labels = [&] {
+    std::vector<std::string> with_method = labels_;
+    with_method.push_back(RpcName(rpc));
+    return with_method;
+  };
+  const auto make_seconds = [&] { return &registry_.histogram(seconds_id_, labels()); };
+  const auto make_calls = [&] {
+    std::vector<std::string> with_code = labels();
+    with_code.push_back(CodeName(code));
+    return &registry_.counter(calls_id_, with_code);
+  };
+  Cached(seconds_[method], make_seconds).Observe(seconds);
+  Cached(calls_[method][CodeIndex(code)], make_calls).Increment();
+}
 
 void ShardLinkMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds) {
-  const auto method = static_cast<size_t>(rpc);
-  const std::string_view name = RpcName(rpc);
-  Cached(
-      seconds_[method],
-      [&]() -> auto& {
-        return registry_.histogram(MetricId::kShardCallSeconds, {shard_, Name(name)});
-      })
-      .Observe(seconds);
-  Cached(
-      calls_[method][CodeIndex(code)],
-      [&]() -> auto& {
-        return registry_.counter(MetricId::kShardCalls, {shard_, Name(name), Name(CodeName(code))});
-      })
-      .Increment();
+  calls_.Observe(rpc, code, seconds);
   SetReachable(code != absl::StatusCode::kUnavailable &&
                code != absl::StatusCode::kDeadlineExceeded);
 }
@@ -252,7 +242,7 @@ void ShardLinkMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds) {
 Metrics::Metrics(const std::string& role) : process_(MakeProcessMetrics()) {
   registry_.gauge(MetricId::kBuildInfo, {EMBERD_VERSION, role}).Set(1);
   for (size_t i = 0; i < kStageCount; ++i) {
-    const std::string name = Name(StageName(static_cast<Stage>(i)));
+    const std::string name(StageName(static_cast<Stage>(i)));
     stages_[i] = &registry_.histogram(MetricId::kStageSeconds, {name});
   }
 }
@@ -261,14 +251,16 @@ ServerMetrics* Metrics::Server(const std::string& kind, int index) {
   const std::string name = kind + "-" + std::to_string(index);
   absl::MutexLock lock(&mutex_);
   std::unique_ptr<ServerMetrics>& server = servers_[name];
-  if (server == nullptr) server.reset(new ServerMetrics(this, registry_, name));
+  if (server == nullptr) server = std::make_unique<ServerMetrics>(this, registry_, name);
   return server.get();
 }
 
 ShardLinkMetrics* Metrics::ShardLink(int shard) {
   absl::MutexLock lock(&mutex_);
   std::unique_ptr<ShardLinkMetrics>& link = links_[shard];
-  if (link == nullptr) link.reset(new ShardLinkMetrics(registry_, shard));
+  if (link == nullptr) {
+    link = std::make_unique<ShardLinkMetrics>(registry_, std::to_string(shard));
+  }
   return link.get();
 }
 
@@ -343,31 +335,16 @@ std::vector<std::string> Metrics::StackLabels(const std::string& model, const st
 void Metrics::ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
                          int64_t response_bytes) {
   AddRpcBytes(rpc, request_bytes, response_bytes);
-  RpcChildren& children = rpcs_[static_cast<size_t>(rpc)];
-  const std::string_view name = RpcName(rpc);
-  Cached(
-      children.seconds,
-      [&]() -> auto& { return registry_.histogram(MetricId::kRpcSeconds, {Name(name)}); })
-      .Observe(seconds);
-  Cached(
-      children.by_code[CodeIndex(code)],
-      [&]() -> auto& {
-        return registry_.counter(MetricId::kRpcs, {Name(name), Name(CodeName(code))});
-      })
-      .Increment();
+  rpcs_.Observe(rpc, code, seconds);
 }
 
 void Metrics::AddRpcBytes(Rpc rpc, int64_t request_bytes, int64_t response_bytes) {
-  RpcChildren& children = rpcs_[static_cast<size_t>(rpc)];
-  const std::string_view name = RpcName(rpc);
-  Cached(
-      children.request_bytes,
-      [&]() -> auto& { return registry_.counter(MetricId::kRpcRequestBytes, {Name(name)}); })
-      .Increment(request_bytes);
-  Cached(
-      children.response_bytes,
-      [&]() -> auto& { return registry_.counter(MetricId::kRpcResponseBytes, {Name(name)}); })
-      .Increment(response_bytes);
+  const auto method = static_cast<size_t>(rpc);
+  const auto make = [&](MetricId id) {
+    return [this, id, rpc] { return &registry_.counter(id, {RpcName(rpc)}); };
+  };
+  Cached(request_bytes_[method], make(MetricId::kRpcRequestBytes)).Increment(request_bytes);
+  Cached(response_bytes_[method], make(MetricId::kRpcResponseBytes)).Increment(response_bytes);
 }
 
 void Metrics::ObserveStage(Stage stage, double seconds) {
@@ -383,39 +360,41 @@ GroupMetrics::GroupMetrics(MetricRegistry& registry, const std::string& model,
     : registry_(registry),
       model_(model),
       group_(group),
-      steps_(registry.counter(MetricId::kGroupSteps, {model, group})),
-      preprocess_(StageHistogram(registry, model, group, "preprocess")),
-      wait_for_ranks_(StageHistogram(registry, model, group, "wait_for_ranks")),
-      wait_for_update_(StageHistogram(registry, model, group, "wait_for_update")),
-      gather_(StageHistogram(registry, model, group, "gather")),
-      combine_(StageHistogram(registry, model, group, "combine")),
-      apply_(StageHistogram(registry, model, group, "apply")) {}
+      steps_(registry.counter(MetricId::kGroupSteps, {model, group})) {
+  for (const char* stage :
+       {"preprocess", "wait_for_ranks", "wait_for_update", "gather", "combine", "apply"}) {
+    stages_[stage] = &registry.histogram(MetricId::kGroupStageSeconds, {model, group, stage});
+  }
+}
+
+void GroupMetrics::ObserveStage(std::string_view stage, int64_t us) {
+  stages_.at(stage)->Observe(static_cast<double>(us) * 1e-6);
+}
 
 void GroupMetrics::ObserveLookup(const v1::StepTimes& times) {
-  preprocess_.Observe(Seconds(times.preprocess_us()));
-  gather_.Observe(Seconds(times.shards_us()));
-  combine_.Observe(Seconds(times.combine_us()));
+  ObserveStage("preprocess", times.preprocess_us());
+  ObserveStage("gather", times.shards_us());
+  ObserveStage("combine", times.combine_us());
   ObserveWaits(times);
 }
 
 void GroupMetrics::ObserveUpdate(const v1::StepTimes& times) {
   steps_.Increment();
-  apply_.Observe(Seconds(times.shards_us()));
+  ObserveStage("apply", times.shards_us());
   ObserveWaits(times);
 }
 
 void GroupMetrics::ObserveWaits(const v1::StepTimes& times) {
-  wait_for_update_.Observe(Seconds(times.wait_for_update_us()));
+  ObserveStage("wait_for_update", times.wait_for_update_us());
   if (times.slowest_rank() < 0) return;
-  wait_for_ranks_.Observe(Seconds(times.wait_for_ranks_us()));
+  ObserveStage("wait_for_ranks", times.wait_for_ranks_us());
   const std::string rank =
       times.slowest_rank() < kMaxRankLabels ? std::to_string(times.slowest_rank()) : "other";
   registry_.counter(MetricId::kGroupLastArrivals, {model_, group_, rank}).Increment();
 }
 
 void GroupMetrics::AddFailure(absl::StatusCode code) {
-  registry_.counter(MetricId::kGroupFailures, {model_, group_, std::string(CodeName(code))})
-      .Increment();
+  registry_.counter(MetricId::kGroupFailures, {model_, group_, CodeName(code)}).Increment();
 }
 
 }  // namespace emberd::ops

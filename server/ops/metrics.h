@@ -15,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -73,17 +74,15 @@ class LabelledMetrics {
 };
 
 // What one server (the whole of a coordinator or of a shard) holds: metrics with the label
-// "server".
+// "server". Made by Metrics::Server.
 class ServerMetrics : public LabelledMetrics {
  public:
+  ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server)
+      : LabelledMetrics(registry, {"server"}, {server}), metrics_(metrics) {}
   void SetBudgets(const v1::BudgetConfig& budgets);
 
  private:
-  friend class Metrics;
   friend class RpcTimer;
-  ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server)
-      : LabelledMetrics(registry, {"server"}, {server}), metrics_(metrics) {}
-
   Metrics* const metrics_;
 };
 
@@ -155,9 +154,32 @@ class ShardModelMetrics {
   std::vector<Stack> stacks_;
 };
 
-// A coordinator's calls to one shard.
+// Calls by method and status code, and what they took. Handles are made on first use.
+class CallMetrics {
+ public:
+  // `calls` and `seconds` have `labels`, then the method; `calls` also the code.
+  CallMetrics(MetricRegistry& registry, MetricId calls, MetricId seconds,
+              std::vector<std::string> labels)
+      : registry_(registry), calls_id_(calls), seconds_id_(seconds), labels_(std::move(labels)) {}
+
+  void Observe(Rpc rpc, absl::StatusCode code, double seconds);
+
+ private:
+  MetricRegistry& registry_;
+  const MetricId calls_id_;
+  const MetricId seconds_id_;
+  const std::vector<std::string> labels_;
+  std::array<std::atomic<prometheus::Histogram*>, kRpcCount> seconds_{};
+  std::array<std::array<std::atomic<prometheus::Counter*>, kCodeCount>, kRpcCount> calls_{};
+};
+
+// A coordinator's calls to one shard. Made by Metrics::ShardLink.
 class ShardLinkMetrics {
  public:
+  ShardLinkMetrics(MetricRegistry& registry, const std::string& shard)
+      : calls_(registry, MetricId::kShardCalls, MetricId::kShardCallSeconds, {shard}),
+        reachable_(registry.gauge(MetricId::kShardReachable, {shard})) {}
+
   // `rpc` is one of ShardService. UNAVAILABLE and DEADLINE_EXCEEDED mark the shard unreachable,
   // other codes reachable.
   void Observe(Rpc rpc, absl::StatusCode code, double seconds);
@@ -165,14 +187,8 @@ class ShardLinkMetrics {
   void SetReachable(bool reachable) { reachable_.Set(reachable ? 1 : 0); }
 
  private:
-  friend class Metrics;
-  ShardLinkMetrics(MetricRegistry& registry, int shard);
-
-  MetricRegistry& registry_;
-  const std::string shard_;
+  CallMetrics calls_;
   prometheus::Gauge& reachable_;
-  std::array<std::atomic<prometheus::Histogram*>, kRpcCount> seconds_{};
-  std::array<std::array<std::atomic<prometheus::Counter*>, kCodeCount>, kRpcCount> calls_{};
 };
 
 // What a coordinator reports about one training group: the ranks that it serves. Made by
@@ -190,6 +206,7 @@ class GroupMetrics {
   void AddFailure(absl::StatusCode code);
 
  private:
+  void ObserveStage(std::string_view stage, int64_t us);
   // What both kinds of request have.
   void ObserveWaits(const v1::StepTimes& times);
 
@@ -197,12 +214,7 @@ class GroupMetrics {
   const std::string model_;
   const std::string group_;
   prometheus::Counter& steps_;
-  prometheus::Histogram& preprocess_;
-  prometheus::Histogram& wait_for_ranks_;
-  prometheus::Histogram& wait_for_update_;
-  prometheus::Histogram& gather_;
-  prometheus::Histogram& combine_;
-  prometheus::Histogram& apply_;
+  std::map<std::string_view, prometheus::Histogram*> stages_;  // by name
 };
 
 class Metrics {
@@ -244,12 +256,6 @@ class Metrics {
   std::vector<std::weak_ptr<prometheus::Collectable>> collectables() const;
 
  private:
-  struct RpcChildren {
-    std::atomic<prometheus::Histogram*> seconds{};
-    std::atomic<prometheus::Counter*> request_bytes{};
-    std::atomic<prometheus::Counter*> response_bytes{};
-    std::array<std::atomic<prometheus::Counter*>, kCodeCount> by_code{};
-  };
   // {model, stack}, or {"other", "other"} beyond kMaxStackLabels. An empty stack stands for the
   // model itself.
   std::vector<std::string> StackLabels(const std::string& model, const std::string& stack)
@@ -257,7 +263,9 @@ class Metrics {
 
   MetricRegistry registry_;
   std::shared_ptr<prometheus::Collectable> process_;
-  std::array<RpcChildren, kRpcCount> rpcs_;
+  CallMetrics rpcs_{registry_, MetricId::kRpcs, MetricId::kRpcSeconds, {}};
+  std::array<std::atomic<prometheus::Counter*>, kRpcCount> request_bytes_{};
+  std::array<std::atomic<prometheus::Counter*>, kRpcCount> response_bytes_{};
   std::array<prometheus::Histogram*, kStageCount> stages_;
 
   absl::Mutex mutex_;

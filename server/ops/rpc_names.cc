@@ -12,17 +12,14 @@
 namespace emberd::ops {
 namespace {
 
-constexpr std::string_view kRpcNames[] = {
-#define EMBERD_RPC(service, method, ...) #service "Service/" #method,
-    EMBERD_PUBLIC_RPCS(EMBERD_RPC) EMBERD_INTERNAL_RPCS(EMBERD_RPC)
-#undef EMBERD_RPC
-};
-static_assert(std::size(kRpcNames) + kMaxShardVerbs == kRpcCount);
-
 // All of them, the control verbs of shards last.
 const std::vector<std::string>& RpcNames() {
   static const auto* const kNames = [] {
-    auto* names = new std::vector<std::string>(std::begin(kRpcNames), std::end(kRpcNames));
+    auto* names = new std::vector<std::string>{
+#define EMBERD_RPC(service, method, ...) #service "Service/" #method,
+        EMBERD_PUBLIC_RPCS(EMBERD_RPC) EMBERD_INTERNAL_RPCS(EMBERD_RPC)
+#undef EMBERD_RPC
+    };
     const google::protobuf::ServiceDescriptor* const shard =
         internal::v1::GatherHeader::descriptor()->file()->FindServiceByName("ShardService");
     for (int i = 0; i < shard->method_count(); ++i) {
@@ -40,16 +37,9 @@ constexpr std::string_view kStageNames[] = {"decode",  "preprocess",     "gather
                                             "commit",  "wait_for_ranks", "wait_for_update"};
 static_assert(std::size(kStageNames) == kStageCount);
 
-constexpr std::string_view kCodeNames[] = {
-    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
-    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
-    "DATA_LOSS", "UNAUTHENTICATED"};
-static_assert(std::size(kCodeNames) == kCodeCount);
-
 }  // namespace
 
-std::string_view RpcName(Rpc rpc) { return RpcNames()[static_cast<size_t>(rpc)]; }
+const std::string& RpcName(Rpc rpc) { return RpcNames()[static_cast<size_t>(rpc)]; }
 
 Rpc ShardRpc(std::string_view verb) {
   const std::vector<std::string>& names = RpcNames();
@@ -59,9 +49,9 @@ Rpc ShardRpc(std::string_view verb) {
 
 std::string_view StageName(Stage stage) { return kStageNames[static_cast<size_t>(stage)]; }
 
-std::string_view CodeName(absl::StatusCode code) {
-  const auto index = static_cast<size_t>(code);
-  return index < kCodeCount ? kCodeNames[index] : "UNKNOWN";
+std::string CodeName(absl::StatusCode code) {
+  const std::string name = absl::StatusCodeToString(code);
+  return name.empty() ? "UNKNOWN" : name;
 }
 
 }  // namespace emberd::ops

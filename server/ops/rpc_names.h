@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -94,9 +95,9 @@ inline constexpr size_t kStageCount = static_cast<size_t>(Stage::kWaitForUpdate)
 // gRPC's codes are absl's.
 inline constexpr size_t kCodeCount = static_cast<size_t>(absl::StatusCode::kUnauthenticated) + 1;
 
-std::string_view RpcName(Rpc rpc);                 // "EmbeddingService/Lookup"; of none: ""
-Rpc ShardRpc(std::string_view verb);               // "OpenGroup": of ShardService
-std::string_view StageName(Stage stage);           // "gather_wait"
-std::string_view CodeName(absl::StatusCode code);  // "UNAVAILABLE"
+const std::string& RpcName(Rpc rpc);          // "EmbeddingService/Lookup"; of none: ""
+Rpc ShardRpc(std::string_view verb);          // "OpenGroup": of ShardService
+std::string_view StageName(Stage stage);      // "gather_wait"
+std::string CodeName(absl::StatusCode code);  // "UNAVAILABLE"
 
 }  // namespace emberd::ops
