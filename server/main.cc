@@ -7,12 +7,15 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <google/protobuf/generated_enum_reflection.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/synchronization/mutex.h"
 #include "base/command_line.h"
+#include "base/status.h"
 #include "config/config.h"
 #include "server/launcher/cluster_options.h"
 #include "server/launcher/serve.h"
@@ -52,34 +55,42 @@ void RaiseLimitOfFiles() {
   setrlimit(RLIMIT_NOFILE, &files);
 }
 
+// `type`: what stands for the value in the help.
+template <typename T>
+CLI::Option* AddOption(CLI::App* command, const char* name, const char* type, T& value,
+                       const char* help) {
+  return command->add_option(name, value, help)->type_name(type);
+}
+
+// By name in lower case, all values of a protobuf enum but 0.
+template <typename Enum>
+std::map<std::string, Enum> ValuesOf() {
+  std::map<std::string, Enum> values;
+  const auto& type = *google::protobuf::GetEnumDescriptor<Enum>();
+  for (int i = 0; i < type.value_count(); ++i) {
+    if (type.value(i)->number() == 0) continue;
+    values[absl::AsciiStrToLower(type.value(i)->name())] =
+        static_cast<Enum>(type.value(i)->number());
+  }
+  return values;
+}
+
 // Flags that every process has. Their values replace those of the configuration.
 void AddCommonFlags(CLI::App* command, Flags* flags) {
-  static const std::map<std::string, v1::LoggingConfig::Level> kLevels = {
-      {"debug", v1::LoggingConfig::DEBUG},
-      {"info", v1::LoggingConfig::INFO},
-      {"warning", v1::LoggingConfig::WARNING},
-      {"error", v1::LoggingConfig::ERROR}};
-  static const std::map<std::string, v1::LoggingConfig::Format> kFormats = {
-      {"text", v1::LoggingConfig::TEXT}, {"json", v1::LoggingConfig::JSON}};
   launcher::Overrides& overrides = flags->overrides;
   command
       ->add_option("--threads", overrides.threads, "Worker threads of each shard and coordinator")
       ->check(Within(1, 1024));
-  command->add_option("--log-level", overrides.log_level, "debug, info, warning or error")
-      ->type_name("LEVEL")
-      ->transform(OneOf("levels", kLevels));
-  command->add_option("--log-format", overrides.log_format, "text, or json: one object per line")
-      ->type_name("FORMAT")
-      ->transform(OneOf("formats", kFormats));
-  command
-      ->add_option("--log-file", overrides.log_file,
-                   "Append the log to FILE, not to stderr; SIGHUP opens FILE anew")
-      ->type_name("FILE");
-  command
-      ->add_option("--span-file", overrides.span_file,
-                   "Append spans of calls to FILE, for OpenTelemetry: lines of OTLP in JSON; "
-                   "SIGHUP opens FILE anew")
-      ->type_name("FILE");
+  AddOption(command, "--log-level", "LEVEL", overrides.log_level, "debug, info, warning or error")
+      ->transform(OneOf("levels", ValuesOf<v1::LoggingConfig::Level>()));
+  AddOption(command, "--log-format", "FORMAT", overrides.log_format,
+            "text, or json: one object per line")
+      ->transform(OneOf("formats", ValuesOf<v1::LoggingConfig::Format>()));
+  AddOption(command, "--log-file", "FILE", overrides.log_file,
+            "Append the log to FILE, not to stderr; SIGHUP opens FILE anew");
+  AddOption(command, "--span-file", "FILE", overrides.span_file,
+            "Append spans of calls to FILE, for OpenTelemetry: lines of OTLP in JSON; "
+            "SIGHUP opens FILE anew");
   command->add_flag(
       "--insecure", flags->insecure,
       "Allow addresses beyond the loopback interface without protection: anybody on the network "
@@ -87,21 +98,15 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
 }
 
 void AddStorageFlags(CLI::App* up, launcher::Overrides* overrides) {
-  static const std::map<std::string, v1::StorageConfig::Durability> kDurabilities = {
-      {"memory", v1::StorageConfig::MEMORY},
-      {"checkpoint", v1::StorageConfig::CHECKPOINT},
-      {"log", v1::StorageConfig::LOG}};
-  up->add_option("--data", overrides->data,
-                 "Folder for checkpoints and logs, created if it does not exist; default: rows are "
-                 "in memory only")
-      ->type_name("DIR");
-  up->add_option(
-        "--durability", overrides->durability,
-        "memory: save checkpoints on request only; checkpoint: also every 10 minutes, and restore "
-        "the newest one after rows were lost; log: write every change to disk before it is "
-        "answered, so that nothing is lost [checkpoint with --data]")
-      ->type_name("LEVEL")
-      ->transform(OneOf("levels", kDurabilities));
+  AddOption(up, "--data", "DIR", overrides->data,
+            "Folder for checkpoints and logs, created if it does not exist; default: rows are "
+            "in memory only");
+  AddOption(
+      up, "--durability", "LEVEL", overrides->durability,
+      "memory: save checkpoints on request only; checkpoint: also every 10 minutes, and restore "
+      "the newest one after rows were lost; log: write every change to disk before it is "
+      "answered, so that nothing is lost [checkpoint with --data]")
+      ->transform(OneOf("levels", ValuesOf<v1::StorageConfig::Durability>()));
 }
 
 void AddUp(CLI::App* app, Flags* flags) {
@@ -119,20 +124,17 @@ void AddUp(CLI::App* app, Flags* flags) {
                      "--processes")
           ->check(Within(1, 64))
           ->capture_default_str();
-  up->add_option("--config", flags->config,
-                 "Cluster description, text proto or JSON, instead of the numbers above")
-      ->type_name("FILE")
+  AddOption(up, "--config", "FILE", flags->config,
+            "Cluster description, text proto or JSON, instead of the numbers above")
       ->excludes(shards)
       ->excludes(sparsecores)
       ->excludes(coordinators);
-  up->add_option("--listen", flags->overrides.address,
-                 "Address of the public API of the first coordinator; port 0: the system picks one "
-                 "[127.0.0.1:7400]")
-      ->type_name("HOST:PORT");
-  up->add_option("--http", flags->overrides.http_address,
-                 "Address of the status page and /metrics of the first coordinator; '' for none "
-                 "[127.0.0.1:7401]")
-      ->type_name("HOST:PORT");
+  AddOption(up, "--listen", "HOST:PORT", flags->overrides.address,
+            "Address of the public API of the first coordinator; port 0: the system picks one "
+            "[127.0.0.1:7400]");
+  AddOption(up, "--http", "HOST:PORT", flags->overrides.http_address,
+            "Address of the status page and /metrics of the first coordinator; '' for none "
+            "[127.0.0.1:7401]");
   AddStorageFlags(up, &flags->overrides);
   up->add_flag("--processes", flags->processes,
                "Run each shard and coordinator in its own process; default: all in this process");
@@ -157,29 +159,20 @@ void AddUp(CLI::App* app, Flags* flags) {
 // `kind` is "shard" or "coordinator".
 void AddServer(CLI::App* app, const std::string& kind, const std::string& what, Flags* flags) {
   CLI::App* const command = app->add_subcommand(kind, what);
-  command
-      ->add_option("--config", flags->config,
-                   "Cluster description, text proto or JSON; the same for every process")
-      ->type_name("FILE")
+  AddOption(command, "--config", "FILE", flags->config,
+            "Cluster description, text proto or JSON; the same for every process")
       ->required();
   command
       ->add_option("--index", flags->index,
                    "Number of this " + kind + " in the cluster description, from 0")
       ->capture_default_str();
-  command
-      ->add_option(
-          "--address", flags->overrides.address,
-          "Listen here instead of where the configuration says; port 0: the system picks one")
-      ->type_name("HOST:PORT");
-  command
-      ->add_option("--http-address", flags->overrides.http_address,
-                   "Serve web pages here instead of where the configuration says; '' for none")
-      ->type_name("HOST:PORT");
-  command
-      ->add_option("--ready-file", flags->ready_file,
-                   "Write grpc=, http= and pid= lines to FILE when it serves; "
-                   "default: one line to standard output")
-      ->type_name("FILE");
+  AddOption(command, "--address", "HOST:PORT", flags->overrides.address,
+            "Listen here instead of where the configuration says; port 0: the system picks one");
+  AddOption(command, "--http-address", "HOST:PORT", flags->overrides.http_address,
+            "Serve web pages here instead of where the configuration says; '' for none");
+  AddOption(command, "--ready-file", "FILE", flags->ready_file,
+            "Write grpc=, http= and pid= lines to FILE when it serves; "
+            "default: one line to standard output");
   AddCommonFlags(command, flags);
   command->footer(
       "The first SIGTERM or Ctrl-C drains and stops it, the second stops it at once.\n\n"
@@ -191,40 +184,29 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
 void AddHealth(CLI::App* app, Flags* flags) {
   CLI::App* const command =
       app->add_subcommand("health", "Ask a coordinator or a shard whether it serves");
-  command->add_option("--address", flags->health.address, "Its gRPC address")
-      ->type_name("HOST:PORT")
+  AddOption(command, "--address", "HOST:PORT", flags->health.address, "Its gRPC address")
       ->capture_default_str();
   command->add_option("--timeout", flags->health_timeout, "Seconds to wait for the answer")
       ->check(Within(0.001, 3600.0))
       ->capture_default_str();
-  command
-      ->add_option("--config", flags->config,
-                   "Cluster description; needed if its `security` requires TLS")
-      ->type_name("FILE");
+  AddOption(command, "--config", "FILE", flags->config,
+            "Cluster description; needed if its `security` requires TLS");
   command->footer(
       "Exit status: 0 it serves, 1 it does not serve or cannot be reached, 2 wrong flags.\n\n"
       "Example:\n  emberd health --address 127.0.0.1:7400");
 }
 
 void AddToken(CLI::App* app, Flags* flags) {
-  static const std::map<std::string, v1::Token::Role> kRoles = {{"reader", v1::Token::READER},
-                                                                {"trainer", v1::Token::TRAINER},
-                                                                {"loader", v1::Token::LOADER},
-                                                                {"admin", v1::Token::ADMIN},
-                                                                {"cluster", v1::Token::CLUSTER}};
   CLI::App* const command = app->add_subcommand(
       "token", "Create a token, add its digest to a token file, and print the token");
   command->add_option("NAME", flags->token.name, "Name of the holder, for logs and quotas")
       ->required();
-  command->add_option("ROLE", flags->token.role, "reader, trainer, loader, admin or cluster")
-      ->type_name("ROLE")
+  AddOption(command, "ROLE", "ROLE", flags->token.role, "reader, trainer, loader, admin or cluster")
       ->required()
-      ->transform(OneOf("roles", kRoles));
-  command
-      ->add_option("--file", flags->token.file,
-                   "TokenFile as text proto, security.tokens_file of the cluster; created if it "
-                   "does not exist")
-      ->type_name("FILE")
+      ->transform(OneOf("roles", ValuesOf<v1::Token::Role>()));
+  AddOption(command, "--file", "FILE", flags->token.file,
+            "TokenFile as text proto, security.tokens_file of the cluster; created if it "
+            "does not exist")
       ->required();
   command->footer(
       "Keep the printed token: it is stored nowhere. Running processes accept it a few seconds "
@@ -244,12 +226,12 @@ std::string OwnPath() {
 }
 
 absl::Status RunUp(const Flags& flags) {
-  absl::StatusOr<v1::ClusterConfig> cluster =
-      flags.config.empty() ? launcher::MakeLocalCluster(flags.local, flags.overrides)
-                           : launcher::LoadClusterFor(flags.config, launcher::Role::kCoordinator, 0,
-                                                      flags.overrides);
-  if (!cluster.ok()) return cluster.status();
-  const launcher::UpOptions options = {.cluster = *std::move(cluster),
+  ASSIGN_OR_RETURN(v1::ClusterConfig cluster,
+                   flags.config.empty()
+                       ? launcher::MakeLocalCluster(flags.local, flags.overrides)
+                       : launcher::LoadClusterFor(flags.config, launcher::Role::kCoordinator, 0,
+                                                  flags.overrides));
+  const launcher::UpOptions options = {.cluster = std::move(cluster),
                                        .insecure = flags.insecure,
                                        .restart = !flags.no_restart,
                                        .stop_on_eof = flags.stop_on_eof,
@@ -258,10 +240,9 @@ absl::Status RunUp(const Flags& flags) {
 }
 
 absl::Status RunServer(const Flags& flags, launcher::Role role) {
-  absl::StatusOr<v1::ClusterConfig> cluster =
-      launcher::LoadClusterFor(flags.config, role, flags.index, flags.overrides);
-  if (!cluster.ok()) return cluster.status();
-  const launcher::ServeOptions options = {.cluster = *std::move(cluster),
+  ASSIGN_OR_RETURN(v1::ClusterConfig cluster,
+                   launcher::LoadClusterFor(flags.config, role, flags.index, flags.overrides));
+  const launcher::ServeOptions options = {.cluster = std::move(cluster),
                                           .index = flags.index,
                                           .insecure = flags.insecure,
                                           .ready_file = flags.ready_file};
@@ -278,11 +259,8 @@ absl::Status RunToken(const Flags& flags) {
 absl::Status RunHealth(Flags* flags) {
   flags->health.timeout = absl::Seconds(flags->health_timeout);
   if (!flags->config.empty()) {
-    const absl::StatusOr<v1::ClusterConfig> cluster = config::LoadCluster(flags->config);
-    if (!cluster.ok()) return cluster.status();
-    auto security = security::Security::Create(cluster->security());
-    if (!security.ok()) return security.status();
-    flags->health.security = *std::move(security);
+    ASSIGN_OR_RETURN(const v1::ClusterConfig cluster, config::LoadCluster(flags->config));
+    ASSIGN_OR_RETURN(flags->health.security, security::Security::Create(cluster.security()));
   }
   absl::Status status = launcher::CheckHealth(flags->health);
   if (status.ok()) std::printf("emberd: %s serves\n", flags->health.address.c_str());
