@@ -6,13 +6,11 @@
 #include <grpcpp/server_context.h>
 #include <openssl/crypto.h>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "absl/synchronization/mutex.h"
 #include "base/sha256.h"
 
 namespace emberd::security {
@@ -26,25 +24,10 @@ absl::string_view AfterScheme(absl::string_view authorization, absl::string_view
 }
 
 // The tokens of the process. Never destroyed: calls may be answered until the very end.
-class ProcessTokens {
- public:
-  static ProcessTokens& Get() {
-    static auto* const tokens = new ProcessTokens;
-    return *tokens;
-  }
-  std::shared_ptr<const TokenTable> table() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::ReaderMutexLock lock(&mutex_);
-    return table_;
-  }
-  void Set(std::shared_ptr<const TokenTable> table) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    table_ = std::move(table);
-  }
-
- private:
-  absl::Mutex mutex_;
-  std::shared_ptr<const TokenTable> table_ ABSL_GUARDED_BY(mutex_);
-};
+Replaceable<std::shared_ptr<const TokenTable>>& ProcessTokens() {
+  static auto* const tokens = new Replaceable<std::shared_ptr<const TokenTable>>;
+  return *tokens;
+}
 
 // Of the roles that rise; LOADER came later than its number in the description says.
 int Rank(v1::Token::Role role) {
@@ -116,7 +99,7 @@ std::string ClientName(const grpc::ServerContextBase& context) {
 }
 
 std::string ClientName(absl::string_view authorization, const std::string& address) {
-  const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
+  const std::shared_ptr<const TokenTable> tokens = ProcessTokens().Get();
   const Caller* const caller = tokens == nullptr ? nullptr : FindCaller(*tokens, authorization);
   return caller == nullptr ? address : caller->name;
 }
@@ -124,14 +107,14 @@ std::string ClientName(absl::string_view authorization, const std::string& addre
 bool MayTrain(const grpc::ServerContextBase& context) { return MayTrain(Authorization(context)); }
 
 bool MayTrain(absl::string_view authorization) {
-  const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
+  const std::shared_ptr<const TokenTable> tokens = ProcessTokens().Get();
   if (tokens == nullptr) return true;
   const Caller* const caller = FindCaller(*tokens, authorization);
   return caller != nullptr && Suffices(caller->role, v1::Token::TRAINER);
 }
 
 void NameClientsBy(std::shared_ptr<const TokenTable> tokens) {
-  ProcessTokens::Get().Set(std::move(tokens));
+  ProcessTokens().Set(std::move(tokens));
 }
 
 std::string PeerAddress(absl::string_view peer) {

@@ -4,9 +4,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
+#include "base/mutex.h"
 #include "emberd/v1/cluster.pb.h"
 
 namespace grpc {
@@ -14,6 +17,25 @@ class ServerContextBase;
 }  // namespace grpc
 
 namespace emberd::security {
+
+// A value that some read while another one takes its place. Thread-safe.
+template <typename T>
+class Replaceable {
+ public:
+  explicit Replaceable(T value = T()) : value_(std::move(value)) {}
+  T Get() const {
+    MutexLock lock(&mutex_);
+    return value_;
+  }
+  void Set(T value) {
+    MutexLock lock(&mutex_);
+    value_ = std::move(value);
+  }
+
+ private:
+  mutable Mutex mutex_;
+  T value_ ABSL_GUARDED_BY(mutex_);
+};
 
 struct Caller {
   std::string name;

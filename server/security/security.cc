@@ -14,7 +14,6 @@
 #include <grpcpp/support/client_interceptor.h>
 #include <sys/stat.h>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -35,12 +34,6 @@ using v1::Token;
 constexpr absl::string_view kStatsMethod = "/emberd.v1.AdminService/GetStats";
 // Services between the processes of a cluster.
 constexpr absl::string_view kInternal = "/emberd.internal.v1.";
-
-constexpr MethodRole kMethodRoles[] = {
-#define EMBERD_RPC(service, method, role) {"/emberd.v1." #service "Service/" #method, Token::role},
-    EMBERD_PUBLIC_RPCS(EMBERD_RPC)
-#undef EMBERD_RPC
-};
 
 constexpr char kNoToken[] = "no token; send \"authorization: Bearer TOKEN\" once";
 constexpr char kUnknownToken[] = "the token is unknown";
@@ -92,7 +85,14 @@ class CallGuard final : public grpc::AuthMetadataProcessor {
 
 }  // namespace
 
-absl::Span<const MethodRole> MethodRoles() { return kMethodRoles; }
+const absl::flat_hash_map<absl::string_view, Token::Role>& MethodRoles() {
+  static const auto* const roles = new absl::flat_hash_map<absl::string_view, Token::Role>{
+#define EMBERD_RPC(service, method, role) {"/emberd.v1." #service "Service/" #method, Token::role},
+      EMBERD_PUBLIC_RPCS(EMBERD_RPC)
+#undef EMBERD_RPC
+  };
+  return *roles;
+}
 
 bool IsOpen(absl::string_view method) {
   return absl::StartsWith(method, "/grpc.health.v1.Health/") ||
@@ -101,13 +101,8 @@ bool IsOpen(absl::string_view method) {
 
 v1::Token::Role LeastRole(absl::string_view method) {
   if (absl::StartsWith(method, kInternal)) return Token::CLUSTER;
-  static const auto* const roles = [] {
-    auto* map = new absl::flat_hash_map<absl::string_view, Token::Role>;
-    for (const MethodRole& entry : kMethodRoles) map->emplace(entry.method, entry.role);
-    return map;
-  }();
-  const auto found = roles->find(method);
-  return found == roles->end() ? Token::ADMIN : found->second;
+  const auto found = MethodRoles().find(method);
+  return found == MethodRoles().end() ? Token::ADMIN : found->second;
 }
 
 bool MayCall(v1::Token::Role role, absl::string_view method) {
@@ -125,19 +120,9 @@ void RefusalLog::Add(const Refusal& refusal) {
            ops::LogLevel::kWarning, "refused", std::move(fields));
 }
 
-void TokenCheck::SetTokens(std::shared_ptr<const TokenTable> tokens) {
-  MutexLock lock(&mutex_);
-  tokens_ = std::move(tokens);
-}
-
-std::shared_ptr<const TokenTable> TokenCheck::tokens() const {
-  MutexLock lock(&mutex_);
-  return tokens_;
-}
-
 absl::Status TokenCheck::CheckCall(const CallHeaders& call) const {
   if (IsOpen(call.method)) return absl::OkStatus();
-  const std::shared_ptr<const TokenTable> tokens = this->tokens();
+  const std::shared_ptr<const TokenTable> tokens = tokens_.Get();
   const absl::string_view token =
       call.authorization.size() == 1 ? BearerToken(call.authorization.front()) : "";
   const Caller* const caller = token.empty() ? nullptr : tokens->Find(token);
@@ -153,7 +138,7 @@ absl::Status TokenCheck::CheckCall(const CallHeaders& call) const {
 absl::Status TokenCheck::Refuse(absl::StatusCode code, const CallHeaders& call,
                                 absl::string_view client, absl::string_view reason) const {
   const absl::string_view name = ShortName(call.method);
-  refusals_->Add({.method = name, .reason = reason, .client = client, .agent = call.agent});
+  refusals_.Add({.method = name, .reason = reason, .client = client, .agent = call.agent});
   for (size_t i = 0; metrics_ != nullptr && i < ops::kRpcCount; ++i) {
     const auto rpc = static_cast<ops::Rpc>(i);
     if (name == ops::RpcName(rpc)) metrics_->ObserveRpc(rpc, code, 0, 0, 0);
@@ -163,7 +148,7 @@ absl::Status TokenCheck::Refuse(absl::StatusCode code, const CallHeaders& call,
 
 absl::Status TokenCheck::CheckPage(absl::string_view path, absl::string_view authorization,
                                    absl::string_view peer) const {
-  const std::shared_ptr<const TokenTable> tokens = this->tokens();
+  const std::shared_ptr<const TokenTable> tokens = tokens_.Get();
   absl::string_view token = BearerToken(authorization);
   const std::string password = token.empty() ? BasicPassword(authorization) : "";
   if (token.empty()) token = password;
@@ -172,12 +157,12 @@ absl::Status TokenCheck::CheckPage(absl::string_view path, absl::string_view aut
     const absl::string_view reason =
         token.empty() ? "no token; send it as a bearer token, or as the password of any user"
                       : kUnknownToken;
-    refusals_->Add({.method = path, .reason = reason, .client = peer, .agent = ""});
+    refusals_.Add({.method = path, .reason = reason, .client = peer, .agent = ""});
     return absl::UnauthenticatedError(reason);
   }
   if (Suffices(caller->role, v1::Token::READER)) return absl::OkStatus();
   const std::string reason = LowRole(*caller, v1::Token::READER);
-  refusals_->Add({.method = path, .reason = reason, .client = caller->name, .agent = ""});
+  refusals_.Add({.method = path, .reason = reason, .client = caller->name, .agent = ""});
   return absl::PermissionDeniedError(reason);
 }
 
@@ -246,31 +231,11 @@ absl::StatusOr<std::string> LoadClusterToken(const v1::SecurityConfig& config,
 
 }  // namespace
 
-class Security::OwnToken {
- public:
-  explicit OwnToken(std::string token) : token_(std::move(token)) {}
-  std::string Get() const {
-    MutexLock lock(&mutex_);
-    return token_;
-  }
-  void Set(std::string token) {
-    MutexLock lock(&mutex_);
-    token_ = std::move(token);
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::string token_ ABSL_GUARDED_BY(mutex_);
-};
-
 // What the token files hold.
 struct Security::Tokens {
   static absl::StatusOr<Tokens> Load(const v1::SecurityConfig& config) {
     const absl::StatusOr<v1::TokenFile> file = config::LoadTokenFile(config.tokens_file());
-    if (!file.ok()) {
-      return absl::Status(file.status().code(),
-                          absl::StrCat("security.tokens_file: ", file.status().message()));
-    }
+    RETURN_IF_ERROR(Annotate(file.status(), "security.tokens_file"));
     Tokens tokens{.text = file->SerializeAsString(),
                   .table = std::make_shared<const TokenTable>(*file),
                   .own = {}};
@@ -293,7 +258,7 @@ absl::StatusOr<std::shared_ptr<Security>> Security::Create(const v1::SecurityCon
   }
   if (config.tokens_file().empty()) return security;
   ASSIGN_OR_RETURN(Tokens tokens, Tokens::Load(config));
-  security->cluster_token_ = std::make_shared<OwnToken>(std::move(tokens.own));
+  security->cluster_token_ = std::make_shared<Replaceable<std::string>>(std::move(tokens.own));
   security->tokens_ = std::make_shared<TokenCheck>(tokens.table, metrics);
   NameClientsBy(std::move(tokens.table));
   MutexLock lock(&security->mutex_);

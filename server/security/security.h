@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/mutex.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
@@ -25,24 +25,17 @@
 #include "server/security/transport_security.h"
 
 namespace grpc {
+class AuthMetadataProcessor;
 class Channel;
 class ChannelArguments;
 class ServerCredentials;
 }  // namespace grpc
 
-namespace grpc {
-class AuthMetadataProcessor;
-}  // namespace grpc
-
 namespace emberd::security {
 
-// What each method needs, and the check of every call and page against it.
-struct MethodRole {
-  absl::string_view method;  // "/package.Service/Method"
-  v1::Token::Role role;      // the least that may call it
-};
-
-absl::Span<const MethodRole> MethodRoles();
+// What each method needs, and the check of every call and page against it: the least role that may
+// call it, by "/package.Service/Method".
+const absl::flat_hash_map<absl::string_view, v1::Token::Role>& MethodRoles();
 
 // True for health checks and reflection, which need no token.
 bool IsOpen(absl::string_view method);
@@ -89,7 +82,7 @@ class TokenCheck {
       : metrics_(metrics), tokens_(std::move(tokens)) {}
 
   // From now on, these count and no others.
-  void SetTokens(std::shared_ptr<const TokenTable> tokens) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetTokens(std::shared_ptr<const TokenTable> tokens) { tokens_.Set(std::move(tokens)); }
 
   // UNAUTHENTICATED without a token that is known, PERMISSION_DENIED with one whose role does not
   // suffice; the message names what is needed.
@@ -104,12 +97,9 @@ class TokenCheck {
   absl::Status Refuse(absl::StatusCode code, const CallHeaders& call, absl::string_view client,
                       absl::string_view reason) const;
 
-  std::shared_ptr<const TokenTable> tokens() const ABSL_LOCKS_EXCLUDED(mutex_);
-
   ops::Metrics* const metrics_;
-  const std::unique_ptr<RefusalLog> refusals_ = std::make_unique<RefusalLog>();
-  mutable Mutex mutex_;
-  std::shared_ptr<const TokenTable> tokens_ ABSL_GUARDED_BY(mutex_);
+  mutable RefusalLog refusals_;
+  Replaceable<std::shared_ptr<const TokenTable>> tokens_;
 };
 
 // Makes gRPC call `check` when the headers of a call are there: what it refuses reaches no handler,
@@ -152,8 +142,6 @@ class Security {
   void Protect(ops::HttpOptions* options) const;
 
  private:
-  // The token that this process shows to others of the cluster. Thread-safe.
-  class OwnToken;
   struct Tokens;
 
   explicit Security(v1::SecurityConfig config) : config_(std::move(config)) {}
@@ -161,8 +149,9 @@ class Security {
 
   const v1::SecurityConfig config_;
   std::unique_ptr<TransportSecurity> transport_;
-  std::shared_ptr<TokenCheck> tokens_;              // null: no tokens
-  std::shared_ptr<OwnToken> cluster_token_;         // null with it
+  std::shared_ptr<TokenCheck> tokens_;  // null: no tokens
+  // The token that this process shows to others of the cluster; null with `tokens_`.
+  std::shared_ptr<Replaceable<std::string>> cluster_token_;
   Mutex mutex_;                                     // one Reload at a time
   std::string token_file_ ABSL_GUARDED_BY(mutex_);  // what was read last, as text
 };

