@@ -71,21 +71,18 @@ absl::Status CheckIndex(const char* kind, int index, int count) {
 
 absl::StatusOr<v1::ClusterConfig> LoadClusterFor(const std::string& path, Role role, int index,
                                                  const Overrides& overrides) {
-  absl::StatusOr<v1::ClusterConfig> cluster = config::LoadCluster(path);
-  if (!cluster.ok()) return cluster.status();
-  absl::Status status = role == Role::kShard
-                            ? CheckIndex("shards", index, cluster->shards_size())
-                            : CheckIndex("coordinators", index, cluster->coordinators_size());
-  if (!status.ok()) return status;
-  OverrideCommon(overrides, &*cluster);
-  RETURN_IF_ERROR(OverrideStorage(overrides, &*cluster));
+  ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::LoadCluster(path));
+  RETURN_IF_ERROR(role == Role::kShard
+                      ? CheckIndex("shards", index, cluster.shards_size())
+                      : CheckIndex("coordinators", index, cluster.coordinators_size()));
+  OverrideCommon(overrides, &cluster);
+  RETURN_IF_ERROR(OverrideStorage(overrides, &cluster));
   if (role == Role::kShard) {
-    OverrideProcess(overrides, cluster->mutable_shards(index));
+    OverrideProcess(overrides, cluster.mutable_shards(index));
   } else {
-    OverrideProcess(overrides, cluster->mutable_coordinators(index));
+    OverrideProcess(overrides, cluster.mutable_coordinators(index));
   }
-  status = config::CompleteCluster(&*cluster);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(config::CompleteCluster(&cluster));
   return cluster;
 }
 
@@ -112,8 +109,7 @@ absl::StatusOr<v1::ClusterConfig> MakeLocalCluster(const LocalCluster& local,
   cluster.set_shard_threads(std::max(1, cpus / std::max(1, local.shards)));
   OverrideCommon(overrides, &cluster);
   RETURN_IF_ERROR(OverrideStorage(overrides, &cluster));
-  const absl::Status status = config::CompleteCluster(&cluster);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(config::CompleteCluster(&cluster));
   return cluster;
 }
 

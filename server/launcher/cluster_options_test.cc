@@ -177,8 +177,9 @@ TEST_F(LoadClusterForTest, IndexOutOfRange) {
 
 TEST(ReadyTextTest, LineIsForScripts) {
   ClusterInfo info;
-  info.shard_count = 2;
-  info.sparsecores_per_shard = 4;
+  info.cluster.add_shards();
+  info.cluster.add_shards();
+  info.cluster.set_sparsecores_per_shard(4);
   info.coordinators = {{.grpc = "h:1", .http = "h:2", .pid = 3}};
   EXPECT_EQ(ReadyLine(info), "emberd: ready coordinator=h:1 http=h:2 shards=2 pids=3");
   EXPECT_THAT(Banner(info), HasSubstr("2 shards with 4 SparseCores each, all in this process\n"));
@@ -190,7 +191,7 @@ TEST(ReadyTextTest, LineIsForScripts) {
   EXPECT_THAT(Banner(info), HasSubstr("http://h:2/\n"));  // the status page
   EXPECT_THAT(Banner(info), HasSubstr("http://h:7/metrics\n"));
   EXPECT_THAT(Banner(info), Not(HasSubstr("checkpoints")));
-  info.checkpoints = "/data/checkpoints";
+  info.cluster.mutable_storage()->set_checkpoints("/data/checkpoints");
   EXPECT_THAT(Banner(info), HasSubstr("  checkpoints    /data/checkpoints\n"));
 }
 

@@ -5,12 +5,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <numeric>
 #include <sstream>
 #include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -105,7 +103,7 @@ absl::Status CheckReadable(const std::string& field, const std::string& folder) 
 
 }  // namespace
 
-absl::Status CheckStorage(const v1::ClusterConfig& cluster, const std::vector<int>& shards) {
+absl::Status CheckStorage(const v1::ClusterConfig& cluster, std::optional<int> shard) {
   if (!cluster.has_storage()) return absl::OkStatus();
   const v1::StorageConfig& storage = cluster.storage();
   const std::string field = "storage.directory (--data)";
@@ -115,20 +113,15 @@ absl::Status CheckStorage(const v1::ClusterConfig& cluster, const std::vector<in
     RETURN_IF_ERROR(CheckWritable("storage.checkpoints", storage.checkpoints()));
   }
   if (storage.durability() != v1::StorageConfig::LOG) return absl::OkStatus();
-  for (const int shard : shards) {
-    const std::string folder = absl::StrFormat("%s/shard-%04d", storage.directory(), shard);
+  for (int i = 0; i < cluster.shards_size(); ++i) {
+    if (i != shard.value_or(i)) continue;
+    const std::string folder = absl::StrFormat("%s/shard-%04d", storage.directory(), i);
     struct stat status;
     if (stat(folder.c_str(), &status) != 0 && errno == ENOENT) continue;  // will be made
     RETURN_IF_ERROR(CheckWritable(field, folder));
     RETURN_IF_ERROR(CheckReadable(field, folder + "/log"));
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckStorage(const v1::ClusterConfig& cluster) {
-  std::vector<int> shards(cluster.shards_size());
-  std::iota(shards.begin(), shards.end(), 0);
-  return CheckStorage(cluster, shards);
 }
 
 }  // namespace emberd::launcher

@@ -1,8 +1,8 @@
 // Small files that processes hand to each other.
 #pragma once
 
+#include <optional>
 #include <string>
-#include <vector>
 
 #include <sys/types.h>
 
@@ -29,10 +29,10 @@ absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path);
 
 // Whether a process can use the folders that its `storage` names, before it says that it is there:
 // makes storage.directory, and writes to it and to storage.checkpoints; with durability LOG also to
-// the folders of these shards, whose logs must be readable. INVALID_ARGUMENT with the field, the
-// path and what to do. A full disk is none of that: shards wait for room. No `storage`: OK.
-absl::Status CheckStorage(const v1::ClusterConfig& cluster, const std::vector<int>& shards);
-// The same for all shards.
-absl::Status CheckStorage(const v1::ClusterConfig& cluster);
+// the folder of this shard, or of all, whose logs must be readable. INVALID_ARGUMENT with the
+// field, the path and what to do. A full disk is none of that: shards wait for room. No `storage`:
+// OK.
+absl::Status CheckStorage(const v1::ClusterConfig& cluster,
+                          std::optional<int> shard = std::nullopt);
 
 }  // namespace emberd::launcher

@@ -120,7 +120,7 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
 }  // namespace
 
 absl::Status ServeShard(const ServeOptions& options) {
-  RETURN_IF_ERROR(CheckStorage(options.cluster, {options.index}));
+  RETURN_IF_ERROR(CheckStorage(options.cluster, options.index));
   const auto start = [&](ops::Metrics* metrics, ThreadPools* threads, auto security) {
     return host::ShardServer::Start({.cluster = options.cluster,
                                      .shard_index = options.index,

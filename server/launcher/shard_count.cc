@@ -50,6 +50,10 @@ struct SavedModel {
   std::string checkpoint;
 };
 
+std::string MovedName(absl::Time time) {
+  return absl::StrCat("moved-", absl::FormatTime("%Y%m%d-%H%M%E3S", time, absl::UTCTimeZone()));
+}
+
 // The shards of a storage.directory in this process, where nobody can call them: to save and to
 // restore their models. Not thread-safe. It saves nothing by itself. Shards have the disk write
 // what they log before the destructor returns (not with fsync NEVER).
@@ -57,104 +61,90 @@ class QuietCluster {
  public:
   // The shards of `cluster`, but so many, with as many partitions in all. Waits until they have
   // read their logs.
-  static absl::StatusOr<std::unique_ptr<QuietCluster>> Start(v1::ClusterConfig cluster, int shards);
+  static absl::StatusOr<std::unique_ptr<QuietCluster>> Start(v1::ClusterConfig cluster,
+                                                             int shards) {
+    const int partitions = cluster.shards_size() * cluster.sparsecores_per_shard();
+    const v1::ShardConfig shard = cluster.shards(0);
+    cluster.clear_shards();
+    for (int i = 0; i < shards; ++i) *cluster.add_shards() = shard;
+    cluster.set_sparsecores_per_shard(partitions / shards);
+    std::unique_ptr<QuietCluster> started(new QuietCluster(
+        std::max(cluster.coordinator_threads(), shards * cluster.shard_threads())));
+    for (int i = 0; i < shards; ++i) {
+      ASSIGN_OR_RETURN(started->shards_.emplace_back(),
+                       host::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_));
+    }
+    // So that no checkpoint comes or goes by itself.
+    cluster.mutable_storage()->set_durability(v1::StorageConfig::MEMORY);
+    started->coordinator_ = std::make_unique<coordinator::Coordinator>(
+        cluster, /*index=*/0, started->shards_, &started->metrics_, &started->threads_);
+    return started;
+  }
 
   // A checkpoint of each model that is trained. `stopped`, when it says so, ends it with CANCELLED.
-  absl::StatusOr<std::vector<SavedModel>> SaveAll(const std::function<bool()>& stopped);
+  absl::StatusOr<std::vector<SavedModel>> SaveAll(const std::function<bool()>& stopped) {
+    rpc::CallContext context(absl::InfiniteFuture());
+    ASSIGN_OR_RETURN(const internal::v1::ListModelsResponse list,
+                     shards_[0]->ListModels({}, &context));
+    std::vector<SavedModel> saved;
+    for (const internal::v1::HostedModel& model : list.models()) {
+      if (!model.serving() || model.has_serves()) continue;
+      ASSIGN_OR_RETURN(saved.emplace_back(), Save(model.name(), stopped));
+    }
+    return saved;
+  }
+
   absl::Status RestoreAll(const std::vector<SavedModel>& models,
-                          const std::function<bool()>& stopped);
+                          const std::function<bool()>& stopped) {
+    for (const SavedModel& saved : models) RETURN_IF_ERROR(Restore(saved, stopped));
+    return absl::OkStatus();
+  }
 
  private:
   explicit QuietCluster(int threads) : metrics_("up"), threads_(threads) {}
-  absl::StatusOr<SavedModel> Save(const std::string& model, const std::function<bool()>& stopped);
-  absl::Status Restore(const SavedModel& saved, const std::function<bool()>& stopped);
+
+  absl::StatusOr<SavedModel> Save(const std::string& model, const std::function<bool()>& stopped) {
+    rpc::CallContext context(absl::InfiniteFuture());
+    const coordinator::CoordinatorResources& resources = coordinator_->resources();
+    coordinator::Checkpoints& checkpoints = *resources.checkpoints;
+    ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
+    const coordinator::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
+                                              .incremental = true,
+                                              .automatic = true};
+    ASSIGN_OR_RETURN(const auto save,
+                     checkpoints.BeginSave(found, options, checkpoints.MakePause(found), &context));
+    const auto report = [&](int64_t, int64_t) {
+      return stopped() ? absl::CancelledError("stopped while a model was being saved")
+                       : absl::OkStatus();
+    };
+    ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
+                     checkpoints.FinishSave(save.get(), report, &context));
+    return SavedModel{model, info.name()};
+  }
+
+  absl::Status Restore(const SavedModel& saved, const std::function<bool()>& stopped) {
+    rpc::CallContext context(absl::InfiniteFuture());
+    coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+    v1::RestoreCheckpointRequest request;
+    request.set_model(saved.model);
+    request.set_name(saved.checkpoint);
+    const auto report = [&](const v1::CheckpointProgress&) {
+      return stopped() ? absl::CancelledError("stopped while a model was being restored")
+                       : absl::OkStatus();
+    };
+    ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
+                     checkpoints.Restore(request, report, &context));
+    ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
+                     checkpoints.store().Read(saved.model, saved.checkpoint));
+    // This coordinator does not know that there are logs.
+    return checkpoints.store().SetBeginning(manifest, done.history());
+  }
 
   ops::Metrics metrics_;
   ThreadPools threads_;
   std::vector<std::shared_ptr<host::ShardBackend>> shards_;
   std::unique_ptr<coordinator::Coordinator> coordinator_;
 };
-
-std::string MovedName(absl::Time time) {
-  return absl::StrCat("moved-", absl::FormatTime("%Y%m%d-%H%M%E3S", time, absl::UTCTimeZone()));
-}
-
-absl::StatusOr<std::unique_ptr<QuietCluster>> QuietCluster::Start(v1::ClusterConfig cluster,
-                                                                  int shards) {
-  const int partitions = cluster.shards_size() * cluster.sparsecores_per_shard();
-  const v1::ShardConfig shard = cluster.shards(0);
-  cluster.clear_shards();
-  for (int i = 0; i < shards; ++i) *cluster.add_shards() = shard;
-  cluster.set_sparsecores_per_shard(partitions / shards);
-  std::unique_ptr<QuietCluster> started(
-      new QuietCluster(std::max(cluster.coordinator_threads(), shards * cluster.shard_threads())));
-  for (int i = 0; i < shards; ++i) {
-    ASSIGN_OR_RETURN(started->shards_.emplace_back(),
-                     host::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_));
-  }
-  // So that no checkpoint comes or goes by itself.
-  cluster.mutable_storage()->set_durability(v1::StorageConfig::MEMORY);
-  started->coordinator_ = std::make_unique<coordinator::Coordinator>(
-      cluster, /*index=*/0, started->shards_, &started->metrics_, &started->threads_);
-  return started;
-}
-
-absl::StatusOr<std::vector<SavedModel>> QuietCluster::SaveAll(
-    const std::function<bool()>& stopped) {
-  rpc::CallContext context(absl::InfiniteFuture());
-  ASSIGN_OR_RETURN(const internal::v1::ListModelsResponse list,
-                   shards_[0]->ListModels({}, &context));
-  std::vector<SavedModel> saved;
-  for (const internal::v1::HostedModel& model : list.models()) {
-    if (!model.serving() || model.has_serves()) continue;
-    ASSIGN_OR_RETURN(saved.emplace_back(), Save(model.name(), stopped));
-  }
-  return saved;
-}
-
-absl::StatusOr<SavedModel> QuietCluster::Save(const std::string& model,
-                                              const std::function<bool()>& stopped) {
-  rpc::CallContext context(absl::InfiniteFuture());
-  const coordinator::CoordinatorResources& resources = coordinator_->resources();
-  coordinator::Checkpoints& checkpoints = *resources.checkpoints;
-  ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
-  const coordinator::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
-                                            .incremental = true,
-                                            .automatic = true};
-  ASSIGN_OR_RETURN(const auto save,
-                   checkpoints.BeginSave(found, options, checkpoints.MakePause(found), &context));
-  const auto report = [&](int64_t, int64_t) {
-    return stopped() ? absl::CancelledError("stopped while a model was being saved")
-                     : absl::OkStatus();
-  };
-  ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
-                   checkpoints.FinishSave(save.get(), report, &context));
-  return SavedModel{model, info.name()};
-}
-
-absl::Status QuietCluster::RestoreAll(const std::vector<SavedModel>& models,
-                                      const std::function<bool()>& stopped) {
-  for (const SavedModel& saved : models) RETURN_IF_ERROR(Restore(saved, stopped));
-  return absl::OkStatus();
-}
-
-absl::Status QuietCluster::Restore(const SavedModel& saved, const std::function<bool()>& stopped) {
-  rpc::CallContext context(absl::InfiniteFuture());
-  coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
-  v1::RestoreCheckpointRequest request;
-  request.set_model(saved.model);
-  request.set_name(saved.checkpoint);
-  const auto report = [&](const v1::CheckpointProgress&) {
-    return stopped() ? absl::CancelledError("stopped while a model was being restored")
-                     : absl::OkStatus();
-  };
-  ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
-                   checkpoints.Restore(request, report, &context));
-  ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
-                   checkpoints.store().Read(saved.model, saved.checkpoint));
-  // This coordinator does not know that there are logs.
-  return checkpoints.store().SetBeginning(manifest, done.history());
-}
 
 // A number of shards and of partitions.
 struct Shape {
@@ -268,17 +258,117 @@ class LogMove {
         wanted_{cluster.shards_size(), cluster.shards_size() * cluster.sparsecores_per_shard()} {}
 
   // Whether there is anything to do.
-  absl::StatusOr<bool> Needed() const;
-  absl::Status Run();
+  absl::StatusOr<bool> Needed() const {
+    ASSIGN_OR_RETURN(const bool moving, IsThere(PathIn(folder_, kMoving)));
+    if (moving) return true;
+    ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
+    return shards != 0 && shards != wanted_.shards;
+  }
+
+  absl::Status Run() {
+    ASSIGN_OR_RETURN(std::optional<Move> move, ReadMove());
+    if (move.has_value()) {
+      RETURN_IF_ERROR(CheckPartitions(move->old));
+      Log(LogLevel::kInfo, "an interrupted move to another number of shards goes on",
+          {{"folder", folder_}, {"from", move->old.shards}, {"to", wanted_.shards}});
+    } else {
+      ASSIGN_OR_RETURN(move, Begin());
+    }
+    RETURN_IF_ERROR(CheckNotStopped());
+    RETURN_IF_ERROR(SetLogsAside(*move));
+    Log(LogLevel::kInfo, "moved the old logs aside", {{"folder", PathIn(folder_, kOldShards)}});
+    RETURN_IF_ERROR(Restore(*move));
+    Log(LogLevel::kInfo, "moved all models", {{"shards", wanted_.shards}});
+    return CheckNotStopped();
+  }
 
  private:
-  absl::StatusOr<std::optional<Move>> ReadMove() const;
-  absl::Status CheckPartitions(const Shape& old) const;
-  absl::StatusOr<Move> Begin() const;
+  absl::StatusOr<std::optional<Move>> ReadMove() const {
+    const absl::StatusOr<std::string> text = files::ReadFileWhole(PathIn(folder_, kMoving));
+    if (absl::IsNotFound(text.status())) return std::nullopt;
+    RETURN_IF_ERROR(text.status());
+    std::optional<Move> move = Decode(*text);
+    if (move.has_value()) return move;
+    return files::DamagedFile(PathIn(folder_, kMoving), "does not name the checkpoints to restore");
+  }
+
+  absl::Status CheckPartitions(const Shape& old) const {
+    if (old.partitions == wanted_.partitions) return absl::OkStatus();
+    const int each = old.partitions / wanted_.shards;
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder_, " holds the logs of ", Text(old), " (", old.partitions, " partitions), but ",
+        Text(wanted_), " have ", wanted_.partitions, " partitions; ",
+        each > 0 ? absl::StrCat("use --sparsecores ", each, " (sparsecores_per_shard)")
+                 : absl::StrCat("use at most ", old.partitions, " shards"),
+        ", or, to change the number of partitions, save checkpoints and restore them in a cluster "
+        "with another storage.directory"));
+  }
+
+  absl::StatusOr<Move> Begin() const {
+    ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
+    ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
+    ASSIGN_OR_RETURN(const std::optional<int> sparsecores, SparseCoresOf(logs.front()));
+    const Shape old = {shards,
+                       sparsecores.has_value() ? shards * *sparsecores : wanted_.partitions};
+    RETURN_IF_ERROR(CheckPartitions(old));
+    Log(LogLevel::kInfo, "moving the models to another number of shards",
+        {{"folder", folder_}, {"from", old.shards}, {"to", wanted_.shards}});
+    return Save(old);
+  }
+
   // Of the shards that the logs are of; writes the file `moving`.
-  absl::StatusOr<Move> Save(const Shape& old) const;
-  absl::Status SetLogsAside(const Move& move) const;
-  absl::Status Restore(const Move& move) const;
+  absl::StatusOr<Move> Save(const Shape& old) const {
+    Move move = {.old = old, .models = {}};
+    {
+      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, old.shards));
+      ASSIGN_OR_RETURN(move.models, cluster->SaveAll(stopped_));
+    }
+    ReachFailpoint("move.models_are_saved");
+    // Of an earlier move, which has ended: what is to become of them would be unclear.
+    RETURN_IF_ERROR(files::RemoveFolder(PathIn(folder_, kOldShards)));
+    RETURN_IF_ERROR(files::WriteFileWhole(folder_, kMoving, Encode(move)));
+    ReachFailpoint("move.checkpoints_count");
+    return move;
+  }
+
+  absl::Status SetLogsAside(const Move& move) const {
+    const std::string old_shards = PathIn(folder_, kOldShards);
+    RETURN_IF_ERROR(files::MakeFolders(old_shards));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, files::FoldersIn(folder_));
+    for (const std::string& name : names) {
+      absl::string_view number = name;
+      int shard = 0;
+      if (!absl::ConsumePrefix(&number, kShard) || !absl::SimpleAtoi(number, &shard)) continue;
+      const std::string from = PathIn(folder_, name);
+      const std::string to = PathIn(old_shards, name);
+      ASSIGN_OR_RETURN(const bool aside, IsThere(to));
+      if (shard >= move.old.shards || aside) {
+        // Was in the making when an earlier attempt ended.
+        RETURN_IF_ERROR(files::RemoveFolder(from));
+      } else if (rename(from.c_str(), to.c_str()) != 0) {
+        return files::FileError(errno, from, "cannot be moved to " + to);
+      }
+      ReachFailpoint("move.log_is_aside");
+    }
+    RETURN_IF_ERROR(files::SyncFolder(old_shards));
+    return files::SyncFolder(folder_);
+  }
+
+  absl::Status Restore(const Move& move) const {
+    {
+      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, wanted_.shards));
+      RETURN_IF_ERROR(cluster->RestoreAll(move.models, stopped_));
+    }
+    ReachFailpoint("move.models_are_restored");
+    ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
+    for (const std::string& log : logs) RETURN_IF_ERROR(CheckLog(log));
+    const std::string moving = PathIn(folder_, kMoving);
+    if (unlink(moving.c_str()) != 0) return files::FileError(errno, moving, "cannot be removed");
+    RETURN_IF_ERROR(files::SyncFolder(folder_));
+    ReachFailpoint("move.is_over");
+    return absl::OkStatus();
+  }
+
   absl::Status CheckNotStopped() const {
     return stopped_() ? absl::CancelledError("stopped while models were being moved")
                       : absl::OkStatus();
@@ -289,114 +379,6 @@ class LogMove {
   const std::string folder_;
   const Shape wanted_;
 };
-
-absl::StatusOr<std::optional<Move>> LogMove::ReadMove() const {
-  const absl::StatusOr<std::string> text = files::ReadFileWhole(PathIn(folder_, kMoving));
-  if (absl::IsNotFound(text.status())) return std::nullopt;
-  RETURN_IF_ERROR(text.status());
-  std::optional<Move> move = Decode(*text);
-  if (move.has_value()) return move;
-  return files::DamagedFile(PathIn(folder_, kMoving), "does not name the checkpoints to restore");
-}
-
-absl::Status LogMove::CheckPartitions(const Shape& old) const {
-  if (old.partitions == wanted_.partitions) return absl::OkStatus();
-  const int each = old.partitions / wanted_.shards;
-  return absl::FailedPreconditionError(absl::StrCat(
-      folder_, " holds the logs of ", Text(old), " (", old.partitions, " partitions), but ",
-      Text(wanted_), " have ", wanted_.partitions, " partitions; ",
-      each > 0 ? absl::StrCat("use --sparsecores ", each, " (sparsecores_per_shard)")
-               : absl::StrCat("use at most ", old.partitions, " shards"),
-      ", or, to change the number of partitions, save checkpoints and restore them in a cluster "
-      "with another storage.directory"));
-}
-
-absl::StatusOr<Move> LogMove::Save(const Shape& old) const {
-  Move move = {.old = old, .models = {}};
-  {
-    ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, old.shards));
-    ASSIGN_OR_RETURN(move.models, cluster->SaveAll(stopped_));
-  }
-  ReachFailpoint("move.models_are_saved");
-  // Of an earlier move, which has ended: what is to become of them would be unclear.
-  RETURN_IF_ERROR(files::RemoveFolder(PathIn(folder_, kOldShards)));
-  RETURN_IF_ERROR(files::WriteFileWhole(folder_, kMoving, Encode(move)));
-  ReachFailpoint("move.checkpoints_count");
-  return move;
-}
-
-absl::Status LogMove::SetLogsAside(const Move& move) const {
-  const std::string old_shards = PathIn(folder_, kOldShards);
-  RETURN_IF_ERROR(files::MakeFolders(old_shards));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, files::FoldersIn(folder_));
-  for (const std::string& name : names) {
-    absl::string_view number = name;
-    int shard = 0;
-    if (!absl::ConsumePrefix(&number, kShard) || !absl::SimpleAtoi(number, &shard)) continue;
-    const std::string from = PathIn(folder_, name);
-    const std::string to = PathIn(old_shards, name);
-    ASSIGN_OR_RETURN(const bool aside, IsThere(to));
-    if (shard >= move.old.shards || aside) {
-      // Was in the making when an earlier attempt ended.
-      RETURN_IF_ERROR(files::RemoveFolder(from));
-    } else if (rename(from.c_str(), to.c_str()) != 0) {
-      return files::FileError(errno, from, "cannot be moved to " + to);
-    }
-    ReachFailpoint("move.log_is_aside");
-  }
-  RETURN_IF_ERROR(files::SyncFolder(old_shards));
-  return files::SyncFolder(folder_);
-}
-
-absl::Status LogMove::Restore(const Move& move) const {
-  {
-    ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, wanted_.shards));
-    RETURN_IF_ERROR(cluster->RestoreAll(move.models, stopped_));
-  }
-  ReachFailpoint("move.models_are_restored");
-  ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
-  for (const std::string& log : logs) RETURN_IF_ERROR(CheckLog(log));
-  const std::string moving = PathIn(folder_, kMoving);
-  if (unlink(moving.c_str()) != 0) return files::FileError(errno, moving, "cannot be removed");
-  RETURN_IF_ERROR(files::SyncFolder(folder_));
-  ReachFailpoint("move.is_over");
-  return absl::OkStatus();
-}
-
-absl::StatusOr<bool> LogMove::Needed() const {
-  ASSIGN_OR_RETURN(const bool moving, IsThere(PathIn(folder_, kMoving)));
-  if (moving) return true;
-  ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
-  return shards != 0 && shards != wanted_.shards;
-}
-
-absl::StatusOr<Move> LogMove::Begin() const {
-  ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
-  ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
-  ASSIGN_OR_RETURN(const std::optional<int> sparsecores, SparseCoresOf(logs.front()));
-  const Shape old = {shards, sparsecores.has_value() ? shards * *sparsecores : wanted_.partitions};
-  RETURN_IF_ERROR(CheckPartitions(old));
-  Log(LogLevel::kInfo, "moving the models to another number of shards",
-      {{"folder", folder_}, {"from", old.shards}, {"to", wanted_.shards}});
-  return Save(old);
-}
-
-absl::Status LogMove::Run() {
-  ASSIGN_OR_RETURN(std::optional<Move> move, ReadMove());
-  if (move.has_value()) {
-    RETURN_IF_ERROR(CheckPartitions(move->old));
-    Log(LogLevel::kInfo, "an interrupted move to another number of shards goes on",
-        {{"folder", folder_}, {"from", move->old.shards}, {"to", wanted_.shards}});
-  } else {
-    ASSIGN_OR_RETURN(move, Begin());
-  }
-  RETURN_IF_ERROR(CheckNotStopped());
-  RETURN_IF_ERROR(SetLogsAside(*move));
-  Log(LogLevel::kInfo, "moved the old logs aside", {{"folder", PathIn(folder_, kOldShards)}});
-  RETURN_IF_ERROR(Restore(*move));
-  Log(LogLevel::kInfo, "moved all models", {{"shards", wanted_.shards}});
-  return CheckNotStopped();
-}
 
 }  // namespace
 

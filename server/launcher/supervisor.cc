@@ -1,12 +1,15 @@
 #include "server/launcher/supervisor.h"
 
 #include <algorithm>
+#include <functional>
+#include <set>
 #include <utility>
 
 #include <signal.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "base/steady_time.h"
 #include "server/ops/logging.h"
 
@@ -31,17 +34,14 @@ absl::StatusOr<int> Supervisor::Start(ProcessSpec spec) {
   Process process;
   process.spec = std::move(spec);
   process.backoff = options_.min_backoff;
-  const absl::Status status = Launch(&process);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(Launch(&process));
   processes_.push_back(std::move(process));
   return static_cast<int>(processes_.size()) - 1;
 }
 
 absl::Status Supervisor::Launch(Process* process) {
   unlink(process->spec.ready_file.c_str());
-  absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(process->spec.argv);
-  if (!child.ok()) return child.status();
-  process->child = *std::move(child);
+  ASSIGN_OR_RETURN(process->child, ChildProcess::Start(process->spec.argv));
   process->ready = false;
   process->started = SteadyNow();
   process->next_start = absl::InfiniteFuture();
@@ -134,10 +134,8 @@ void Supervisor::OnDeath(Process* process) {
 }
 
 void Supervisor::Stop() {
-  std::vector<int> stages;
-  for (const Process& process : processes_) stages.push_back(process.spec.stage);
-  std::sort(stages.rbegin(), stages.rend());
-  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  std::set<int, std::greater<>> stages;
+  for (const Process& process : processes_) stages.insert(process.spec.stage);
   for (const int stage : stages) StopStage(stage);
 }
 

@@ -53,7 +53,8 @@ std::string Joined(const std::vector<ReadyInfo>& processes, T ReadyInfo::*field)
 }
 
 // The banner, unless the log goes to standard error as JSON, and the ready line.
-void PrintReady(const ClusterInfo& info, const v1::LoggingConfig& logging) {
+void PrintReady(const ClusterInfo& info) {
+  const v1::LoggingConfig& logging = info.cluster.logging();
   const bool json_log = logging.format() == v1::LoggingConfig::JSON && logging.file().empty();
   if (!json_log) std::fputs(Banner(info).c_str(), stderr);
   std::printf("%s\n", ReadyLine(info).c_str());
@@ -86,18 +87,14 @@ class ProcessCluster {
                  std::atomic<bool>* hangup, std::string directory)
       : options_(options),
         directory_(std::move(directory)),
-        cluster_(options.cluster),
+        info_{.cluster = options.cluster},
         supervisor_(MakeSupervisorOptions(options, shutdown, hangup)) {}
 
   absl::Status Start() {
-    RETURN_IF_ERROR(StartAll("shard", kShardStage, cluster_.mutable_shards(), &info_.shards));
-    RETURN_IF_ERROR(StartAll("coordinator", kCoordinatorStage, cluster_.mutable_coordinators(),
-                             &info_.coordinators));
-    info_.shard_count = cluster_.shards_size();
-    info_.sparsecores_per_shard = cluster_.sparsecores_per_shard();
-    info_.https = cluster_.security().has_tls();
-    info_.checkpoints = cluster_.storage().checkpoints();
-    return absl::OkStatus();
+    v1::ClusterConfig& cluster = info_.cluster;
+    RETURN_IF_ERROR(StartAll("shard", kShardStage, cluster.mutable_shards(), &info_.shards));
+    return StartAll("coordinator", kCoordinatorStage, cluster.mutable_coordinators(),
+                    &info_.coordinators);
   }
 
   absl::Status Run() { return supervisor_.Run(); }
@@ -123,7 +120,7 @@ class ProcessCluster {
 
   absl::Status WriteConfig() const {
     std::string text;
-    google::protobuf::TextFormat::PrintToString(cluster_, &text);
+    google::protobuf::TextFormat::PrintToString(info_.cluster, &text);
     return WriteFileAtomically(ConfigPath(), text);
   }
 
@@ -160,7 +157,6 @@ class ProcessCluster {
 
   const UpOptions& options_;
   const std::string directory_;
-  v1::ClusterConfig cluster_;
   ClusterInfo info_;
   Supervisor supervisor_;
 };
@@ -203,11 +199,12 @@ std::unique_ptr<PeriodicTask> RemoveOldLogsLater(const UpOptions& options,
 }  // namespace
 
 std::string Banner(const ClusterInfo& info) {
-  const std::string scheme = info.https ? "https://" : "http://";
+  const v1::ClusterConfig& cluster = info.cluster;
+  const std::string scheme = cluster.security().has_tls() ? "https://" : "http://";
   std::string text =
-      absl::StrCat("emberd ", EMBERD_VERSION, ": ", info.shard_count,
-                   info.shard_count == 1 ? " shard" : " shards", " with ",
-                   info.sparsecores_per_shard, " SparseCores each, ",
+      absl::StrCat("emberd ", EMBERD_VERSION, ": ", cluster.shards_size(),
+                   cluster.shards_size() == 1 ? " shard" : " shards", " with ",
+                   cluster.sparsecores_per_shard(), " SparseCores each, ",
                    info.shards.empty() ? "all in this process" : "one process each", "\n");
   for (size_t i = 0; i < info.coordinators.size(); ++i) {
     absl::StrAppend(&text, Row(absl::StrCat("coordinator ", i), info.coordinators[i], scheme, "/"));
@@ -215,8 +212,8 @@ std::string Banner(const ClusterInfo& info) {
   for (size_t i = 0; i < info.shards.size(); ++i) {
     absl::StrAppend(&text, Row(absl::StrCat("shard ", i), info.shards[i], scheme, "/metrics"));
   }
-  if (!info.checkpoints.empty()) {
-    absl::StrAppend(&text, absl::StrFormat("  %-14s %s\n", "checkpoints", info.checkpoints));
+  if (const std::string& folder = cluster.storage().checkpoints(); !folder.empty()) {
+    absl::StrAppend(&text, absl::StrFormat("  %-14s %s\n", "checkpoints", folder));
   }
   return absl::StrCat(text, "Stop it with Ctrl-C or: kill ", getpid(), "\n");
 }
@@ -227,7 +224,7 @@ std::string ReadyLine(const ClusterInfo& info) {
   std::string line =
       absl::StrCat("emberd: ready coordinator=", Joined(info.coordinators, &ReadyInfo::grpc),
                    " http=", Joined(info.coordinators, &ReadyInfo::http),
-                   " shards=", info.shard_count, " pids=", Joined(all, &ReadyInfo::pid));
+                   " shards=", info.cluster.shards_size(), " pids=", Joined(all, &ReadyInfo::pid));
   if (!info.shards.empty()) {
     absl::StrAppend(&line, " shard_grpc=", Joined(info.shards, &ReadyInfo::grpc),
                     " shard_http=", Joined(info.shards, &ReadyInfo::http));
@@ -282,16 +279,10 @@ absl::Status UpEmbedded(const UpOptions& options) {
                                                          metrics, serving),
                                         *security));
   auto watch = WatchCredentials(security.get(), http.get());
-  ClusterInfo info;
-  info.shard_count = cluster.shards_size();
-  info.sparsecores_per_shard = cluster.sparsecores_per_shard();
-  info.https = cluster.security().has_tls();
-  info.checkpoints = cluster.storage().checkpoints();
-  info.coordinators.push_back(
-      {.grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()});
-  ops::Log(ops::LogLevel::kInfo, "serving",
-           {{"grpc", info.coordinators[0].grpc}, {"http", info.coordinators[0].http}});
-  PrintReady(info, cluster.logging());
+  const ReadyInfo ready = {
+      .grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()};
+  ops::Log(ops::LogLevel::kInfo, "serving", {{"grpc", ready.grpc}, {"http", ready.http}});
+  PrintReady({.cluster = cluster, .coordinators = {ready}});
   if (HasOldLogs(cluster)) RemoveOldLogs(cluster);
   DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
@@ -323,7 +314,7 @@ absl::Status UpProcesses(const UpOptions& options) {
   ProcessCluster cluster(options, *shutdown, &hangup, directory.path());
   absl::Status status = cluster.Start();
   if (status.ok()) {
-    PrintReady(cluster.info(), options.cluster.logging());
+    PrintReady(cluster.info());
     const std::unique_ptr<PeriodicTask> remover = RemoveOldLogsLater(options, cluster.info());
     status = cluster.Run();
   }

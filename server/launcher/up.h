@@ -29,12 +29,9 @@ absl::Status UpProcesses(const UpOptions& options);
 
 // A cluster that serves, for people and for scripts.
 struct ClusterInfo {
-  std::vector<ReadyInfo> coordinators;
-  std::vector<ReadyInfo> shards;  // empty if they have no processes of their own
-  int shard_count = 0;
-  int sparsecores_per_shard = 0;
-  bool https = false;            // how web pages are served
-  std::string checkpoints = {};  // their folder; empty: none
+  v1::ClusterConfig cluster;
+  std::vector<ReadyInfo> coordinators = {};
+  std::vector<ReadyInfo> shards = {};  // empty if they have no processes of their own
 };
 // What both print when everything serves: several lines for people, to standard error unless the
 // log goes there as JSON: what runs where, and how to stop it.

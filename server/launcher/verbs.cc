@@ -104,21 +104,15 @@ absl::StatusOr<std::string> OldText(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::string> MakeToken(const NewToken& token) {
-  absl::StatusOr<std::string> text = OldText(token.file);
-  if (!text.ok()) return text.status();
-  const absl::StatusOr<std::string> secret = RandomToken();
-  if (!secret.ok()) return secret;
-  if (!text->empty() && text->back() != '\n') text->push_back('\n');
-  absl::StrAppend(&*text, "tokens { name: \"", absl::CEscape(token.name),
-                  "\" role: ", v1::Token::Role_Name(token.role), " sha256: \"", Sha256Hex(*secret),
+  ASSIGN_OR_RETURN(std::string text, OldText(token.file));
+  ASSIGN_OR_RETURN(const std::string secret, RandomToken());
+  if (!text.empty() && text.back() != '\n') text.push_back('\n');
+  absl::StrAppend(&text, "tokens { name: \"", absl::CEscape(token.name),
+                  "\" role: ", v1::Token::Role_Name(token.role), " sha256: \"", Sha256Hex(secret),
                   "\" }\n");
   // The whole file as processes will read it.
-  absl::Status status = config::ParseTokenFile(*text).status();
-  if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrCat(token.file, ": ", status.message()));
-  }
-  status = WriteFileAtomically(token.file, *text);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(Annotate(config::ParseTokenFile(text).status(), token.file));
+  RETURN_IF_ERROR(WriteFileAtomically(token.file, text));
   return secret;
 }
 
