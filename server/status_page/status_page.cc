@@ -42,18 +42,19 @@ void AddTo(v1::Distribution* sum, const v1::Distribution& more) {
   }
 }
 
-// The element of `all` for which `is` holds, or a new one.
-template <typename Message, typename Is>
-Message* FindOrAdd(google::protobuf::RepeatedPtrField<Message>* all, Is is) {
-  const auto found = std::find_if(all->begin(), all->end(), is);
+// The element of `all` that has the names of `like`, or a new one. `names`: getters.
+template <typename Message, typename... Names>
+Message* FindOrAdd(google::protobuf::RepeatedPtrField<Message>* all, const Message& like,
+                   Names... names) {
+  const auto found = std::find_if(all->begin(), all->end(), [&](const Message& one) {
+    return (((one.*names)() == (like.*names)()) && ...);
+  });
   return found == all->end() ? all->Add() : &*found;
 }
 
 void AddMethods(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
   for (const v1::MethodStats& method : more.methods()) {
-    v1::MethodStats* const to = FindOrAdd(sum->mutable_methods(), [&](const v1::MethodStats& one) {
-      return one.method() == method.method();
-    });
+    v1::MethodStats* const to = FindOrAdd(sum->mutable_methods(), method, &v1::MethodStats::method);
     to->set_method(method.method());
     for (const auto& [code, calls] : method.codes()) (*to->mutable_codes())[code] += calls;
     AddTo(to->mutable_seconds(), method.seconds());
@@ -61,9 +62,7 @@ void AddMethods(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
     to->set_response_bytes(to->response_bytes() + method.response_bytes());
   }
   for (const v1::StageStats& stage : more.stages()) {
-    v1::StageStats* const to = FindOrAdd(sum->mutable_stages(), [&](const v1::StageStats& one) {
-      return one.stage() == stage.stage();
-    });
+    v1::StageStats* const to = FindOrAdd(sum->mutable_stages(), stage, &v1::StageStats::stage);
     to->set_stage(stage.stage());
     AddTo(to->mutable_seconds(), stage.seconds());
   }
@@ -71,9 +70,8 @@ void AddMethods(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
 
 void AddModels(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
   for (const v1::StackStats& stack : more.stacks()) {
-    v1::StackStats* const to = FindOrAdd(sum->mutable_stacks(), [&](const v1::StackStats& one) {
-      return one.model() == stack.model() && one.stack() == stack.stack();
-    });
+    v1::StackStats* const to =
+        FindOrAdd(sum->mutable_stacks(), stack, &v1::StackStats::model, &v1::StackStats::stack);
     v1::StackStats both = stack;  // limits are the same everywhere
     both.set_batches(to->batches() + stack.batches());
     both.set_ids(to->ids() + stack.ids());
@@ -86,9 +84,7 @@ void AddModels(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
     *to = std::move(both);
   }
   for (const v1::ModelStats& model : more.models()) {
-    v1::ModelStats* const to = FindOrAdd(sum->mutable_models(), [&](const v1::ModelStats& one) {
-      return one.model() == model.model();
-    });
+    v1::ModelStats* const to = FindOrAdd(sum->mutable_models(), model, &v1::ModelStats::model);
     to->set_model(model.model());
     to->set_examples(to->examples() + model.examples());
   }
@@ -97,9 +93,8 @@ void AddModels(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
 // A group may have ranks on several coordinators.
 void AddGroups(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
   for (const v1::GroupStats& group : more.groups()) {
-    v1::GroupStats* const to = FindOrAdd(sum->mutable_groups(), [&](const v1::GroupStats& one) {
-      return one.model() == group.model() && one.group() == group.group();
-    });
+    v1::GroupStats* const to =
+        FindOrAdd(sum->mutable_groups(), group, &v1::GroupStats::model, &v1::GroupStats::group);
     to->set_model(group.model());
     to->set_group(group.group());
     to->set_updates(to->updates() + group.updates());
@@ -166,9 +161,9 @@ Peers::Peers(const v1::ClusterConfig& cluster, int self, const security::Securit
   for (int i = 0; i < cluster.coordinators_size(); ++i) {
     const v1::CoordinatorConfig& coordinator = cluster.coordinators(i);
     if (i == self || !CanBeAsked(coordinator.address())) continue;
-    peers_.push_back({.name = absl::StrCat("coordinator-", i),
-                      .address = coordinator.address(),
-                      .http_address = coordinator.http_address(),
+    peers_.push_back({.figures = {.name = absl::StrCat("coordinator-", i),
+                                  .address = coordinator.address(),
+                                  .http_address = coordinator.http_address()},
                       .stub = v1::AdminService::NewStub(Connect(coordinator.address(), security))});
   }
 }
@@ -181,9 +176,7 @@ ClusterFigures Peers::Ask() const {
   absl::BlockingCounter waiting(static_cast<int>(peers_.size()));
   const auto deadline = ToSystemTime(SteadyNow() + kPatience);
   for (size_t i = 0; i < peers_.size(); ++i) {
-    figures[i] = {.name = peers_[i].name,
-                  .address = peers_[i].address,
-                  .http_address = peers_[i].http_address};
+    figures[i] = peers_[i].figures;
     grpc::ClientContext* const context =
         contexts.emplace_back(std::make_unique<grpc::ClientContext>()).get();
     context->set_deadline(deadline);
@@ -244,24 +237,6 @@ class Cached {
   ops::HttpAnswer answer_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Asks the cluster, and remembers what it said. Not thread-safe.
-class Board {
- public:
-  explicit Board(const Source& source) : source_(source) {}
-
-  // Figures of the whole cluster, and the page's text about them.
-  absl::StatusOr<std::string> Ask();
-
- private:
-  // Whether what is summed over `now` may be less than it was: a coordinator is gone, is back, or
-  // counts anew.
-  bool MayBeLess(const ClusterFigures& now) const;
-
-  const Source source_;
-  ClusterFigures latest_;
-  int epoch_ = 0;
-};
-
 // The models whose stacks `stats` lists.
 absl::StatusOr<std::vector<v1::DescribeModelResponse>> Models(const Source& source,
                                                               const v1::GetStatsResponse& stats) {
@@ -303,12 +278,10 @@ absl::StatusOr<std::string> CoordinatorJson(const CoordinatorFigures& figures, b
 }
 
 absl::StatusOr<std::string> ModelsJson(const Source& source) {
-  const absl::StatusOr<v1::GetStatsResponse> stats = source.stats({});
-  if (!stats.ok()) return stats.status();
-  const auto models = Models(source, *stats);
-  if (!models.ok()) return models.status();
+  ASSIGN_OR_RETURN(const v1::GetStatsResponse stats, source.stats({}));
+  ASSIGN_OR_RETURN(const auto models, Models(source, stats));
   std::vector<std::string> parts;
-  for (const v1::DescribeModelResponse& model : *models) {
+  for (const v1::DescribeModelResponse& model : models) {
     ASSIGN_OR_RETURN(const std::string text, ToJson(model));
     // Ids look the same everywhere.
     auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -335,41 +308,55 @@ ops::HttpRoute FileRoute(const PageFile& file) {
   return {path, ContentType(name), answer, /*open=*/true};
 }
 
-bool Board::MayBeLess(const ClusterFigures& now) const {
-  for (size_t i = 0; i < now.size() && i < latest_.size(); ++i) {
-    if (now[i].status.ok() != latest_[i].status.ok()) return true;
-    if (now[i].stats.uptime_ms() < latest_[i].stats.uptime_ms()) return true;
-  }
-  return false;
-}
+// Asks the cluster, and remembers what it said. Not thread-safe.
+class Board {
+ public:
+  explicit Board(const Source& source) : source_(source) {}
 
-absl::StatusOr<std::string> Board::Ask() {
-  v1::GetStatsRequest request;
-  request.set_hot_rows(kHotRows);
-  ClusterFigures figures(1);
-  figures[0] = {
-      .name = source_.name, .address = source_.address, .http_address = source_.http_address};
-  ASSIGN_OR_RETURN(figures[0].stats, source_.stats(request));
-  if (source_.others) {
-    for (CoordinatorFigures& other : source_.others()) figures.push_back(std::move(other));
+  // Figures of the whole cluster, and the page's text about them.
+  absl::StatusOr<std::string> Ask() {
+    v1::GetStatsRequest request;
+    request.set_hot_rows(kHotRows);
+    ClusterFigures figures(1);
+    figures[0] = {
+        .name = source_.name, .address = source_.address, .http_address = source_.http_address};
+    ASSIGN_OR_RETURN(figures[0].stats, source_.stats(request));
+    if (source_.others) {
+      for (CoordinatorFigures& other : source_.others()) figures.push_back(std::move(other));
+    }
+    const v1::GetStatsResponse sum = Merge(figures);
+    ASSIGN_OR_RETURN(const auto models, Models(source_, sum));
+    ASSIGN_OR_RETURN(const std::string stats, ToJson(sum));
+    if (MayBeLess(figures)) ++epoch_;
+    std::vector<std::string> coordinators;
+    for (size_t i = 0; i < figures.size(); ++i) {
+      ASSIGN_OR_RETURN(coordinators.emplace_back(), CoordinatorJson(figures[i], i == 0));
+    }
+    const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
+      out->append(ModelJson(model));
+    };
+    latest_ = std::move(figures);
+    return absl::StrCat("{\"name\":", Quoted(source_.name), ",\"version\":\"", EMBERD_VERSION,
+                        "\",\"epoch\":", epoch_, ",\"models\":[",
+                        absl::StrJoin(models, ",", model_json), "],\"stats\":", stats,
+                        ",\"coordinators\":[", absl::StrJoin(coordinators, ","), "]}\n");
   }
-  const v1::GetStatsResponse sum = Merge(figures);
-  ASSIGN_OR_RETURN(const auto models, Models(source_, sum));
-  ASSIGN_OR_RETURN(const std::string stats, ToJson(sum));
-  if (MayBeLess(figures)) ++epoch_;
-  std::vector<std::string> coordinators;
-  for (size_t i = 0; i < figures.size(); ++i) {
-    ASSIGN_OR_RETURN(coordinators.emplace_back(), CoordinatorJson(figures[i], i == 0));
+
+ private:
+  // Whether what is summed over `now` may be less than it was: a coordinator is gone, is back, or
+  // counts anew.
+  bool MayBeLess(const ClusterFigures& now) const {
+    for (size_t i = 0; i < now.size() && i < latest_.size(); ++i) {
+      if (now[i].status.ok() != latest_[i].status.ok()) return true;
+      if (now[i].stats.uptime_ms() < latest_[i].stats.uptime_ms()) return true;
+    }
+    return false;
   }
-  const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
-    out->append(ModelJson(model));
-  };
-  latest_ = std::move(figures);
-  return absl::StrCat("{\"name\":", Quoted(source_.name), ",\"version\":\"", EMBERD_VERSION,
-                      "\",\"epoch\":", epoch_, ",\"models\":[",
-                      absl::StrJoin(models, ",", model_json), "],\"stats\":", stats,
-                      ",\"coordinators\":[", absl::StrJoin(coordinators, ","), "]}\n");
-}
+
+  const Source source_;
+  ClusterFigures latest_;
+  int epoch_ = 0;
+};
 
 }  // namespace
 

@@ -59,9 +59,7 @@ class Peers {
 
  private:
   struct Peer {
-    std::string name;
-    std::string address;
-    std::string http_address;
+    CoordinatorFigures figures;  // without an answer
     std::unique_ptr<v1::AdminService::Stub> stub;
   };
   std::vector<Peer> peers_;
