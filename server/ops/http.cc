@@ -293,17 +293,13 @@ absl::Status HttpServer::Renew(HttpTls tls) {
 }
 
 void HttpServer::StopIdle() {
-  std::vector<MHD_Daemon*> busy;
-  for (MHD_Daemon* const daemon : retired_) {
+  std::erase_if(retired_, [](MHD_Daemon* daemon) {
     const MHD_DaemonInfo* const info =
         MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
-    if (info != nullptr && info->num_connections == 0) {
-      MHD_stop_daemon(daemon);
-    } else {
-      busy.push_back(daemon);
-    }
-  }
-  retired_ = std::move(busy);
+    if (info == nullptr || info->num_connections > 0) return false;
+    MHD_stop_daemon(daemon);
+    return true;
+  });
 }
 
 HttpServer::HttpServer(HttpOptions options, std::string host, int port)

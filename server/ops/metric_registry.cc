@@ -43,20 +43,19 @@ bool ByLabels(const MetricSnapshot::Series& a, const MetricSnapshot::Series& b) 
 
 MetricRegistry::MetricRegistry() : registry_(std::make_shared<prometheus::Registry>()) {
   for (const MetricInfo& metric : MetricCatalogue()) {
-    const std::string name(metric.name);
-    const std::string help(metric.help);
+    const auto add = [&](auto builder) {
+      builder.Name(std::string(metric.name)).Help(std::string(metric.help));
+      families_.emplace_back(&builder.Register(*registry_));
+    };
     switch (metric.type) {
       case MetricType::kCounter:
-        families_.emplace_back(
-            &prometheus::BuildCounter().Name(name).Help(help).Register(*registry_));
+        add(prometheus::BuildCounter());
         break;
       case MetricType::kGauge:
-        families_.emplace_back(
-            &prometheus::BuildGauge().Name(name).Help(help).Register(*registry_));
+        add(prometheus::BuildGauge());
         break;
       case MetricType::kHistogram:
-        families_.emplace_back(
-            &prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_));
+        add(prometheus::BuildHistogram());
         break;
     }
   }

@@ -52,6 +52,8 @@ std::optional<double> OpenFds() {
   return entries - 3;  // ".", ".." and the descriptor of the directory itself
 }
 
+// CPU, memory, descriptors and start time of this process, read from /proc whenever they are
+// scraped. Thread-safe. What cannot be read is left out.
 class ProcessMetrics : public prometheus::Collectable {
  public:
   ProcessMetrics() : start_seconds_(StartSeconds()) {}
@@ -107,10 +109,6 @@ std::optional<int64_t> HugePageBytes() {
     }
   }
   return bytes;
-}
-
-std::shared_ptr<prometheus::Collectable> MakeProcessMetrics() {
-  return std::make_shared<ProcessMetrics>();
 }
 
 namespace {
@@ -239,7 +237,7 @@ void ShardLinkMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds) {
                code != absl::StatusCode::kDeadlineExceeded);
 }
 
-Metrics::Metrics(const std::string& role) : process_(MakeProcessMetrics()) {
+Metrics::Metrics(const std::string& role) : process_(std::make_shared<ProcessMetrics>()) {
   registry_.gauge(MetricId::kBuildInfo, {EMBERD_VERSION, role}).Set(1);
   for (size_t i = 0; i < kStageCount; ++i) {
     const std::string name(StageName(static_cast<Stage>(i)));
