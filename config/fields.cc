@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/status.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/model.pb.h"
 #include "google/protobuf/io/strtod.h"
@@ -118,9 +119,8 @@ absl::Status ForEachChild(const Message& message, const FieldDescriptor& field,
                : absl::OkStatus();
   }
   for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
-    absl::Status status =
-        visit(reflection.GetRepeatedMessage(message, &field, i), FieldPath(path, field.name(), i));
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(
+        visit(reflection.GetRepeatedMessage(message, &field, i), FieldPath(path, field.name(), i)));
   }
   return absl::OkStatus();
 }
@@ -135,6 +135,37 @@ absl::Status CheckNumbers(const Message& message, const FieldDescriptor& field,
     return NotAllowed(absl::StrCat(path, "[", i, "]"), absl::StrCat(value), rule.range.ToString());
   }
   return absl::OkStatus();
+}
+
+std::string KeyOf(const google::protobuf::FieldDescriptor& field) {
+  return absl::StrCat(field.containing_type()->name(), ".", field.name());
+}
+
+// True for fields that hold the name of a model, table, feature or token.
+bool IsNameField(const google::protobuf::FieldDescriptor& field) {
+  static constexpr absl::string_view kNameFields[] = {"ModelConfig.name", "TableConfig.name",
+                                                      "TableResource.name", "FeatureConfig.name",
+                                                      "Token.name"};
+  return absl::c_linear_search(kNameFields, KeyOf(field));
+}
+
+// `path` is that of the field.
+absl::Status CheckField(const Message& message, const FieldDescriptor& field,
+                        const std::string& path) {
+  if (IsNameField(field)) return CheckName(message, field, path);
+  const FieldRule* rule = FindFieldRule(field);
+  if (rule == nullptr) return absl::OkStatus();
+  if (field.is_repeated()) return CheckNumbers(message, field, *rule, path);
+  if ((field.has_presence() || rule->default_value) && IsAbsent(message, field)) {
+    return absl::OkStatus();
+  }
+  const double value = NumberOf(message, field);
+  if (field.enum_type() != nullptr) {
+    if (EnumAllows(*field.enum_type(), *rule, static_cast<int>(value))) return absl::OkStatus();
+    return NotAllowed(path, ValueText(message, field), AllowedEnumNames(*field.enum_type(), *rule));
+  }
+  if (rule->range.Contains(value)) return absl::OkStatus();
+  return NotAllowed(path, ValueText(message, field), rule->range.ToString());
 }
 
 }  // namespace
@@ -170,24 +201,6 @@ absl::Status NotAllowed(absl::string_view path, absl::string_view value,
       absl::StrCat(path, ": ", value, " is not allowed; it must be ", allowed));
 }
 
-absl::Status CheckField(const Message& message, const FieldDescriptor& field,
-                        const std::string& path) {
-  if (IsNameField(field)) return CheckName(message, field, path);
-  const FieldRule* rule = FindFieldRule(field);
-  if (rule == nullptr) return absl::OkStatus();
-  if (field.is_repeated()) return CheckNumbers(message, field, *rule, path);
-  if ((field.has_presence() || rule->default_value) && IsAbsent(message, field)) {
-    return absl::OkStatus();
-  }
-  const double value = NumberOf(message, field);
-  if (field.enum_type() != nullptr) {
-    if (EnumAllows(*field.enum_type(), *rule, static_cast<int>(value))) return absl::OkStatus();
-    return NotAllowed(path, ValueText(message, field), AllowedEnumNames(*field.enum_type(), *rule));
-  }
-  if (rule->range.Contains(value)) return absl::OkStatus();
-  return NotAllowed(path, ValueText(message, field), rule->range.ToString());
-}
-
 absl::Status CheckFields(const Message& message, const std::string& path) {
   const auto& unknown = message.GetReflection()->GetUnknownFields(message);
   if (!unknown.empty()) {
@@ -197,10 +210,9 @@ absl::Status CheckFields(const Message& message, const std::string& path) {
   }
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor& field = *message.GetDescriptor()->field(i);
-    const absl::Status status = field.message_type() != nullptr
-                                    ? ForEachChild(message, field, path, CheckFields)
-                                    : CheckField(message, field, FieldPath(path, field.name()));
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(field.message_type() != nullptr
+                        ? ForEachChild(message, field, path, CheckFields)
+                        : CheckField(message, field, FieldPath(path, field.name())));
   }
   return absl::OkStatus();
 }
@@ -373,10 +385,6 @@ constexpr FieldRule kRules[] = {
     {"Token.role", kFinite},
 };
 
-std::string KeyOf(const google::protobuf::FieldDescriptor& field) {
-  return absl::StrCat(field.containing_type()->name(), ".", field.name());
-}
-
 // Whole numbers are written out: 1099511627776, not 1.09951e+12.
 std::string BoundText(double bound) {
   return bound == std::floor(bound) && std::abs(bound) < 0x1p53
@@ -413,13 +421,6 @@ const FieldRule* FindFieldRule(const google::protobuf::FieldDescriptor& field) {
   }();
   const auto found = rules->find(KeyOf(field));
   return found == rules->end() ? nullptr : found->second;
-}
-
-bool IsNameField(const google::protobuf::FieldDescriptor& field) {
-  static constexpr absl::string_view kNameFields[] = {"ModelConfig.name", "TableConfig.name",
-                                                      "TableResource.name", "FeatureConfig.name",
-                                                      "Token.name"};
-  return absl::c_linear_search(kNameFields, KeyOf(field));
 }
 
 bool HasNameCharacters(absl::string_view name) {

@@ -36,10 +36,6 @@ absl::Status NotAllowed(absl::string_view path, absl::string_view value, absl::s
 // the .proto file.
 absl::Status CheckFields(const google::protobuf::Message& message, const std::string& path = "");
 
-// Checks one field of `message`; `path` is that of the field.
-absl::Status CheckField(const google::protobuf::Message& message,
-                        const google::protobuf::FieldDescriptor& field, const std::string& path);
-
 // Writes the default of every absent field that has one, in `message` and all messages present in
 // it, and turns -0 into 0 so that equal configs have equal bytes.
 void FillFields(google::protobuf::Message* message);
@@ -78,8 +74,6 @@ absl::Span<const FieldRule> FieldRules();
 // The row of a field; null if it has none (strings, messages, plain flags).
 const FieldRule* FindFieldRule(const google::protobuf::FieldDescriptor& field);
 
-// True for fields that hold the name of a model, table, feature or token.
-bool IsNameField(const google::protobuf::FieldDescriptor& field);
 // True for 1 or more characters of [A-Za-z0-9_.-].
 bool HasNameCharacters(absl::string_view name);
 // The same for the name of a feature: parts of such characters, with a '/' between two of them.

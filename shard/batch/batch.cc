@@ -46,7 +46,7 @@ class SampleMap {
     SampleMap map;
     std::vector<SampleSpan> all;
     for (int slot = 0; slot < view.slots; ++slot) {
-      if (absl::Status status = map.AddSlot(view, slot); !status.ok()) return status;
+      RETURN_IF_ERROR(map.AddSlot(view, slot));
       for (const SampleSpan& span : view.spans[slot]) {
         if (span.count > 0) all.push_back(span);
       }
@@ -287,16 +287,14 @@ struct CountedBatch {
 
 absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const StackShape& shape,
                                            BufferPool& pool, CpuPool& cpu) {
-  absl::StatusOr<RunTable> runs = RunTable::Make(view, shape.partitions);
-  if (!runs.ok()) return runs.status();
-  if (runs->entries() > std::numeric_limits<int32_t>::max()) {
-    return InvalidBatch(view, absl::StrCat(runs->entries(), " entries must be at most 2^31 - 1"));
+  ASSIGN_OR_RETURN(RunTable runs, RunTable::Make(view, shape.partitions));
+  if (runs.entries() > std::numeric_limits<int32_t>::max()) {
+    return InvalidBatch(view, absl::StrCat(runs.entries(), " entries must be at most 2^31 - 1"));
   }
-  absl::StatusOr<SampleMap> map = SampleMap::Make(view);
-  if (!map.ok()) return map.status();
-  if (absl::Status status = CheckFeatureSamples(view); !status.ok()) return status;
+  ASSIGN_OR_RETURN(SampleMap map, SampleMap::Make(view));
+  RETURN_IF_ERROR(CheckFeatureSamples(view));
   CountedBatch batch{
-      *std::move(runs), *std::move(map), {}, PooledArray<uint32_t>(pool, view.sample_count)};
+      std::move(runs), std::move(map), {}, PooledArray<uint32_t>(pool, view.sample_count)};
   batch.groups.resize(batch.runs.size());
   std::fill_n(batch.counts.data(), batch.counts.size(), 0u);
   // A sample lies in one slot, so slots can be worked on in parallel.
@@ -376,7 +374,7 @@ absl::StatusOr<RunTable> RunTable::Make(const StackBatchView& view, int partitio
   }
   table.runs_.resize(view.segments.size() * partitions);
   for (size_t s = 0; s < view.segments.size(); ++s) {
-    if (absl::Status status = table.AddSegment(view, s); !status.ok()) return status;
+    RETURN_IF_ERROR(table.AddSegment(view, s));
   }
   return table;
 }
@@ -417,27 +415,25 @@ absl::Status RunTable::AddSegment(const StackBatchView& view, size_t s) {
 
 absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const StackShape& shape,
                                             BufferPool& pool, CpuPool& cpu) {
-  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, cpu);
-  if (!batch.ok()) return batch.status();
-  StackEntries result = PlaceEntries(view, shape, nullptr, *batch, pool, cpu);
+  ASSIGN_OR_RETURN(CountedBatch batch, CheckAndCount(view, shape, pool, cpu));
+  StackEntries result = PlaceEntries(view, shape, nullptr, batch, pool, cpu);
   for (int k = 1; k <= shape.partitions; ++k) {
     result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
   }
-  ChooseResult(shape, *batch, pool, cpu, result);
+  ChooseResult(shape, batch, pool, cpu, result);
   // Whoever gets unique rows will most likely sum their gradients. A few touches are soon sorted.
   const bool few = result.entry_count < kFewTouches * shape.partitions;
-  if (shape.orders_touches && !result.unique_rows && !few) OrderTouches(*batch, pool, cpu, result);
+  if (shape.orders_touches && !result.unique_rows && !few) OrderTouches(batch, pool, cpu, result);
   return result;
 }
 
 absl::StatusOr<StackEntries> ArrangeForUniqueRows(const StackBatchView& view,
                                                   const StackShape& shape, BufferPool& pool,
                                                   CpuPool& cpu) {
-  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, cpu);
-  if (!batch.ok()) return batch.status();
+  ASSIGN_OR_RETURN(CountedBatch batch, CheckAndCount(view, shape, pool, cpu));
   DistinctRows distinct =
-      FindDistinctRows(batch->runs, batch->groups, shape.rows_per_partition, pool, cpu);
-  StackEntries result = PlaceEntries(view, shape, &distinct, *batch, pool, cpu);
+      FindDistinctRows(batch.runs, batch.groups, shape.rows_per_partition, pool, cpu);
+  StackEntries result = PlaceEntries(view, shape, &distinct, batch, pool, cpu);
   result.partition_ends = std::move(distinct.partition_ends);
   return result;
 }

@@ -30,6 +30,24 @@ std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
   return begins;
 }
 
+// All but which samples, and where their sums go.
+ForwardArgs ArgsOf(const StackSpec& spec, const StackEntries& entries, const char* weights,
+                   v1::DataType dtype) {
+  ForwardArgs args;
+  args.weights = weights;
+  args.dtype = dtype;
+  args.width = spec.embedding_dim;
+  args.partitions = static_cast<int>(entries.partition_ends.size());
+  args.partition_ends = entries.partition_ends.data();
+  args.entries = entries.entries.data();
+  args.offsets = entries.offsets.data();
+  args.quantized = spec.quantized;
+  args.lower = spec.quantization.lower();
+  args.upper = spec.quantization.upper();
+  args.num_buckets = spec.quantization.num_buckets();
+  return args;
+}
+
 }  // namespace
 
 absl::Status CheckSumPlaces(const SumPlaces& places, const preprocess::StackBatchView& view,
@@ -64,7 +82,8 @@ absl::Status CheckSumPlaces(const SumPlaces& places, const preprocess::StackBatc
 
 Pooling::Pooling(const StackSpec& spec, const char* weights, const StackEntries& entries,
                  BufferPool& pool, const SumPlaces* places, absl::Span<char>* room)
-    : begins_(CutSamples(entries, spec.embedding_dim)) {
+    : args_(ArgsOf(spec, entries, weights, spec.storage_dtype)),
+      begins_(CutSamples(entries, spec.embedding_dim)) {
   const size_t samples = entries.samples.size();
   sums_.stack = entries.stack;
   sums_.width = spec.embedding_dim;
@@ -77,18 +96,7 @@ Pooling::Pooling(const StackSpec& spec, const char* weights, const StackEntries&
     sums_.rows = static_cast<int64_t>(samples);
     args_.sums = TakeRows(room, pool);
   }
-  args_.weights = weights;
-  args_.dtype = spec.storage_dtype;
-  args_.width = spec.embedding_dim;
-  args_.partitions = static_cast<int>(entries.partition_ends.size());
-  args_.partition_ends = entries.partition_ends.data();
-  args_.entries = entries.entries.data();
-  args_.offsets = entries.offsets.data();
   args_.end = static_cast<int64_t>(samples);
-  args_.quantized = spec.quantized;
-  args_.lower = spec.quantization.lower();
-  args_.upper = spec.quantization.upper();
-  args_.num_buckets = spec.quantization.num_buckets();
 }
 
 float* Pooling::TakeRows(absl::Span<char>* room, BufferPool& pool) {
@@ -165,18 +173,9 @@ absl::StatusOr<std::shared_ptr<const LaterSums>> LaterSums::Make(StackEntries en
 LaterSums::LaterSums(StackEntries entries, const StackSpec& spec, Rows rows)
     : entries_(std::move(entries)),
       single_rows_(entries_.single_rows && MayRound(spec)),
-      row_bytes_(rows.rounded ? RoundedRowBytes(spec) : RowBytes(spec)) {
-  args_.weights = rows.rows.data();
-  args_.dtype = rows.rounded ? v1::BFLOAT16 : spec.storage_dtype;
-  args_.width = spec.embedding_dim;
-  args_.partitions = static_cast<int>(entries_.partition_ends.size());
-  args_.partition_ends = entries_.partition_ends.data();
-  args_.entries = entries_.entries.data();
-  args_.quantized = spec.quantized;
-  args_.lower = spec.quantization.lower();
-  args_.upper = spec.quantization.upper();
-  args_.num_buckets = spec.quantization.num_buckets();
-}
+      row_bytes_(rows.rounded ? RoundedRowBytes(spec) : RowBytes(spec)),
+      args_(ArgsOf(spec, entries_, rows.rows.data(),
+                   rows.rounded ? v1::BFLOAT16 : spec.storage_dtype)) {}
 
 void LaterSums::Sum(int64_t begin, int64_t end, float* to) const {
   ForwardArgs args = args_;

@@ -85,7 +85,6 @@ std::vector<Job> Snapshot::BeginJobs() {
     job.run = [part, changed_only = options_.changed_only](int) {
       part->store.changes(part->k).Begin(changed_only, part);
     };
-    job.done = [] {};
   }
   return jobs;
 }
@@ -100,7 +99,6 @@ std::vector<Job> Snapshot::EndJobs(bool kept) {
     job.run = [self = shared_from_this(), part, kept](int) {
       part->store.changes(part->k).End(part.get(), kept);
     };
-    job.done = [] {};
   }
   return jobs;
 }
@@ -175,7 +173,6 @@ void Snapshot::StartReading(Part* part) {
     reading_ = false;
     changed_.SignalAll();
   };
-  job.done = [] {};
   executor_->Submit({std::move(job)});
 }
 

@@ -74,12 +74,11 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
                                                      std::shared_ptr<Budget> budget,
                                                      std::shared_ptr<MemoryManager> memory,
                                                      SharedStacks* shared, bool alone) {
-  if (absl::Status status = CheckPlace(spec); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckPlace(spec));
   // A hostile shape must not overflow the sum: each stack is checked on its own first.
   int64_t bytes = 0, own_bytes = 0;
   for (const StackSpec& stack : spec.stacks) {
-    if (absl::Status status = StackStore::CheckShape(stack, spec.partition_count); !status.ok())
-      return status;
+    RETURN_IF_ERROR(StackStore::CheckShape(stack, spec.partition_count));
     bytes += StackStore::BytesPerPartition(stack);
     if (stack.resource.empty()) own_bytes += StackStore::BytesPerPartition(stack);
   }
@@ -107,8 +106,7 @@ absl::Status Model::MakeStacks(const StoreOptions& options, SharedStacks* shared
   for (const StackSpec& stack : spec_.stacks) tables += static_cast<int>(stack.tables.size());
   for (const StackSpec& stack : spec_.stacks) {
     if (stack.resource.empty()) {
-      ASSIGN_OR_RETURN(auto store, StackStore::Create(spec_, stack, options));
-      stacks_.push_back(std::move(store));
+      ASSIGN_OR_RETURN(stacks_.emplace_back(), StackStore::Create(spec_, stack, options));
     } else {
       ASSIGN_OR_RETURN(SharedStacks::Share share, shared->Take(spec_, stack, alone));
       stacks_.push_back(share.store());
@@ -148,9 +146,7 @@ absl::StatusOr<RowTarget> ResolveRows(const Model& model, const RowSelection& se
   }
   RowTarget target;
   target.store = &model.stack(selection.stack);
-  absl::StatusOr<const StackStore::Slot*> slot = FindSlot(*target.store, selection.slot);
-  if (!slot.ok()) return slot.status();
-  target.slot = *slot;
+  ASSIGN_OR_RETURN(target.slot, FindSlot(*target.store, selection.slot));
   target.columns = selection.columns;
   const int width = target.slot != nullptr ? target.slot->columns : target.store->width();
   if (selection.columns < 1 || selection.columns > width) {
@@ -163,8 +159,7 @@ absl::StatusOr<RowTarget> ResolveRows(const Model& model, const RowSelection& se
         absl::StrCat(rows, " partitions, ", selection.local_rows.size(), " local rows and ",
                      value_count, " values for ", selection.columns, " columns do not match"));
   }
-  if (absl::Status status = AddRows(model.spec(), selection, writing, target); !status.ok())
-    return status;
+  RETURN_IF_ERROR(AddRows(model.spec(), selection, writing, target));
   return target;
 }
 

@@ -88,10 +88,10 @@ StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
 absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& model,
                                                                const StackSpec& spec,
                                                                const StoreOptions& options) {
-  if (absl::Status status = CheckShape(spec, model.partition_count); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckShape(spec, model.partition_count));
   std::unique_ptr<StackStore> store(new StackStore(model, spec));
-  if (absl::Status status = store->MakeRanges(); !status.ok()) return status;
-  if (absl::Status status = store->Reserve(options); !status.ok()) return status;
+  RETURN_IF_ERROR(store->MakeRanges());
+  RETURN_IF_ERROR(store->Reserve(options));
   return store;
 }
 
@@ -145,21 +145,16 @@ absl::Status StackStore::Reserve(const StoreOptions& options) {
     const int64_t bytes = static_cast<int64_t>(bytes_per_row) * rows();
     return MappedMemory::Map(bytes, bytes <= options.huge_page_bytes);
   };
-  absl::StatusOr<MappedMemory> weights = map(row_bytes());
-  if (!weights.ok()) return weights.status();
-  weights_ = *std::move(weights);
+  ASSIGN_OR_RETURN(weights_, map(row_bytes()));
   for (const config::SlotInfo& info : config::OptimizerSlots(spec_.optimizer)) {
     const int columns = info.one_per_row ? 1 : width();
-    absl::StatusOr<MappedMemory> memory = map(columns * sizeof(float));
-    if (!memory.ok()) return memory.status();
-    slots_.push_back({info, columns, *std::move(memory)});
+    ASSIGN_OR_RETURN(MappedMemory memory, map(columns * sizeof(float)));
+    slots_.push_back({info, columns, std::move(memory)});
   }
   while ((int64_t{2} << chunk_shift_) * static_cast<int64_t>(row_bytes()) <= kChunkBytes)
     ++chunk_shift_;
   const int64_t chunks = ((rows() - 1) >> chunk_shift_) + 1;
-  absl::StatusOr<MappedMemory> bitmap = MappedMemory::Map((chunks + 63) / 64 * 8, false);
-  if (!bitmap.ok()) return bitmap.status();
-  bitmap_ = *std::move(bitmap);
+  ASSIGN_OR_RETURN(bitmap_, MappedMemory::Map((chunks + 63) / 64 * 8, false));
   missing_chunks_ = chunks;
   for (int k = 0; k < partitions_; ++k) {
     const int64_t first = ChunkOf(k * rows_per_partition());
