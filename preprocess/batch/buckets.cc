@@ -66,16 +66,6 @@ void BucketsOf(const BucketRule& rule, int64_t partition, const int32_t* local_r
   }
 }
 
-uint64_t HashStackedId(int32_t stacked_id) {
-  alignas(32) const highwayhash::HHKey key = {kHighwayKey[0], kHighwayKey[1], kHighwayKey[2],
-                                              kHighwayKey[3]};
-  highwayhash::HHStateT<HH_TARGET_Portable> state(key);
-  highwayhash::HHResult64 hash;
-  highwayhash::HighwayHashT(&state, reinterpret_cast<const char*>(&stacked_id), sizeof(stacked_id),
-                            &hash);
-  return hash;
-}
-
 BucketMemo::BucketMemo(const BucketRule& rule, const StackShape& shape, uint8_t* memory)
     : rule_(rule),
       rows_per_partition_(shape.rows_per_partition),

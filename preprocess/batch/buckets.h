@@ -25,9 +25,6 @@ BucketRule MakeBucketRule(v1::BucketHash hash, const StackShape& shape);
 void BucketsOf(const BucketRule& rule, int64_t partition, const int32_t* local_rows, int64_t n,
                uint8_t* buckets);
 
-// HighwayHash-64, with JAX's key, of the 4 little-endian bytes of a stacked id.
-uint64_t HashStackedId(int32_t stacked_id);
-
 // Remembers the buckets of a stack's rows, because hashing a row costs more than sorting it: one
 // byte per row, filled row by row as rows turn up. Thread-safe: whoever hashes a row finds the same
 // bucket.

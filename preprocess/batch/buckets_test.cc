@@ -7,6 +7,7 @@
 
 #include "base/testing/seed.h"
 #include "preprocess/batch/highway_buckets.h"
+#include "preprocess/testing/numberings.h"
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {

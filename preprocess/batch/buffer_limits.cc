@@ -3,26 +3,23 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "preprocess/batch/csr.h"
 
 namespace emberd::preprocess {
 namespace {
 
-// Cuts a slot off at `capacity` cells, a multiple of 8; later mini-batches become empty. Returns
-// the entries that are gone.
-int64_t CutOff(int64_t capacity, SlotCsr* csr) {
-  int64_t gone = 0;
+// Cuts a slot off at `capacity` cells, a multiple of 8; later mini-batches become empty.
+void CutOff(int64_t capacity, SlotCsr* csr) {
   int64_t begin = 0;  // before anything was cut off
   for (int64_t at = 0; at < int64_t{csr->minibatches} * csr->partitions; ++at) {
     int32_t& row_end = csr->row_ends.data()[at];
     const int64_t end = row_end;
-    gone += std::max<int64_t>(0, end - std::max(begin, capacity));
+    csr->dropped += std::max<int64_t>(0, end - std::max(begin, capacity));
     row_end = static_cast<int32_t>(std::min(end, capacity));
     begin = AlignCsr(end);
   }
   csr->cells = std::min(csr->cells, capacity);
-  csr->dropped += gone;
-  return gone;
 }
 
 int64_t EntriesBehind(int64_t capacity, const SlotCsr& csr) {
@@ -73,11 +70,7 @@ absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
                        ". Compile with more of them or with larger limits of ids per partition"));
     }
     if (limits.id_capacity.empty()) continue;
-    if (absl::Status status =
-            FitStack(limits, limits.id_capacity[k], plan.stacks[k], &(*stacks)[k]);
-        !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(FitStack(limits, limits.id_capacity[k], plan.stacks[k], &(*stacks)[k]));
   }
   return absl::OkStatus();
 }

@@ -11,34 +11,6 @@
 namespace emberd::preprocess {
 namespace {
 
-constexpr int kLevels = 6;
-
-// Levels are counted from the leaves here: the node that cuts at bucket b has level ctz(b).
-int JaxBit(int cut) {
-  const int level = __builtin_ctz(cut);
-  const int nodes_below = kBuckets - (kBuckets >> level);
-  return nodes_below + (cut >> (level + 1));
-}
-
-int TensorFlowBit(int cut) {
-  const int level = __builtin_ctz(cut);
-  return (1 << (kLevels - 1 - level)) - 1 + (cut >> (level + 1));
-}
-
-template <int (*bit_of)(int)>
-CutSet FromMask(uint64_t mask) {
-  CutSet cuts = 0;
-  for (int cut = 1; cut < kBuckets; ++cut) cuts |= (mask >> bit_of(cut) & 1) << cut;
-  return cuts;
-}
-
-template <int (*bit_of)(int)>
-uint64_t ToMask(CutSet cuts) {
-  uint64_t mask = 0;
-  for (int cut = 1; cut < kBuckets; ++cut) mask |= (cuts >> cut & 1) << bit_of(cut);
-  return mask;
-}
-
 // Sums of counts over ranges of buckets.
 class RangeSums {
  public:
@@ -180,10 +152,15 @@ std::string Comparison(const char* what, const char* field, int64_t count, int64
 
 }  // namespace
 
-CutSet CutsFromJaxMask(uint64_t mask) { return FromMask<JaxBit>(mask); }
-uint64_t JaxMask(CutSet cuts) { return ToMask<JaxBit>(cuts); }
-CutSet CutsFromTensorFlowMask(uint64_t mask) { return FromMask<TensorFlowBit>(mask); }
-uint64_t TensorFlowMask(CutSet cuts) { return ToMask<TensorFlowBit>(cuts); }
+uint64_t JaxMask(CutSet cuts) {
+  uint64_t mask = 0;
+  for (int cut = 1; cut < kBuckets; ++cut) {
+    const int level = __builtin_ctz(cut);  // counted from the leaves
+    const int nodes_below = kBuckets - (kBuckets >> level);
+    mask |= (cuts >> cut & 1) << (nodes_below + (cut >> (level + 1)));
+  }
+  return mask;
+}
 
 CutSet JaxCuts(const int32_t* counts, int64_t limit) {
   if (limit <= 0 || std::accumulate(counts, counts + kBuckets, int64_t{0}) <= limit) return 0;

@@ -1,4 +1,4 @@
-// Where a row of a table lies: partition and local row, and back; and the rounding that the layout
+// Where a row of a table lies: partition and local row; and the rounding that the layout
 // rests on. Formulas are those of TensorFlow's and JAX's mod sharding with rotation.
 #pragma once
 
@@ -40,16 +40,6 @@ struct RowPlacement {
 
   int64_t Partition(int64_t id) const { return (id + rotation) % partitions; }
   int64_t LocalRow(int64_t id) const { return id / partitions + row_offset; }
-  // The id in the numbering of the whole stack, which bucket hashes and limits work on.
-  int64_t StackedId(int64_t id) const { return LocalRow(id) * partitions + Partition(id); }
-  // The inverse of Partition and LocalRow.
-  int64_t TableRow(int64_t partition, int64_t local_row) const {
-    return (local_row - row_offset) * partitions + (partition - rotation + partitions) % partitions;
-  }
-  // Row in the array in which the partitions follow one another, `stack_rows` rows each.
-  int64_t PhysicalRow(int64_t id, int64_t stack_rows) const {
-    return Partition(id) * stack_rows + LocalRow(id);
-  }
 };
 
 // The rotation of a plan that names none: the odd number nearest to 0.618 * P, mod P. Neighbours in

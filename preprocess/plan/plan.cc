@@ -99,6 +99,27 @@ namespace {
 
 constexpr int64_t kMaxPartitions = int64_t{1} << 20;
 
+uint64_t PlanFingerprint(const Plan& plan) {
+  // Names go last in their line and are made of a closed alphabet, so no two plans share a text.
+  std::string text = absl::StrCat("plan 1\n", plan.topology.shards, " ",
+                                  plan.topology.sparsecores_per_shard, "\n");
+  for (const StackPlan& stack : plan.stacks) {
+    absl::StrAppend(&text, "stack ", stack.embedding_dim, " ", stack.rows_per_partition, " ",
+                    stack.max_ids_per_partition, " ", stack.max_unique_ids_per_partition, " ",
+                    stack.name, "\n");
+    for (const TablePlan& table : stack.tables) {
+      absl::StrAppend(&text, "table ", table.table, " ", table.vocabulary_size, " ");
+      absl::StrAppend(&text, table.padded_vocabulary_size, " ", table.embedding_dim, " ");
+      absl::StrAppend(&text, table.row_offset, " ", table.shard_rotation, " ", table.name, "\n");
+    }
+    for (const FeaturePlan& feature : stack.features) {
+      absl::StrAppend(&text, "feature ", feature.feature, " ", feature.table_in_stack, " ");
+      absl::StrAppend(&text, feature.batch_size, " ", feature.row_offset, " ", feature.name, "\n");
+    }
+  }
+  return std::max<uint64_t>(Sha256Prefix(text), 1);
+}
+
 // A stack before its offsets are known.
 struct StackDraft {
   std::string name;
@@ -448,27 +469,6 @@ v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan) {
   out.set_fingerprint(plan.fingerprint);
   out.set_table_bytes(table_bytes);
   return out;
-}
-
-uint64_t PlanFingerprint(const Plan& plan) {
-  // Names go last in their line and are made of a closed alphabet, so no two plans share a text.
-  std::string text = absl::StrCat("plan 1\n", plan.topology.shards, " ",
-                                  plan.topology.sparsecores_per_shard, "\n");
-  for (const StackPlan& stack : plan.stacks) {
-    absl::StrAppend(&text, "stack ", stack.embedding_dim, " ", stack.rows_per_partition, " ",
-                    stack.max_ids_per_partition, " ", stack.max_unique_ids_per_partition, " ",
-                    stack.name, "\n");
-    for (const TablePlan& table : stack.tables) {
-      absl::StrAppend(&text, "table ", table.table, " ", table.vocabulary_size, " ");
-      absl::StrAppend(&text, table.padded_vocabulary_size, " ", table.embedding_dim, " ");
-      absl::StrAppend(&text, table.row_offset, " ", table.shard_rotation, " ", table.name, "\n");
-    }
-    for (const FeaturePlan& feature : stack.features) {
-      absl::StrAppend(&text, "feature ", feature.feature, " ", feature.table_in_stack, " ");
-      absl::StrAppend(&text, feature.batch_size, " ", feature.row_offset, " ", feature.name, "\n");
-    }
-  }
-  return std::max<uint64_t>(Sha256Prefix(text), 1);
 }
 
 }  // namespace emberd::preprocess

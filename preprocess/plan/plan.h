@@ -108,8 +108,8 @@ struct Plan {
   std::vector<FeatureLocation> feature_at;
   // The same for tables: stacks[...].tables[position].
   std::vector<FeatureLocation> table_at;
-  // Hash over everything that processes must agree on; the same in every process and on every
-  // machine.
+  // First 64 bits of a SHA-256 over everything that processes must agree on: the topology and every
+  // stack, table and feature. The same in every process and on every machine, never 0.
   uint64_t fingerprint = 0;
 };
 
@@ -120,9 +120,5 @@ absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topo
 
 // The plan as the API shows it.
 v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan);
-
-// First 64 bits of a SHA-256 over the topology and every stack, table and feature of the plan,
-// never 0. `plan.fingerprint` itself is ignored.
-uint64_t PlanFingerprint(const Plan& plan);
 
 }  // namespace emberd::preprocess

@@ -10,6 +10,7 @@
 
 #include "base/testing/seed.h"
 #include "preprocess/plan/placement.h"
+#include "preprocess/testing/numberings.h"
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
@@ -86,8 +87,8 @@ TEST(PlanTest, EveryRowHasAPlaceOfItsOwn) {
         for (int64_t id = 0; id < table.vocabulary_size; ++id) {
           const int64_t row = placement.LocalRow(id);
           EXPECT_LT(row, stack.rows_per_partition);
-          EXPECT_TRUE(taken.insert(placement.PhysicalRow(id, stack.rows_per_partition)).second);
-          EXPECT_EQ(placement.TableRow(placement.Partition(id), row), id);
+          EXPECT_TRUE(taken.insert(PhysicalRow(placement, id, stack.rows_per_partition)).second);
+          EXPECT_EQ(TableRow(placement, placement.Partition(id), row), id);
         }
       }
     }

@@ -23,6 +23,7 @@
 #include "config/config.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
+#include "preprocess/testing/numberings.h"
 #include "server/checkpoint/partition_file.h"
 #include "server/checkpoint/store.h"
 #include "server/checkpoint/table_reader.h"
@@ -117,7 +118,7 @@ class GoldenCheckpointTest : public testing::Test {
                                                     table.row_offset()};
         auto reader = *TableReader::Open(&from, table.name(), "");
         for (int p = 0; p < partitions; ++p) {
-          IdRun ids{.first = placement.TableRow(p, table.row_offset()), .stride = partitions};
+          IdRun ids{.first = TableRow(placement, p, table.row_offset()), .stride = partitions};
           if (ids.first >= reader->rows()) continue;
           ids.count = (reader->rows() - 1 - ids.first) / partitions + 1;
           std::vector<float> values(ids.count * reader->columns());
@@ -332,7 +333,7 @@ TEST_F(GoldenCheckpointTest, TablesAreServedAsTheyWereTrained) {
           const Rows values = InitialRows(table);
           for (size_t id = 0; id < values.size(); ++id) {
             auto& row = rows.at(
-                placement.PhysicalRow(static_cast<int64_t>(id), stack.rows_per_partition()));
+                PhysicalRow(placement, static_cast<int64_t>(id), stack.rows_per_partition()));
             std::copy(values[id].begin(), values[id].end(), row.begin());
           }
         }

@@ -18,6 +18,7 @@
 #include "base/testing/paths.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/sort_and_merge.h"
+#include "preprocess/testing/numberings.h"
 #include "tests/golden/golden_json.h"
 #include "tests/golden/jax_device_buffer.h"
 

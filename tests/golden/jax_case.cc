@@ -10,6 +10,7 @@
 #include "preprocess/batch/buckets.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/plan/placement.h"
+#include "preprocess/testing/numberings.h"
 #include "tests/golden/jax_case_kinds.h"
 
 namespace emberd::preprocess {
@@ -49,7 +50,7 @@ json KeysCase(const json& input) {
     if (partitions < 1) continue;
     const RowPlacement placement = {partitions, id.at("col_shift").get<int64_t>() % partitions,
                                     id.at("col_offset").get<int64_t>() / partitions};
-    id["col_id"] = placement.StackedId(id.at("embedding_id"));
+    id["col_id"] = StackedId(placement, id.at("embedding_id"));
     colids.push_back(std::move(id));
   }
   return {{"keys", keys}, {"colids", colids}};

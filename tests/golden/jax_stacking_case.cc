@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
+#include "preprocess/testing/numberings.h"
 #include "tests/golden/jax_case_kinds.h"
 
 namespace emberd::preprocess {
@@ -128,7 +129,7 @@ json StackedCells(const v1::ModelConfig& model, const Plan& plan, const StackPla
       for (int c = 0; c < table.embedding_dim; ++c) {
         cells[partition][row][c] = base + id * table.embedding_dim + c;
       }
-      *roundtrip_ok = *roundtrip_ok && placement.TableRow(partition, row) == id;
+      *roundtrip_ok = *roundtrip_ok && TableRow(placement, partition, row) == id;
     }
   }
   return cells;
@@ -144,7 +145,7 @@ void AddPlacedRows(const v1::ModelConfig& model, const Plan& plan, json* result)
       const RowPlacement placement = PlacementOf(plan, table);
       json rows = json::array();
       for (int64_t id = 0; id < table.vocabulary_size; ++id) {
-        rows.push_back(placement.PhysicalRow(id, stack.rows_per_partition));
+        rows.push_back(PhysicalRow(placement, id, stack.rows_per_partition));
       }
       physical[table.name] = std::move(rows);
     }
