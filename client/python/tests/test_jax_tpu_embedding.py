@@ -1,9 +1,13 @@
 """emberd.compat.jax_tpu_embedding: a script for jax-tpu-embedding runs by changed imports, and computes what NumPy does.
 
-What this would catch: a name or an argument that is missing, initial rows of another key, a combiner, a weight or an optimizer
-that is another formula, a lookup that shows the rows after the update, and a step that is made twice.
+What this would catch: a name or an argument that is missing or elsewhere than in jax-tpu-embedding, initial rows of another key, a combiner,
+a weight or an optimizer that is another formula, a lookup that shows the rows after the update, a step that is made twice, and stacks,
+limits or sizes that are not those of jax-tpu-embedding.
 """
 
+import glob
+import importlib
+import json
 import os
 import sys
 import tempfile
@@ -21,15 +25,19 @@ except ImportError as error:
     sys.exit(77)
 
 import jax.numpy as jnp
+import jax_signatures
 import numpy as np
 from flax import nnx
 
 jax.config.update("jax_platforms", "cpu")
 from emberd.compat import jax_tpu_embedding  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.nnx import embed  # noqa: E402
-from emberd.compat.jax_tpu_embedding.sparsecore.lib.nn import embedding, embedding_spec, table_stacking  # noqa: E402
+from emberd.compat.jax_tpu_embedding.sparsecore.lib.nn import embedding, embedding_proto_utils, embedding_spec, table_stacking  # noqa: E402
+from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils  # noqa: E402
 
-EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jax_tpu_embedding_example.py")
+HERE = os.path.dirname(os.path.abspath(__file__))
+EXAMPLE = os.path.join(HERE, "jax_tpu_embedding_example.py")
+GOLDEN = os.path.join(HERE, "..", "..", "..", "tests", "golden")
 # Of ten updates at rates up to 0.5, against float64: Adam divides gradients by their size, so that of small ones the rounding
 # to float32 is seen.
 TOLERANCE = 2e-5
@@ -234,6 +242,263 @@ class FunctionsTest(Case):
                 embedding._compressed(ids, None, features[0])
         with self.assertRaisesRegex(ValueError, "'DIV' is not allowed"):
             embedding.preprocess_sparse_dense_matmul_input([np.zeros((8, 2))], None, features, 1, 1, sharding_strategy="DIV")
+
+
+def recorded(*place):
+    with open(os.path.join(GOLDEN, *place), encoding="utf-8") as file:
+        return json.load(file)
+
+
+# Of the wheel's names, those that are not here: what is of TPUs alone, and what is not made yet.
+NOT_HERE = {
+    "lib.flax.linen.embed": ("WithSparseCoreLayout", "with_sparsecore_layout"),  # layouts of a TPU's memory
+    "lib.flax.nnx.checkpoint_utils": ("TargetTopology", "convert_cross_topology_checkpoint"),  # restoring does not ask for the topology
+    "lib.flax.nnx.embed": ("embedding_lookup_bwd",),
+    "lib.nn.embedding": ("EmbeddingVariablesInitializer", "SparseDenseMatmulInputStats.from_cc", "sharding_strategy_to_enum",
+                         "stack_embedding_gradients", "unstack_embedding_activations"),  # objects of its C++, and stacked activations
+    "lib.nn.embedding_spec": ("CustomOptimizerSpec", *(f"{kind}OptimizerSpec.get_optimizer_primitive" for kind in (
+        "", "SGD", "Adagrad", "Adam", "AdagradMomentum", "FTRL", "LaProp", "F2A"))),
+    "utils.utils": ("DeviceLike",),
+}
+
+
+def differences(theirs, ours):
+    """Why not all calls of theirs are calls of ours with the same meaning. Both as jax_signatures.parameters says."""
+    def parts(text):
+        before, star, after = f"{text}, ".partition("*, ")
+        return *([one for one in part.split(", ") if one and not one.startswith("_")] for part in (before, after if star else "")),
+
+    (their_places, their_names), (our_places, our_names) = parts(theirs), parts(ours)
+    mine = dict(one.partition("=")[::2] for one in our_places + our_names)
+    for one in their_places + their_names:
+        name, _, default = one.partition("=")
+        if name not in mine:
+            yield f"{name} is missing"
+        elif default not in ("", "...", mine[name]):
+            yield f"{name} is {mine[name]}, theirs {default}"
+    wrong = [name for name, other in zip((one.partition("=")[0] for one in their_places), (one.partition("=")[0] for one in our_places)) if name != other]
+    if wrong or len(our_places) < len(their_places):
+        yield f"the order is {our_places}, theirs {their_places}"
+    known = {one.partition("=")[0] for one in their_places + their_names}
+    for one in our_places + our_names:
+        if "=" not in one and not one.startswith("*") and one not in known:
+            yield f"{one} must be given"
+
+
+class SignaturesTest(unittest.TestCase):
+    def test_every_call_of_the_wheel_is_one_here(self):
+        found = 0
+        for name, theirs in recorded("jax_tpu_embedding_signatures.json").items():
+            place = next(one for one in jax_signatures.MODULES if name.startswith(one + "."))
+            path = name[len(place) + 1:]
+            ours = importlib.import_module(f"{jax_tpu_embedding.__name__}.sparsecore.{place}")
+            with self.subTest(name):
+                if any(path == one or path.startswith(one + ".") for one in NOT_HERE.get(place, ())):
+                    self.assertFalse(hasattr(ours, path.split(".")[0]) and "." not in path, "is here: take it out of NOT_HERE")
+                    continue
+                for part in path.split("."):
+                    ours = getattr(ours, part)
+                if theirs is not None:
+                    self.assertEqual(list(differences(theirs, jax_signatures.parameters(ours))), [])
+                found += 1
+        self.assertGreater(found, 120)
+
+    def test_what_differs_is_found(self):
+        for ours, expected in (("a, b=1, *, c=2", []), ("a=3, b=1, c=2, d=4", []), ("b=1, a, *, c=2", ["the order is"]), ("a, b=2, *, c=2", ["b is 2"]),
+                               ("a, b=1", ["c is missing"]), ("a, b=1, *, c=2, d", ["d must be given"]), ("a, *, b=1, c=2", ["the order is"])):
+            found = list(differences("a, b=1, *, c=2", ours))
+            self.assertEqual([one[:len(want)] for one, want in zip(found, expected)], expected)
+            self.assertEqual(len(found), len(expected), found)
+
+    def test_the_recording_is_that_of_the_wheel(self):
+        try:
+            importlib.import_module("jax_tpu_embedding")
+        except ImportError:
+            self.skipTest("jax-tpu-embedding 0.2.0 is not installed; it needs Python 3.12")
+        self.assertEqual(jax_signatures.signatures("jax_tpu_embedding"), recorded("jax_tpu_embedding_signatures.json"))
+
+
+class RecordedTest(unittest.TestCase):
+    """Against what jax-tpu-embedding itself has computed."""
+
+    def test_estimated_limits(self):
+        cases = recorded("estimate_preprocessing_parameters.json")
+        for case in cases:
+            if "expected" not in case:
+                with self.assertRaisesRegex(ValueError, "^(global_batch_size|valency): 0 is not allowed; it must be larger than 0"):
+                    utils.estimate_preprocessing_parameters(**case["input"])
+            else:
+                self.assertEqual(utils.estimate_preprocessing_parameters(**case["input"]), case["expected"])
+        self.assertEqual(len(cases), 26)
+
+    def stacked(self, given):
+        """Features as the stacking of a case leaves them."""
+        kinds = {"sgd": embedding_spec.SGDOptimizerSpec, "adagrad": embedding_spec.AdagradOptimizerSpec}
+        tables = {one["name"]: embedding_spec.TableSpec(
+            one["name"], one["vocab"], one["dim"], jax.nn.initializers.zeros, kinds[one["optimizer"].split(":")[0]](float(one["optimizer"].split(":")[1])),
+            one["combiner"], 8, 8) for one in given["tables"]}
+        features = [embedding_spec.FeatureSpec(one["name"], tables[one["table"]], (one["global_batch"], 1),
+                                               (one["global_batch"], tables[one["table"]].embedding_dim)) for one in given["features"]]
+        arguments = (given["global_device_count"], given["num_sc_per_device"], given["rotation"], lambda *_: 8, lambda *_: 8)
+        limit = {"activation_mem_bytes_limit": given["activation_mem_bytes_limit"] or 2**21}
+        for group in given["groups"] or ():
+            table_stacking.stack_tables(features, group, *arguments, **limit)
+        if not given["groups"]:
+            table_stacking.auto_stack_tables(features, *arguments, **limit)
+        return features, tables
+
+    def test_stacks_and_rows_in_them(self):
+        cases = sorted(glob.glob(os.path.join(GOLDEN, "jax", "05?.json")))
+        self.assertEqual(len(cases), 8)
+        for case in cases:
+            given, expected = (recorded(case)[part] for part in ("input", "expected"))
+            features, tables = self.stacked(given)
+            for name, place in expected["tables"].items():
+                found = tables[name].setting_in_stack
+                self.assertEqual({one: place[one] for one in vars(found)}, vars(found))
+            stacks = embedding.get_stacked_table_specs(features)
+            for name, stack in expected["stacks"].items():
+                self.assertEqual(stack, {one: getattr(stacks[name], one) for one in stack})
+            for feature, want in zip(features, expected["features"]):
+                moved = vars(feature.id_transformation)
+                self.assertEqual(moved, {one: want[one] for one in moved})
+            if "stacked" in expected:
+                self.check_rows(given, expected, features, tables)
+
+    def check_rows(self, given, expected, features, tables):
+        shards = given["global_device_count"] * given["num_sc_per_device"]
+        values = {name: 100000.0 * number + np.arange(table.vocabulary_size * table.embedding_dim).reshape(table.vocabulary_size, -1)
+                  for number, (name, table) in enumerate(sorted(tables.items()))}
+        specs = embedding_proto_utils.create_proto_from_feature_specs(features, given["global_device_count"], given["num_sc_per_device"])
+        stacked = table_stacking.stack_and_shard_tables(tables, values, shards, -1)
+        flat = table_stacking.stack_and_shard_feature_tables({name: jnp.asarray(one) for name, one in values.items()}, specs)
+        for name, want in expected["stacked"].items():
+            np.testing.assert_array_equal(stacked[name], want)
+            np.testing.assert_array_equal(flat[name], np.where(np.asarray(want) == -1, 0, want).reshape(flat[name].shape))
+        back = table_stacking.unshard_and_unstack_tables(tables, jax.tree.map(np.asarray, stacked), shards)
+        for found in (back, table_stacking.unstack_and_unshard_stacked_tables(jax.tree.map(np.asarray, flat), specs)):
+            for name, one in values.items():
+                np.testing.assert_array_equal(found[name], one)
+        physical = table_stacking.get_row_ids_in_stacked_tables(specs, {name: range(len(one)) for name, one in values.items()})
+        self.assertEqual(sorted(sum(physical.values(), [])), sorted(sum(expected["physical_rows"].values(), [])))
+        for name, rows in expected["physical_rows"].items():
+            place, stack = tables[name].setting_in_stack, tables[name].stacked_table_spec
+            self.assertEqual(table_stacking.compute_physical_row_ids(shards, stack.stack_vocab_size, place.shard_rotation, place.row_offset_in_shard,
+                                                                     np.arange(len(rows))).tolist(), rows)
+
+    def test_arrays_are_freed(self):
+        features = specs()
+        embedding.prepare_feature_specs_for_training(features, 1, 4)
+        proto = embedding_proto_utils.create_proto_from_feature_specs(features, 1, 4)
+        rows = jnp.ones((32, 8))
+        stacks = table_stacking.stack_and_shard_feature_tables({"t": rows}, proto, delete_input=True)
+        found = table_stacking.unstack_and_unshard_stacked_tables(stacks, proto, donate=True)
+        self.assertEqual([rows.is_deleted(), stacks["t"].is_deleted(), float(found["t"].sum())], [True, True, 256])
+        for function, what in ((table_stacking.stack_and_shard_feature_tables, "feature_tables: the table"),
+                               (table_stacking.unstack_and_unshard_stacked_tables, "stacked_tables: the stack")):
+            with self.assertRaisesRegex(ValueError, f"{what} 't' is missing; there are u"):
+                function({"u": found["t"]}, proto)
+        with self.assertRaisesRegex(ValueError, r"table 't': row_ids: 32 is not allowed; it must be in \[0, 32\)"):
+            table_stacking.get_row_ids_in_stacked_tables(proto, {"t": [31, 32]})
+
+    def test_sizes_of_buffers(self):
+        sizes = set()
+        for name in ("001", "005", "013", "020", "030"):
+            case = recorded("jax", f"{name}.json")
+            options = case["input"]["options"]
+            where = {"global_device_count": options["global_device_count"], "num_sc_per_device": options["num_sc_per_device"],
+                     "enable_minibatching": options["enable_minibatching"]}
+            for stack, want in case["expected"]["hosts"][0]["stacks"].items():
+                first = case["input"]["stacks"][stack][0]
+                self.assertEqual(embedding.compute_row_pointers_size_per_device(**where), want["row_pointers_size_per_device"])
+                [feature] = specs(names=(stack,))
+                embedding.prepare_feature_specs_for_training(feature, where["global_device_count"], where["num_sc_per_device"])
+                table = feature.table_spec
+                table.stacked_table_spec = table.stacked_table_spec.replace(
+                    max_ids_per_partition=first["max_ids_per_partition"],
+                    suggested_coo_buffer_size_per_device=first["suggested_coo_buffer_size_per_device"])
+                self.assertEqual(embedding.compute_coo_buffer_size_per_device([feature], **where), {stack: want["coo_buffer_size_per_device"]})
+                if first["suggested_coo_buffer_size_per_device"] is None:
+                    self.assertEqual(embedding.compute_theoretical_max_coo_buffer_size(first["max_ids_per_partition"], **where),
+                                     want["coo_buffer_size_per_device"])
+                sizes.add((first["suggested_coo_buffer_size_per_device"] is None, want["coo_buffer_size_per_device"]))
+                table.stacked_table_spec = table.stacked_table_spec.replace(suggested_coo_buffer_size_per_device=2**40)
+                with self.assertRaisesRegex(ValueError, r"suggested_coo_buffer_size_per_device: 1099511627776 is not allowed; it must be in \(0, "):
+                    embedding.compute_coo_buffer_size_per_device(feature, **where)
+        self.assertGreater(len(sizes), 3)
+
+
+class SpecificationsTest(unittest.TestCase):
+    def test_parameters_and_slots_of_optimizers(self):
+        # By jax-tpu-embedding 0.2.0, in step 3.
+        cases = ((embedding_spec.SGDOptimizerSpec(0.5), "sgd", (0.5,), ()),
+                 (embedding_spec.AdagradOptimizerSpec(0.5), "adagrad", (0.5,), ("accumulator",)),
+                 (embedding_spec.AdamOptimizerSpec(0.5), "adam", (0.09188358, 0.9, 0.999, 6.3197536e-10), ("momentum", "velocity")),
+                 (embedding_spec.FTRLOptimizerSpec(0.5), "ftrl", (0.5, -0.5, 0, 0, 0), ("accumulator", "linear")),
+                 (embedding_spec.LaPropOptimizerSpec(0.5), "laprop", (0.5, 0.9, 0.73044926, 1e-30), ("mu", "nu")),
+                 (embedding_spec.F2AOptimizerSpec(0.5), "f2a", (0.5, 0.5, 0, 0, 1e6, 3), ("accumulator", "local_step")),
+                 (embedding_spec.AdagradMomentumOptimizerSpec(0.5), "adagrad_momentum", (0.5, 0.9, 1, 1e-10, 2, 0), ("accumulator", "momentum")))
+        for spec, name, values, slots in cases:
+            self.assertEqual(spec.short_name(), name)
+            np.testing.assert_allclose(spec.get_hyperparameters(3), values, rtol=1e-6)
+            self.assertEqual(spec.slot_variables_initializers()._fields, slots)
+            self.assertEqual(spec.slot_variables_count(), len(slots))
+            again = type(spec).from_float_and_bool_params(spec.get_float_params(), spec.get_bool_params(), 0.5)
+            self.assertEqual(again, spec)
+        first = embedding_spec.AdagradOptimizerSpec(initial_accumulator_value=0.25).slot_variables_initializers().accumulator
+        self.assertEqual(np.asarray(first(jax.random.key(0), (1, 2))).tolist(), [[0.25, 0.25]])
+
+    def test_limits_of_quantization(self):
+        self.assertEqual(embedding_spec.QuantizationConfig(min_value=-1, max_value=1, num_buckets=2).as_tuple(), (-1, 1, 2))
+        with self.assertRaisesRegex(ValueError, "min_value: 1 is not allowed; it must be less than max_value, 1"):
+            embedding_spec.QuantizationConfig(1, 1, 2)
+        with self.assertRaisesRegex(ValueError, "num_buckets: 1 is not allowed; it must be at least 2"):
+            embedding_spec.QuantizationConfig(0, 1, 1)
+
+    def test_statistics_by_device(self):
+        stats = embedding.SparseDenseMatmulInputStats({"t": np.array([5])}, {"t": np.array([3])}, {"t": np.array([16, 24])})
+        self.assertEqual([stats.get_required_buffer_size_per_device("t", cores) for cores in (None, 4)], [48, 96])
+        self.assertIsNone(stats.get_required_buffer_size_per_device("other"))
+        stats.set_required_buffer_size_per_device("t", 100)
+        self.assertEqual(stats.replace(id_drop_counters={"t": 1}).required_buffer_size_per_sc["t"].tolist(), [50, 50])
+        with self.assertRaisesRegex(ValueError, "num_sc_per_device: None is not allowed where nothing was counted for the stack 'u'"):
+            stats.set_required_buffer_size_per_device("u", 100)
+        features = specs()
+        features[0].table_spec.suggested_coo_buffer_size_per_device = 64
+        embedding.prepare_feature_specs_for_training(features, 1, 4)
+        stack = features[0].table_spec.stacked_table_spec
+        for update, buffer in ((stats.replace(required_buffer_size_per_sc={}), 64), (stats, 200)):
+            embedding.update_preprocessing_parameters(features, update, 4)
+            self.assertEqual(features[0].table_spec.stacked_table_spec, stack.replace(
+                max_ids_per_partition=5, max_unique_ids_per_partition=3, suggested_coo_buffer_size_per_device=buffer))
+
+    def test_shapes_are_known_before_there_are_ids(self):
+        features = {"a": specs(names=("a",))[0], "b": specs(names=("b",), valency=1)[0]}
+        features["c"] = embedding_spec.FeatureSpec("c", features["b"].table_spec, (8, 3), (8, 3, 8))
+        features["d"] = embedding_spec.FeatureSpec("d", features["b"].table_spec, (8,), (8, 8))
+        ids = {name: np.zeros(one.input_shape, np.int32) for name, one in features.items()}
+        made, _ = embedding.preprocess_sparse_dense_matmul_input(ids, None, features, 1, 1, num_sc_per_device=4)
+        found = embedding.eval_preprocess_sparse_dense_matmul_input_shape(features, 1, 1)
+        self.assertEqual(jax.tree.map(lambda one: one.shape, found), jax.tree.map(np.shape, made))
+        self.assertEqual(found.lhs_embedding_ids["a"].dtype, made.lhs_embedding_ids["a"].dtype)
+        self.assertEqual(made.replace(num_minibatches=3).num_minibatches, 3)
+
+    def test_a_table_on_devices(self):
+        # 2 devices of 2 SparseCores: SparseCore i mod 4.
+        table = np.arange(16)[:, None]
+        sharded = utils.shard_emb_table(table, num_devices=2, num_sc_per_device=2)
+        self.assertEqual(sharded[..., 0].tolist(), [[0, 4, 8, 12, 1, 5, 9, 13], [2, 6, 10, 14, 3, 7, 11, 15]])
+        np.testing.assert_array_equal(utils.unshard_emb_table(sharded, 2), table)
+        with self.assertRaisesRegex(ValueError, "sharding_strategy: 'DIV' is not allowed"):
+            utils.unshard_emb_table(sharded, 2, "DIV")
+
+    def test_tables_of_unequal_width(self):
+        features = specs(names=("a",)) + specs(names=("b",), dim=12)
+        with self.assertRaisesRegex(ValueError, "fail_on_excess_padding: the tables a, b have 8, 16 columns with padding"):
+            table_stacking.stack_tables(features, ["a", "b"], 1, 4, fail_on_excess_padding=True)
+        self.assertFalse(features[0].table_spec.is_stacked())
+        with self.assertRaisesRegex(ValueError, "table_to_padded_vocab_size: the table 'b' is missing; there are a"):
+            table_stacking.compute_table_to_setting_in_stack("s", ["a", "b"], 8, {"a": 32}, 4, 1)
 
 
 class Net(nnx.Module):

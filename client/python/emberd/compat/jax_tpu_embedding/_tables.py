@@ -20,10 +20,10 @@ from .sparsecore.lib.nn.embedding_spec import TableSpec, takes_nothing
 
 class EmbeddingVariables(NamedTuple):
     """Stands for the rows of a stack, and for its slots. table: float32 [devices, 2], which tables these are and how often
-    they have been updated; slot: as many empty columns as the optimizer has slots."""
+    they have been updated; slot: empty columns by the names of the optimizer's slots."""
 
     table: Any
-    slot: Tuple[Any, ...]
+    slot: Any
 
 
 _place = Place("jax_tpu_embedding")
@@ -71,8 +71,8 @@ def rows_of(variables: Any, table: str) -> Any:
     """A table as it is now; with slots, if given whole embedding variables."""
     model = model_of(variables)
     if isinstance(variables, EmbeddingVariables):
-        return EmbeddingVariables(model.table(table), tuple(model.table(table, slot=slot)
-                                                            for slot in model.tables[table].slots))
+        return EmbeddingVariables(model.table(table), type(variables.slot)(*(
+            model.table(table, slot=slot) for slot in model.tables[table].slots)))
     return model.table(table)
 
 
@@ -136,9 +136,8 @@ def _initial(table: TableSpec, keys: Any) -> Iterator[Tuple[str, Any, Any]]:
         yield table.name, np.arange(table.vocabulary_size), whole[:table.vocabulary_size, :table.embedding_dim]
         return
     shards, place = len(keys), table.setting_in_stack
-    width = math.ceil(table.embedding_dim / 8) * 8 if place is None else place.padded_embedding_dim
     rows = math.ceil(table.vocabulary_size / (8 * shards)) * 8
     for shard in range(shards):
-        ids = np.arange((shard - (place.shard_rotation if place else 0)) % shards, table.vocabulary_size, shards)
+        ids = np.arange((shard - place.shard_rotation) % shards, table.vocabulary_size, shards)
         if ids.size:
-            yield table.name, ids, table.initializer(keys[shard], (rows, width))[:ids.size, :table.embedding_dim]
+            yield table.name, ids, table.initializer(keys[shard], (rows, place.padded_embedding_dim))[:ids.size, :table.embedding_dim]

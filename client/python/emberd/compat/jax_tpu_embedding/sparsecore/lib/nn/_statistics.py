@@ -29,6 +29,25 @@ class SparseDenseMatmulInputStats:
         made._count = lambda: _count(specs, pointers, ids, local_devices, global_devices, sparsecores)
         return made
 
+    def replace(self, **updates: Any) -> "SparseDenseMatmulInputStats":
+        """With other counts."""
+        kept = {name: getattr(self, name) for name in ("max_ids_per_partition", "max_unique_ids_per_partition", "required_buffer_size_per_sc",
+                                                       "id_drop_counters") if name not in updates}
+        return SparseDenseMatmulInputStats(**kept, **updates)
+
+    def get_required_buffer_size_per_device(self, table_name: str, num_sc_per_device: Optional[int] = None) -> Optional[int]:
+        """table_name: of a stack. num_sc_per_device: default: as many as were counted. None: nothing was."""
+        sizes = self.required_buffer_size_per_sc.get(table_name)
+        return None if sizes is None else int(np.max(sizes) * (num_sc_per_device or np.size(sizes)))
+
+    def set_required_buffer_size_per_device(self, table_name: str, required_buffer_size_per_device: int,
+                                            num_sc_per_device: Optional[int] = None) -> None:
+        """table_name: of a stack. num_sc_per_device: default: as many as were counted."""
+        cores = num_sc_per_device or np.size(self.required_buffer_size_per_sc.get(table_name, ()))
+        if not cores:
+            raise ValueError(f"num_sc_per_device: None is not allowed where nothing was counted for the stack {table_name!r}; give it")
+        self.required_buffer_size_per_sc[table_name] = np.full(cores, required_buffer_size_per_device / cores)
+
     def _get(self, index: int) -> Counts:
         if self._count is not None:
             self._counts, self._count = [dict(one) for one in self._count()], None
@@ -58,7 +77,7 @@ def _count(specs: Sequence[FeatureSpec], pointers: Mapping[str, Any], ids: Mappi
     sample = 0
     for spec in specs:
         place, moved = spec.table_spec.setting_in_stack, spec.id_transformation
-        if place is None or moved is None:
+        if moved is None:
             raise ValueError(f"feature {spec.name!r}: call prepare_feature_specs_for_training before")
         splits = np.asarray(pointers[spec.name]).astype(np.int64)
         values = np.asarray(ids[spec.name])[:splits[-1]].astype(np.int64)

@@ -14,13 +14,17 @@ from emberd.arrays import Ragged, as_int32
 from emberd.compat.jax_tpu_embedding._tables import EmbeddingVariables, make, of
 from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils
 from . import table_stacking
+from ._sizes import compute_coo_buffer_size_per_device, compute_row_pointers_size_per_device, compute_theoretical_max_coo_buffer_size
+from ._sizes import sparsecores as _sparsecores
 from ._statistics import SparseDenseMatmulInputStats
 from .embedding_spec import FeatureSpec, StackedTableSpec, TableSpec
 from .table_stacking import LimitsCallable, get_default_limits
 
 __all__ = ["EmbeddingVariables", "PreprocessedInput", "SparseDenseMatmulInput", "SparseDenseMatmulInputStats",
-           "auto_stack_tables", "create_proto_from_feature_specs", "dense_input", "get_stacked_table_specs", "get_table_specs", "init_embedding_variables",
-           "prepare_feature_specs_for_training", "preprocess_sparse_dense_matmul_input",
+           "auto_stack_tables", "compute_coo_buffer_size_per_device", "compute_row_pointers_size_per_device",
+           "compute_theoretical_max_coo_buffer_size", "create_proto_from_feature_specs", "dense_input",
+           "eval_preprocess_sparse_dense_matmul_input_shape", "get_all_reduce_interface", "get_stacked_table_specs", "get_table_specs",
+           "init_embedding_variables", "prepare_feature_specs_for_training", "preprocess_sparse_dense_matmul_input",
            "preprocess_sparse_dense_matmul_input_from_sparse_tensor", "tpu_sparse_dense_matmul",
            "tpu_sparse_dense_matmul_grad", "update_preprocessing_parameters"]
 
@@ -43,7 +47,11 @@ class SparseDenseMatmulInput(NamedTuple):
 
 class PreprocessedInput(NamedTuple):
     sparse_dense_matmul_input: SparseDenseMatmulInput
-    num_minibatches: Any
+    num_minibatches: Any = np.array(1)
+
+    def replace(self, **updates: Any) -> "PreprocessedInput":
+        """With other values of these fields."""
+        return self._replace(**updates)
 
     @property
     def lhs_row_pointers(self) -> Mapping[str, Any]:
@@ -62,13 +70,14 @@ class PreprocessedInput(NamedTuple):
         return self.sparse_dense_matmul_input.lhs_gains
 
 
-def _sparsecores(given: Optional[int]) -> int:
-    return given or utils.num_sparsecores_per_device()
-
-
 def _check_strategy(sharding_strategy: str) -> None:
     if sharding_strategy.upper() != "MOD":
         raise ValueError(f"sharding_strategy: {sharding_strategy!r} is not allowed; it must be 'MOD'")
+
+
+def _check_leading(has_leading_dimension: bool) -> None:
+    if has_leading_dimension:
+        raise ValueError("has_leading_dimension: True is not allowed; pmap is not supported, use jit")
 
 
 def get_table_specs(feature_specs: Any) -> Dict[str, TableSpec]:
@@ -94,9 +103,11 @@ def get_stacked_table_specs(feature_specs: Any) -> Dict[str, StackedTableSpec]:
 def prepare_feature_specs_for_training(feature_specs: Any, global_device_count: int,
                                        num_sc_per_device: Optional[int] = None) -> None:
     """Makes a stack of its own of each table that is in none. The specifications are changed in place."""
+    in_order = sorted(jax.tree.leaves(feature_specs), key=lambda feature: str(feature.name))  # of their samples in the stack
     for name, table in get_table_specs(feature_specs).items():
         if not table.is_stacked():
-            table_stacking.stack_tables(feature_specs, [name], global_device_count, _sparsecores(num_sc_per_device))
+            table_stacking.stack_tables(in_order, [name], global_device_count, _sparsecores(num_sc_per_device))
+            table_stacking.set_limits(in_order, name, suggested_coo_buffer_size_per_device=table.suggested_coo_buffer_size_per_device)
 
 
 def auto_stack_tables(feature_specs: Any, global_device_count: int, num_sc_per_device: Optional[int] = None,
@@ -104,9 +115,9 @@ def auto_stack_tables(feature_specs: Any, global_device_count: int, num_sc_per_d
                       stack_to_max_unique_ids_per_partition: LimitsCallable = get_default_limits,
                       use_short_stack_names: bool = True, *, activation_mem_bytes_limit: Optional[int] = None) -> None:
     """Stacks tables of equal width and optimizer. The specifications are changed in place."""
-    table_stacking.auto_stack_tables(feature_specs, global_device_count, _sparsecores(num_sc_per_device),
+    table_stacking.auto_stack_tables(feature_specs, global_device_count, _sparsecores(num_sc_per_device), None,
                                      stack_to_max_ids_per_partition, stack_to_max_unique_ids_per_partition,
-                                     use_short_stack_names, activation_mem_bytes_limit=activation_mem_bytes_limit)
+                                     use_short_stack_names=use_short_stack_names, activation_mem_bytes_limit=activation_mem_bytes_limit)
 
 
 def init_embedding_variables(rng: Any, table_specs: Any, global_sharding: Any,
@@ -122,8 +133,8 @@ def init_embedding_variables(rng: Any, table_specs: Any, global_sharding: Any,
     stacks = table_stacking.get_table_stacks(table_specs)
     made = make(rng, stacks, devices * _sparsecores(num_sparsecore_per_device), global_sharding)
     # An array of its own each time: they may be donated.
-    return {name: EmbeddingVariables(made + 0, tuple(made[:, 2:] for _ in range(tables[0].optimizer.slot_variables_count())))
-            for name, tables in stacks.items()}
+    return {name: EmbeddingVariables(made + 0, tables[0].optimizer.slot_type(*(
+        made[:, 2:] for _ in range(tables[0].optimizer.slot_variables_count())))) for name, tables in stacks.items()}
 
 
 def preprocess_sparse_dense_matmul_input(
@@ -137,8 +148,7 @@ def preprocess_sparse_dense_matmul_input(
     features: in the structure of feature_specs, arrays [samples, ids of a sample], or of arrays of ids.
     """
     _check_strategy(sharding_strategy)
-    if has_leading_dimension:
-        raise ValueError("has_leading_dimension: True is not allowed; pmap is not supported, use jit")
+    _check_leading(has_leading_dimension)
     specs: List[FeatureSpec] = jax.tree.leaves(feature_specs)
     weights = {} if features_weights is None else by_name(feature_specs, features_weights, "features_weights")
     pointers: Dict[str, Any] = {}
@@ -156,7 +166,10 @@ def preprocess_sparse_dense_matmul_input(
 
 def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
         indices: Nested[Any], values: Nested[Any], dense_shapes: Nested[Any], feature_specs: Nested[Any], local_device_count: int,
-        global_device_count: int, **options: Any) -> Tuple[PreprocessedInput, SparseDenseMatmulInputStats]:
+        global_device_count: int, *, num_sc_per_device: Optional[int] = None, sharding_strategy: str = "MOD",
+        has_leading_dimension: bool = False, allow_id_dropping: bool = False, batch_number: int = 0,
+        enable_minibatching: bool = False, all_reduce_interface: Any = None,
+) -> Tuple[PreprocessedInput, SparseDenseMatmulInputStats]:
     """As preprocess_sparse_dense_matmul_input. indices: [n, 2], by sample; values: [n]; dense_shapes: [2]."""
 
     def ragged(index: Any, value: Any, shape: Any) -> Any:
@@ -168,7 +181,30 @@ def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
     parts = [by_name(feature_specs, part, what)
              for part, what in ((indices, "indices"), (values, "values"), (dense_shapes, "dense_shapes"))]
     features = jax.tree.map(lambda spec: ragged(*(part[spec.name] for part in parts)), feature_specs)
-    return preprocess_sparse_dense_matmul_input(features, None, feature_specs, local_device_count, global_device_count, **options)
+    return preprocess_sparse_dense_matmul_input(
+        features, None, feature_specs, local_device_count, global_device_count, num_sc_per_device=num_sc_per_device,
+        sharding_strategy=sharding_strategy, has_leading_dimension=has_leading_dimension, allow_id_dropping=allow_id_dropping,
+        batch_number=batch_number, enable_minibatching=enable_minibatching, all_reduce_interface=all_reduce_interface)
+
+
+def eval_preprocess_sparse_dense_matmul_input_shape(
+        feature_specs: Nested[Any], local_device_count: int, global_device_count: int, *, num_sc_per_device: Optional[int] = None,
+        has_leading_dimension: bool = False, enable_minibatching: bool = False) -> PreprocessedInput:
+    """The shapes of what `preprocess_sparse_dense_matmul_input` gives for arrays of ids of the features' input_shape, without weights; where
+    that is [samples]: for one id of each position of output_shape. How many ragged ids there are is not known before."""
+    _check_leading(has_leading_dimension)
+    local = {spec.name: math.prod(spec.output_shape[:-1]) * local_device_count // global_device_count for spec in jax.tree.leaves(feature_specs)}
+    valency = {spec.name: spec.input_shape[-1] if len(spec.input_shape) > 1 and spec.input_shape[1:] != spec.output_shape[1:-1] else 1
+               for spec in jax.tree.leaves(feature_specs)}
+    return PreprocessedInput(SparseDenseMatmulInput(
+        {name: jax.ShapeDtypeStruct((samples + 1,), jnp.int32) for name, samples in local.items()},
+        {name: jax.ShapeDtypeStruct((samples * valency[name],), jnp.int32) for name, samples in local.items()}, {}, {}),
+        jax.ShapeDtypeStruct((local_device_count,), jnp.int32))
+
+
+def get_all_reduce_interface(peer_addresses: Sequence[str], minibatching_port: int, host_id: Optional[int] = None,
+                             host_count: Optional[int] = None) -> None:
+    """None, which preprocessing takes: the cluster splits batches, so that hosts have nothing to agree on."""
 
 
 _NARROW = "ids are int32 here, as in jax-tpu-embedding; emberd.jax.Embedding.send takes int64"
@@ -327,7 +363,7 @@ def tpu_sparse_dense_matmul_grad(
     first = _first(embedding_variables)
     after = _call(update, jax.ShapeDtypeStruct(first.shape, first.dtype), first, _inputs(preprocessed_inputs), gradients,
                   rates, count)
-    return {name: EmbeddingVariables(after, tuple(variables[1])) for name, variables in embedding_variables.items()}
+    return {name: EmbeddingVariables(after, variables[1]) for name, variables in embedding_variables.items()}
 
 
 def _first(variables: Mapping[str, EmbeddingVariables]) -> Any:
@@ -336,9 +372,8 @@ def _first(variables: Mapping[str, EmbeddingVariables]) -> Any:
 
 
 def _limits_of(table: TableSpec, limits: Any) -> Dict[str, float]:
-    stack = table.setting_in_stack.stack_name if table.setting_in_stack else table.name
-    return {name: float(limit) for name, limit in zip(("clip_weight_min", "clip_weight_max"), (limits or {}).get(stack, ()))
-            if limit is not None}
+    return {name: float(limit) for name, limit in zip(("clip_weight_min", "clip_weight_max"),
+                                                      (limits or {}).get(table.setting_in_stack.stack_name, ())) if limit is not None}
 
 
 def create_proto_from_feature_specs(feature_specs: Nested[Any], global_device_count: Optional[int],
@@ -354,9 +389,8 @@ def update_preprocessing_parameters(feature_specs: Any, updated_params: SparseDe
     """Sets limits in the specifications, for who reads them: the cluster does not need them."""
     features: List[FeatureSpec] = jax.tree.leaves(feature_specs)
     for stack in get_stacked_table_specs(feature_specs):
-        if stack in updated_params.max_ids_per_partition:
-            buffer = updated_params.required_buffer_size_per_sc.get(stack)
-            table_stacking.set_limits(
-                features, stack, max_ids_per_partition=int(np.max(updated_params.max_ids_per_partition[stack])),
-                max_unique_ids_per_partition=int(np.max(updated_params.max_unique_ids_per_partition[stack])),
-                suggested_coo_buffer_size_per_device=None if buffer is None else math.ceil(np.max(buffer)) * num_sc_per_device)
+        seen = {"suggested_coo_buffer_size_per_device": updated_params.get_required_buffer_size_per_device(stack, num_sc_per_device)}
+        for limit in ("max_ids_per_partition", "max_unique_ids_per_partition"):
+            counts = getattr(updated_params, limit).get(stack)
+            seen[limit] = None if counts is None else int(np.max(counts))
+        table_stacking.set_limits(features, stack, **{name: value for name, value in seen.items() if value is not None})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar, Union
 
+import jax
 import jax.numpy as jnp
 
 from emberd import config
@@ -40,6 +41,39 @@ class CallablePlaceholder:
         return f"CallablePlaceholder({self.tag!r})"
 
 
+class SGDSlotVariables(NamedTuple):
+    """It has none."""
+
+
+class AdagradSlotVariables(NamedTuple):
+    accumulator: Any
+
+
+class AdamSlotVariables(NamedTuple):
+    momentum: Any
+    velocity: Any
+
+
+class AdagradMomentumSlotVariables(NamedTuple):
+    accumulator: Any
+    momentum: Any
+
+
+class FTRLSlotVariables(NamedTuple):
+    accumulator: Any
+    linear: Any
+
+
+class LaPropSlotVariables(NamedTuple):
+    mu: Any
+    nu: Any
+
+
+class F2ASlotVariables(NamedTuple):
+    accumulator: Any
+    local_step: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerSpec:
     """What all optimizers have. learning_rate: a number, or a function of the step, or of nothing."""
@@ -48,10 +82,14 @@ class OptimizerSpec:
     kind: ClassVar[Any] = None  # emberd's
     fields: ClassVar[Mapping[str, str]] = {}  # its names of the others
     fixed: ClassVar[Mapping[str, Any]] = {}
-    slots: ClassVar[int] = 0
+    slot_type: ClassVar[Any] = SGDSlotVariables
+
+    def slot_variables_initializers(self) -> Any:
+        """Constants, by the names of the slots."""
+        return self.slot_type(*(jax.nn.initializers.constant(getattr(self, f"initial_{slot}_value", 0.0)) for slot in self.slot_type._fields))
 
     def slot_variables_count(self) -> int:
-        return self.slots
+        return len(self.slot_type._fields)
 
     def get_learning_rate(self, step: Any = None) -> Any:
         """The rate of a step, a float32 scalar."""
@@ -66,7 +104,12 @@ class OptimizerSpec:
         return jnp.asarray(rate, jnp.float32)
 
     def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        """The learning rate, and what else an update takes."""
         return (self.get_learning_rate(step),)
+
+    def _with_rate(self, step: Any, *names: str) -> Tuple[Any, ...]:
+        values = (getattr(self, name) for name in names)
+        return (self.get_learning_rate(step), *(jnp.asarray(one, bool if isinstance(one, bool) else jnp.float32) for one in values))
 
     def step_values(self, rate: float, step: int) -> Dict[str, float]:
         """What goes along with an update, by emberd's names."""
@@ -113,7 +156,7 @@ class AdagradOptimizerSpec(OptimizerSpec):
 
     initial_accumulator_value: float = 0.1
     kind: ClassVar[Any] = config.Adagrad
-    slots: ClassVar[int] = 1
+    slot_type: ClassVar[Any] = AdagradSlotVariables
     fields: ClassVar[Mapping[str, str]] = {"initial_accumulator_value": "initial_accumulator"}
 
 
@@ -125,9 +168,16 @@ class AdamOptimizerSpec(OptimizerSpec):
     beta_2: float = 0.999
     epsilon: float = 1e-8
     kind: ClassVar[Any] = config.Adam
-    slots: ClassVar[int] = 2
+    slot_type: ClassVar[Any] = AdamSlotVariables
     fields: ClassVar[Mapping[str, str]] = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "epsilon"}
     fixed: ClassVar[Mapping[str, Any]] = {"bias_correction": False, "sum_inside_sqrt": False}  # the values of each step correct
+
+    def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        """With what corrects the bias in the learning rate and in epsilon."""
+        rate, beta_1, beta_2, epsilon = self._with_rate(0 if step is None else step, "beta_1", "beta_2", "epsilon")
+        count = 1 if step is None else step + 1
+        correction = jnp.sqrt(1 - beta_2 ** count)
+        return rate * correction / (1 - beta_1 ** count), beta_1, beta_2, epsilon * correction
 
     def step_values(self, rate: float, step: int) -> Dict[str, float]:
         correction = math.sqrt(1 - self.beta_2 ** (step + 1))
@@ -144,10 +194,16 @@ class AdagradMomentumOptimizerSpec(OptimizerSpec):
     initial_accumulator_value: float = 0.1
     initial_momentum_value: float = 0.0
     kind: ClassVar[Any] = config.AdagradMomentum
-    slots: ClassVar[int] = 2
+    slot_type: ClassVar[Any] = AdagradMomentumSlotVariables
     fields: ClassVar[Mapping[str, str]] = {
         "momentum": "momentum", "beta2": "beta2", "epsilon": "epsilon", "exponent": "exponent", "use_nesterov": "use_nesterov",
         "initial_accumulator_value": "initial_accumulator", "initial_momentum_value": "initial_momentum"}
+
+    def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        return self._with_rate(step, "momentum", "beta2", "epsilon", "exponent", "use_nesterov")
+
+    def short_name(self) -> str:
+        return "adagrad_momentum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,11 +217,14 @@ class FTRLOptimizerSpec(OptimizerSpec):
     initial_linear_value: float = 0.0
     multiply_linear_by_learning_rate: bool = False
     kind: ClassVar[Any] = config.Ftrl
-    slots: ClassVar[int] = 2
+    slot_type: ClassVar[Any] = FTRLSlotVariables
     fields: ClassVar[Mapping[str, str]] = {
         "learning_rate_power": "learning_rate_power", "l1_regularization_strength": "l1",
         "l2_regularization_strength": "l2", "beta": "beta", "initial_accumulator_value": "initial_accumulator",
         "initial_linear_value": "initial_linear", "multiply_linear_by_learning_rate": "multiply_linear_by_learning_rate"}
+
+    def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        return self._with_rate(step, "learning_rate_power", "l1_regularization_strength", "l2_regularization_strength", "beta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,12 +237,20 @@ class LaPropOptimizerSpec(OptimizerSpec):
     rms_clip_threshold: Optional[float] = None
     initial_slot_value: float = 0.0
     kind: ClassVar[Any] = config.LaProp
-    slots: ClassVar[int] = 2
+    slot_type: ClassVar[Any] = LaPropSlotVariables
     fields: ClassVar[Mapping[str, str]] = {"b1": "beta1", "b2": "beta2", "eps": "epsilon"}
 
     def __post_init__(self) -> None:
         if self.rms_clip_threshold is not None or self.initial_slot_value != 0:
             raise ValueError("LaPropOptimizerSpec: rms_clip_threshold must be None and initial_slot_value 0")
+
+    def get_decay_rate(self, step: Any = None) -> Any:
+        """Of the squares, in a step: b2 without what corrects its bias."""
+        return jnp.asarray(self.b2 if step is None else self.b2 * (1 - self.b2 ** step) / (1 - self.b2 ** (step + 1)), jnp.float32)
+
+    def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        rate, b1, eps = self._with_rate(step, "b1", "eps")
+        return rate, b1, self.get_decay_rate(step), eps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +265,7 @@ class F2AOptimizerSpec(OptimizerSpec):
     l2_regularization_strength: float = 0.0
     max_lr_multiplier: float = 1e6
     kind: ClassVar[Any] = config.F2A
-    slots: ClassVar[int] = 2
+    slot_type: ClassVar[Any] = F2ASlotVariables
     fields: ClassVar[Mapping[str, str]] = {
         "rho": "rho", "initial_accumulator_value": "initial_accumulator", "l1_regularization_strength": "l1",
         "l2_regularization_strength": "l2", "max_lr_multiplier": "max_lr_multiplier"}
@@ -208,12 +275,26 @@ class F2AOptimizerSpec(OptimizerSpec):
             raise ValueError(f"F2AOptimizerSpec: initial_local_step_value: {self.initial_local_step_value} is not allowed; it "
                              "must be 0")
 
+    def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        count = 0 if step is None else step
+        return (*self._with_rate(count, "rho", "l1_regularization_strength", "l2_regularization_strength", "max_lr_multiplier"),
+                jnp.asarray(count, jnp.float32))
+
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationConfig:
     min_value: float
     max_value: float
     num_buckets: int
+
+    def __post_init__(self) -> None:
+        if not self.min_value < self.max_value:
+            raise ValueError(f"QuantizationConfig: min_value: {self.min_value} is not allowed; it must be less than max_value, {self.max_value}")
+        if self.num_buckets < 2:
+            raise ValueError(f"QuantizationConfig: num_buckets: {self.num_buckets} is not allowed; it must be at least 2")
+
+    def as_tuple(self) -> Tuple[float, float, int]:
+        return self.min_value, self.max_value, self.num_buckets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,6 +329,10 @@ class StackedTableSpec:
     quantization_config: Optional[QuantizationConfig] = None
     activation_mem_bytes_limit: int = DEFAULT_ACTIVATION_MEM_BYTES_LIMIT
 
+    def replace(self, **updates: Any) -> "StackedTableSpec":
+        """One with other values of these fields."""
+        return dataclasses.replace(self, **updates)
+
 
 @dataclasses.dataclass(eq=True, unsafe_hash=True)
 class TableSpec:
@@ -267,14 +352,16 @@ class TableSpec:
     max_unique_ids_per_partition: int = 256
     suggested_coo_buffer_size_per_device: Optional[int] = None
     quantization_config: Optional[QuantizationConfig] = None
-    # Set by embedding.prepare_feature_specs_for_training and by stacking.
-    setting_in_stack: Optional[TableSettingInStack] = dataclasses.field(default=None, compare=False)
+    # Set by embedding.prepare_feature_specs_for_training and by stacking; before, a table is a stack of its own, without padding.
+    setting_in_stack: TableSettingInStack = dataclasses.field(default=None, compare=False)  # type: ignore[assignment]
     stacked_table_spec: Optional[StackedTableSpec] = dataclasses.field(default=None, compare=False)
     feature_shapes: Mapping[str, Tuple[int, ...]] = dataclasses.field(default_factory=dict, compare=False)  # output_shape by name
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, OptimizerSpec):
             raise TypeError(f"table {self.name!r}: optimizer: {self.optimizer!r} is not allowed; give one as SGDOptimizerSpec()")
+        if self.setting_in_stack is None:
+            self.setting_in_stack = TableSettingInStack(self.name, self.vocabulary_size, self.embedding_dim)
 
     def is_stacked(self) -> bool:
         return self.stacked_table_spec is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Dict, Mapping, Optional
 
 import jax
@@ -33,14 +34,14 @@ class SparseCoreEmbed(nn.Module):
 
     feature_specs: Any
     sharding_axis: str = "sparsecore_sharding"
-    mesh: Any = None
+    _mesh: Any = None
     table_sharding_strategy: str = "MOD"
     enable_minibatching: bool = False
     num_sc_per_device: int = -1
+    mesh: Any = dataclasses.field(default=None, kw_only=True)  # _mesh under the name that it had before
 
     def __post_init__(self) -> None:
-        if not self.mesh:
-            self.mesh = jax.sharding.Mesh(jax.devices(), [self.sharding_axis])
+        self.mesh = self._mesh = self._mesh or self.mesh or jax.sharding.Mesh(jax.devices(), [self.sharding_axis])
         self.num_sc_per_device = utils.num_sparsecores_per_device(self.mesh.devices.item(0))
         super().__post_init__()
 
@@ -105,8 +106,7 @@ class SparseCoreEmbed(nn.Module):
         held = self.scope.root.variables().get(COLLECTION, {})
         for part in self.path:
             held = held.get(part, held)
-        stacks = {table.setting_in_stack.stack_name if table.setting_in_stack else name
-                  for name, table in embedding.get_table_specs(self.feature_specs).items()}
+        stacks = {table.setting_in_stack.stack_name for table in embedding.get_table_specs(self.feature_specs).values()}
         missing = sorted(stacks - set(held))
         if missing:
             raise ValueError(f'variables: the collection "{COLLECTION}" has {", ".join(held) or "nothing"}, and not {missing[0]!r}; give {{"params": '

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 from emberd.client import Model
 from emberd.compat.jax_tpu_embedding._tables import model_of
-from ...nn import embedding
+from ...nn import embedding, table_stacking
 from ...proto import embedding_spec_pb2
 from . import embed
 
@@ -118,11 +118,8 @@ def _is_of_tables(variable: Any) -> bool:
 def _places(spec: Any) -> Iterator[Tuple[Any, Any, Any]]:
     """The stack and the description of each table, and where its rows lie in the stack: by SparseCore, then by table."""
     for stack in spec.stacked_table_specs:
-        shards = stack.num_sparsecores
         for table in stack.table_specs:
-            ids = np.arange(table.vocab_size)
-            shard = (ids % shards + table.shard_rotation) % shards
-            yield stack, table, shard * (stack.stack_vocab_size // shards) + table.row_offset_in_shard + ids // shards
+            yield stack, table, table_stacking.rows_in_stack(stack, table)
 
 
 def _stacks(variables: Any, spec: Any) -> Dict[str, Any]:
