@@ -235,6 +235,73 @@ class PrintedExampleTest(Case):
         self.assertAlmostEqual(float(evaluation_step(iterator, 2)), 2 * 32 * b, places=3)
 
 
+class ServingTest(Case):
+    """Against TensorFlow's own lookups for serving, over variables with the rows of the cluster."""
+
+    def config(self, kinds):
+        users, items = (kinds.TableConfig(vocabulary_size=32, dim=4, combiner=combiner, name=combiner) for combiner in ("mean", "sqrtn"))
+        return {"user": kinds.FeatureConfig(users, output_shape=[64]), "seen": kinds.FeatureConfig(items, max_sequence_length=2),
+                "liked": (kinds.FeatureConfig(items), kinds.FeatureConfig(items, max_sequence_length=5, output_shape=[3, 2])),
+                "last": kinds.FeatureConfig(items, output_shape=[3, 1])}
+
+    def test_lookups_are_those_of_tensorflow(self):
+        name = self.id().split(".")[-1]
+        config, there = self.config(tpu), self.config(THERE)
+        trained = tpu.TPUEmbeddingV2(config, tpu.SGD(1.0))
+        trained.build()
+        for table in trained.embedding_tables.values():
+            table.assign(np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32))
+        tpu.use(self.client, model=name)
+        serving = tpu.TPUEmbeddingForServing(config, None)  # without slots, of which the model has none either
+        self.assertEqual(serving.model.name, trained.model.name)
+        tables = {feature.table: tf.Variable(serving.embedding_tables[ours.table].numpy())
+                  for feature, ours in zip(tf.nest.flatten(there), tf.nest.flatten(config))}
+        ragged, sparse = tf.ragged.constant([[1, 2, 3], [], [4]]), tf.SparseTensor([[0, 0], [0, 2], [2, 1]], tf.constant([1, 2, 3], tf.int64), [3, 3])
+        some = tf.constant([0.5, 2.0, 1.0])
+        inputs = {"user": tf.constant([[1], [2], [31]]), "seen": ragged, "liked": (sparse, ragged), "last": ragged}
+        weights = {"user": None, "seen": None, "liked": (tf.SparseTensor(sparse.indices, some, sparse.dense_shape), None), "last": None}
+        for given, scales in ((inputs, None), (inputs, weights), ({"seen": sparse}, None), ({"user": tf.constant([[1, 2], [3, 4]])}, None)):
+            expected = THERE.serving_embedding_lookup(given, scales, tables, there)
+            for found in (serving(given, scales), tf.function(serving.embedding_lookup)(given, scales),
+                          tpu.serving_embedding_lookup(given, scales, serving.embedding_tables, config)):
+                tf.nest.assert_same_structure(expected, found)
+                for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
+                    np.testing.assert_allclose(other, one, atol=1e-6)
+        for call, error in ((lambda: serving({"other": ragged}), "inputs: other is not a feature of feature_config; it has last, liked/0, liked/1, seen, user"),
+                            (lambda: serving({"last": ragged[:2]}), r"feature 'last': 2 samples are not allowed for output_shape \[3, 1\]"),
+                            (lambda: tpu.serving_embedding_lookup(inputs, None, tables, config), "tables: a ResourceVariable is not allowed")):
+            with self.assertRaisesRegex((ValueError, TypeError), error):
+                call()
+
+    def test_trained_rows_are_served_and_tables_that_are_not_there_are_made(self):
+        one = simple(rows=4)
+        fresh = tpu.TPUEmbeddingForServing(one, None)
+        self.assertEqual(fresh(tf.constant([3])).numpy().tolist(), [[3.0] * 4])
+        tpu.use(self.client, model="trained")
+        trained = tpu.TPUEmbeddingV2(one, tpu.Adagrad(1.0))
+        _, kept = trained(tf.constant([3]))
+        tpu.use(self.client, model="trained")
+        serving = tpu.TPUEmbeddingForServing(one, tpu.Adagrad(1.0))
+        self.assertEqual(list(serving.variables["t"]), ["parameters", "accumulators"])
+        trained.apply_gradients(tf.ones([1, 4]), kept)
+        np.testing.assert_allclose(serving(tf.constant([3])), [[3 - 1 / np.sqrt(1.1)] * 4], atol=1e-6)
+
+    def test_limits_that_a_batch_would_need(self):
+        users, items = (tpu.TableConfig(64, 8, name=name, combiner="sum") for name in ("users", "items"))
+        config = {"a": tpu.FeatureConfig(users, output_shape=[8]), "b": (tpu.FeatureConfig(items, output_shape=[8]),)}
+        batch = {"a": tf.constant([0, 8, 16, 24, 1, 1, 2, 3]), "b": (tf.ragged.constant([[5, 5, 13]] + [[]] * 7),)}
+        # Apart, of 2 chips of 4 SparseCores, each SparseCore with 2 samples: 0 and 8 go to SparseCore 0, 5 and 13 to 5.
+        apart = tpu.SparseCoreEmbeddingConfig(disable_table_stacking=True)
+        found = tpu.TPUEmbeddingV2.compute_sparse_core_stats(batch, config, 2, optimizer=tpu.SGD(), sparse_core_embedding_config=apart)
+        self.assertEqual(found, ({"items": 2, "users": 2}, {"items": 2, "users": 2}))
+        # In a stack of 1 chip with 2 SparseCores: the first 8 samples are those of one feature.
+        ids, unique = tpu.TPUEmbeddingV2.compute_sparse_core_stats(batch, config, 1, 2, tpu.SGD())
+        self.assertEqual([list(one) for one in (ids, unique)], [["items_users"]] * 2)
+        self.assertEqual((ids["items_users"], unique["items_users"]), (5, 5))
+        with self.assertRaisesRegex(ValueError, "64"):
+            tpu.TPUEmbeddingV2.compute_sparse_core_stats({**batch, "a": tf.constant([64] * 8)}, config, 1)
+
+
 def features_rows(name):
     """What a table began with."""
     one = next(one.table for one in tf.nest.flatten(features()) if one.table.name == name)
@@ -383,13 +450,14 @@ class InputsTest(Case):
 class ConfigTest(Case):
     def test_arguments_and_defaults_are_those_of_tensorflow(self):
         for name in ("SGD", "Adagrad", "AdagradMomentum", "FTRL", "Adam", "QuantizationConfig", "TableConfig", "FeatureConfig",
-                     "SparseCoreEmbeddingConfig", "RowIdInitializer", "TPUEmbedding", "TPUEmbeddingV2"):
+                     "SparseCoreEmbeddingConfig", "RowIdInitializer", "TPUEmbedding", "TPUEmbeddingForServing", "TPUEmbeddingV2",
+                     "serving_embedding_lookup"):
             here, there = ({one.name: one.default for one in inspect.signature(getattr(package, name)).parameters.values()}
                            for package in (tpu, THERE))
             self.assertEqual(list(here), list(there), name)
             self.assertEqual(here, there, name)
-        for name in ("build", "embedding_lookup", "enqueue", "dequeue", "apply_gradients"):
-            for kind in ("TPUEmbedding", "TPUEmbeddingV2"):
+        for name in ("build", "embedding_lookup", "enqueue", "dequeue", "apply_gradients", "compute_sparse_core_stats"):
+            for kind in ("TPUEmbedding", "TPUEmbeddingForServing", "TPUEmbeddingV2"):
                 if hasattr(getattr(THERE, kind), name):
                     self.assertEqual(list(inspect.signature(getattr(getattr(tpu, kind), name)).parameters),
                                      list(inspect.signature(getattr(getattr(THERE, kind), name)).parameters), f"{kind}.{name}")

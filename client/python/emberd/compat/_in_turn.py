@@ -10,6 +10,7 @@ import numpy as np
 from emberd._place import default_client
 from emberd.arrays import Floats, Hyper, Ragged
 from emberd.client import Client, Model
+from emberd.errors import NotFound
 from emberd.trainer import Trainer
 
 Ids = Mapping[str, Ragged]
@@ -27,10 +28,21 @@ class Place:
 
     def declare(self, make: Any) -> Model:
         """make: gives the description of a model of a name."""
-        name = self._model + (f"_{self._made}" if self._made else "")
-        model = (self._client or default_client()).declare(make(name))
+        model = (self._client or default_client()).declare(make(self._name()))
         self._made += 1
         return model
+
+    def find(self) -> Optional[Model]:
+        """The model of the next name, if it is there."""
+        try:
+            model = (self._client or default_client()).model(self._name())
+        except NotFound:
+            return None
+        self._made += 1
+        return model
+
+    def _name(self) -> str:
+        return self._model + (f"_{self._made}" if self._made else "")
 
 
 class InTurn:

@@ -27,6 +27,7 @@ optimizer that moves rows which are not in the batch (`lazy_adam=False`).
 from ._config import (FTRL, SGD, Adagrad, AdagradMomentum, Adam, FeatureConfig, QuantizationConfig, RowIdInitializer,
                       SparseCoreEmbeddingConfig, TableConfig)
 from ._embedding import EmbeddingTable, TPUEmbedding, TPUEmbeddingV2, use
+from ._serving import TPUEmbeddingForServing, serving_embedding_lookup
 
 __all__ = ["FTRL", "SGD", "Adagrad", "AdagradMomentum", "Adam", "EmbeddingTable", "FeatureConfig", "QuantizationConfig", "RowIdInitializer",
-           "SparseCoreEmbeddingConfig", "TPUEmbedding", "TPUEmbeddingV2", "TableConfig", "use"]
+           "SparseCoreEmbeddingConfig", "TPUEmbedding", "TPUEmbeddingForServing", "TPUEmbeddingV2", "TableConfig", "serving_embedding_lookup", "use"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
@@ -13,9 +14,10 @@ from emberd.arrays import Floats, Ragged
 from emberd.client import Client, Model
 from emberd.trainer import Trainer
 from .._in_turn import InTurn, Place
+from . import _statistics
 from ._config import FeatureConfig, Optimizer, SparseCoreEmbeddingConfig, TableConfig
 
-_place = Place("tpu_embedding")
+place = Place("tpu_embedding")
 _SLOTS: Dict[str, str] = {"accumulator": "accumulators", "momentum": "momenta", "velocity": "velocities", "linear": "linears"}  # as they are called there
 # By feature: ids int64 [n], where each sample begins and the last ends int64 [samples + 1], weights float32 [n] or [0], the shape of the
 # activations without dim.
@@ -25,7 +27,7 @@ Prepared = Dict[str, Tuple[Any, Any, Any, Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _as_it_is(function: Function) -> Function:
+def as_it_is(function: Function) -> Function:
     """tf.function traces it, and does not rewrite it."""
     made: Function = tf.autograph.experimental.do_not_convert(function)
     return made
@@ -33,14 +35,14 @@ def _as_it_is(function: Function) -> Function:
 
 def use(client: Client, *, model: str = "tpu_embedding", group: str = "train") -> None:
     """Makes the next tables on the cluster of this client, in models named `model`, `model`_1 and so on."""
-    _place.use(client, model, group)
+    place.use(client, model, group)
 
 
 class EmbeddingTable:
     """A table, or a slot of its optimizer, on the cluster: float32 [vocabulary_size, dim], in the order of ids. Each call reads all of it."""
 
     def __init__(self, model: Model, table: str, slot: str) -> None:
-        self._model, self._table, self._slot = model, table, slot
+        self.model, self._table, self._slot = model, table, slot
         self.name, self.dtype = f"{table}/{_SLOTS.get(slot, slot)}" if slot else table, tf.float32
         self.shape = tf.TensorShape([model.tables[table].vocabulary_size, model.tables[table].embedding_dim])
 
@@ -48,10 +50,10 @@ class EmbeddingTable:
         return f"EmbeddingTable({self.name!r}, shape={self.shape.as_list()})"
 
     def __len__(self) -> int:
-        return self._model.tables[self._table].vocabulary_size
+        return self.model.tables[self._table].vocabulary_size
 
     def numpy(self) -> Floats:
-        return self._model.table(self._table, slot=self._slot)
+        return self.model.table(self._table, slot=self._slot)
 
     def read_value(self) -> Any:
         return tf.convert_to_tensor(self.numpy())
@@ -60,24 +62,26 @@ class EmbeddingTable:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def assign(self, value: Any) -> "EmbeddingTable":
-        self._model.assign_rows(self._table, np.arange(len(self)), np.asarray(value), slot=self._slot)
+        self.model.assign_rows(self._table, np.arange(len(self)), np.asarray(value), slot=self._slot)
         return self
 
 
-class _Embedding:
+class BaseEmbedding:
     """What both have."""
 
     def __init__(self, feature_config: Any, optimizer: Optional[Optimizer] = None, pipeline_execution_with_tensor_core: bool = False,
                  sparse_core_embedding_config: Optional[SparseCoreEmbeddingConfig] = None) -> None:
         self._structure, self._config = feature_config, sparse_core_embedding_config
-        self._features: Dict[str, FeatureConfig] = {}
+        self.features: Dict[str, FeatureConfig] = {}
+        self.paths: Dict[str, str] = {}  # to the name of the feature
         self._names: Dict[TableConfig, str] = {}
         self._optimizers: Dict[str, Optional[Optimizer]] = {}
         # In the order in which tf.nest has them.
         for path, feature in nested.flatten({"feature": feature_config} if isinstance(feature_config, FeatureConfig) else feature_config).items():
             if not isinstance(feature, FeatureConfig):
                 raise ValueError(f"feature_config: {path}: {feature!r} is not allowed; it must be a FeatureConfig")
-            self._features[path if not feature.name or feature.name in self._features else feature.name] = feature
+            self.paths[path] = path if not feature.name or feature.name in self.features else feature.name
+            self.features[self.paths[path]] = feature
             if feature.table not in self._names:
                 self._add_table(feature.table, optimizer)
         self._in_turn: Optional[InTurn] = None
@@ -99,13 +103,16 @@ class _Embedding:
     def _built(self) -> InTurn:
         if self._in_turn is None:
             with tf.init_scope():  # not as a part of the function that is being traced
-                model = _place.declare(self._declared)
-                for table, name in self._names.items():
-                    if model.created and table.initializer is not None and not isinstance(table.initializer, config.Initializer):
-                        rows = table.initializer([table.vocabulary_size, table.dim], dtype=tf.float32)
-                        model.assign_rows(name, np.arange(table.vocabulary_size), np.asarray(rows))
-                self._in_turn = InTurn(Trainer(model, _place.group))
+                self._in_turn = InTurn(Trainer(self._made(), place.group))
         return self._in_turn
+
+    def _made(self) -> Model:
+        model = place.declare(self._declared)
+        for table, name in self._names.items():
+            if model.created and table.initializer is not None and not isinstance(table.initializer, config.Initializer):
+                rows = table.initializer([table.vocabulary_size, table.dim], dtype=tf.float32)
+                model.assign_rows(name, np.arange(table.vocabulary_size), np.asarray(rows))
+        return model
 
     def _declared(self, name: str) -> config.ModelConfig:
         tables = []
@@ -119,7 +126,7 @@ class _Embedding:
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
         stacked = not (self._config and self._config.disable_table_stacking)
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table])
-                                                 for one, feature in self._features.items()],
+                                                 for one, feature in self.features.items()],
                                   plan=config.PlanConfig(rules="tensorflow", auto_stack=stacked))
 
     def _tables(self) -> Iterator[Tuple[TableConfig, str, Dict[str, EmbeddingTable]]]:
@@ -136,20 +143,13 @@ class _Embedding:
         else:
             tf.nest.assert_same_structure(self._structure, weights)
             scales = tf.nest.flatten(weights)
-        return {name: _prepared(name, feature, ids, scale)
-                for (name, feature), ids, scale in zip(self._features.items(), given, scales)}
+        return {name: as_samples(name, feature, ids, scale)
+                for (name, feature), ids, scale in zip(self.features.items(), given, scales)}
 
     def _look_up(self, prepared: Prepared) -> Any:
-        in_turn, names = self._built(), list(prepared)
+        in_turn = self._built()
         look_up = in_turn.look_up if any(self._optimizers.values()) else in_turn.trainer.look_up  # rows that are not trained have no steps
-
-        def on_host(*arrays: Any) -> List[Floats]:
-            found = look_up(_ids(names, arrays))
-            return [found[name] for name in names]
-
-        found = tf.nest.flatten(tf.numpy_function(on_host, _arrays(prepared), [tf.float32] * len(names)))  # eagerly, a list of one is none
-        return tf.nest.pack_sequence_as(self._structure, [
-            tf.reshape(rows, tf.concat([prepared[name][3], [self._features[name].table.dim]], 0)) for name, rows in zip(names, found)])
+        return looked_up(look_up, prepared, {name: feature.table.dim for name, feature in self.features.items()}, self._structure)
 
     def _check_built(self) -> InTurn:
         if self._in_turn is None:
@@ -159,7 +159,7 @@ class _Embedding:
     def _update(self, gradients: Any, prepared: Prepared) -> None:
         tf.nest.assert_same_structure(self._structure, gradients)
         given = {}
-        for (name, feature), gradient in zip(self._features.items(), tf.nest.flatten(gradients)):
+        for (name, feature), gradient in zip(self.features.items(), tf.nest.flatten(gradients)):
             if gradient is None:
                 continue  # it is zero
             if not tf.is_tensor(gradient):
@@ -178,6 +178,19 @@ class _Embedding:
         tf.numpy_function(on_host, [*_arrays(prepared), *given.values(), *rates.values()], tf.int64)
 
 
+def looked_up(look_up: Callable[[Dict[str, Ragged]], Mapping[str, Floats]], prepared: Prepared, widths: Mapping[str, int], structure: Any) -> Any:
+    """Activations in a structure. look_up: gives rows by feature; widths: columns by feature."""
+    names = list(prepared)
+
+    def on_host(*arrays: Any) -> List[Floats]:
+        found = look_up(_ids(names, arrays))
+        return [found[name] for name in names]
+
+    found = tf.nest.flatten(tf.numpy_function(on_host, _arrays(prepared), [tf.float32] * len(names)))  # eagerly, a list of one is none
+    return tf.nest.pack_sequence_as(structure, [
+        tf.reshape(rows, tf.concat([prepared[name][3], [widths[name]]], 0)) for name, rows in zip(names, found)])
+
+
 def _arrays(prepared: Prepared) -> List[Any]:
     return [array for one in prepared.values() for array in one[:3]]
 
@@ -191,7 +204,7 @@ def _ids(names: List[str], arrays: Any) -> Dict[str, Ragged]:
     return result
 
 
-def _prepared(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tuple[Any, Any, Any, Any]:
+def as_samples(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tuple[Any, Any, Any, Any]:
     """Ids of any kind as those of samples one after the other."""
     kind: Any = next((kind for kind in (tf.SparseTensor, tf.RaggedTensor) if isinstance(ids, kind)), tf.Tensor)
     if kind is tf.Tensor:
@@ -252,7 +265,7 @@ def _coordinates(name: str, ids: Any) -> Tuple[Any, Any, Any, Any]:
     return ids.nrows(), tf.cast(rows, tf.int64), tf.cast(columns, tf.int64), ids.values
 
 
-class TPUEmbeddingV2(_Embedding):
+class TPUEmbeddingV2(BaseEmbedding):
     """A lookup gives what its update takes: activations in the structure of feature_config, float32 [..., dim], and the prepared ids."""
 
     def build(self) -> None:
@@ -269,35 +282,50 @@ class TPUEmbeddingV2(_Embedding):
         """By the name of the table: "parameters", and the slots of the optimizer by their names in TensorFlow."""
         return {name: variables for _, name, variables in self._tables()}
 
-    @_as_it_is
+    @classmethod
+    def compute_sparse_core_stats(cls, features: Any, feature_config: Any, num_tpu_chips: int, num_sc_per_chip: int = 4,
+                                  optimizer: Optional[Optimizer] = None,
+                                  sparse_core_embedding_config: Optional[SparseCoreEmbeddingConfig] = None) -> Tuple[Dict[str, int], Dict[str, int]]:
+        """By stack, the most ids, and the most different ids, that a SparseCore of a chip has for one SparseCore, of a batch of one chip: what
+        limits would have to allow on TPUs. Needs no cluster, and makes no tables."""
+        embedding = cls(feature_config, optimizer, False, sparse_core_embedding_config)
+        prepared = embedding._prepare(features, None)
+        names = {name: f"f{index}" for index, name in enumerate(prepared)}  # of files
+        model = embedding._declared("model")
+        model = dataclasses.replace(model, features=[
+            dataclasses.replace(one, name=names[one.name], batch_size=max(1, len(prepared[one.name][1]) - 1)) for one in model.features])
+        return _statistics.of_batch(model, {names[name]: (one[0].numpy(), one[1].numpy()) for name, one in prepared.items()}, num_tpu_chips,
+                                    num_sc_per_chip)
+
+    @as_it_is
     def __call__(self, features: Any, weights: Any = None) -> Tuple[Any, Prepared]:
         return self.embedding_lookup(features, weights)
 
-    @_as_it_is
+    @as_it_is
     def embedding_lookup(self, features: Any, weights: Any = None) -> Tuple[Any, Prepared]:
         """features: tf.Tensor, tf.SparseTensor or tf.RaggedTensor of integers in the structure of feature_config; weights: of the same kinds and
         places, or None for all or for some."""
         return self.dequeue(self.enqueue(features, weights))
 
-    @_as_it_is
+    @as_it_is
     def enqueue(self, features: Any, weights: Any = None, device: Optional[str] = None) -> Prepared:
         """Prepares ids for `dequeue`, and looks nothing up."""
         return self._prepare(features, weights)
 
-    @_as_it_is
+    @as_it_is
     def dequeue(self, partitioned_tensors: Prepared) -> Tuple[Any, Prepared]:
         return self._look_up(partitioned_tensors), partitioned_tensors
 
-    @_as_it_is
+    @as_it_is
     def apply_gradients(self, gradients: Any, preserved_outputs: Prepared) -> None:
         """One update of each row that was looked up. gradients: in the structure of feature_config, of the shapes of the activations; None: zero."""
         self._check_built()
-        if not isinstance(preserved_outputs, Mapping) or set(preserved_outputs) != set(self._features):
+        if not isinstance(preserved_outputs, Mapping) or set(preserved_outputs) != set(self.features):
             raise ValueError("preserved_outputs: it must be the second output of the lookup")
         self._update(gradients, preserved_outputs)
 
 
-class TPUEmbedding(_Embedding):
+class TPUEmbedding(BaseEmbedding):
     """Lookups go through a queue: `enqueue` puts ids into it, `dequeue` gives the activations of the oldest, and `apply_gradients` updates those of the
     oldest that was dequeued for training and has had no update."""
 
@@ -315,12 +343,12 @@ class TPUEmbedding(_Embedding):
     def embedding_tables(self) -> Dict[TableConfig, EmbeddingTable]:
         return {table: variables["parameters"] for table, _, variables in self._tables()}
 
-    @_as_it_is
+    @as_it_is
     def __call__(self, features: Any, weights: Any = None) -> Any:
         """Activations without the queue, for evaluation."""
         return self._look_up(self._prepare(features, weights))
 
-    @_as_it_is
+    @as_it_is
     def enqueue(self, features: Any, weights: Any = None, training: bool = True, name: Optional[str] = None,
                 device: Optional[str] = None) -> None:
         """As TPUEmbeddingV2.embedding_lookup has features and weights. training: `apply_gradients` follows."""
@@ -335,12 +363,12 @@ class TPUEmbedding(_Embedding):
 
         tf.numpy_function(on_host, [array for one in prepared.values() for array in one], tf.int64)
 
-    @_as_it_is
+    @as_it_is
     def dequeue(self, name: Optional[str] = None) -> Any:
         """Activations in the structure of feature_config, float32 [..., dim]."""
         if self._shapes is None:
             raise RuntimeError("dequeue: nothing has been enqueued; the function that enqueues is called, or traced, before")
-        kinds = [tf.int64, tf.int64, tf.float32, tf.int32] * len(self._features)
+        kinds = [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features)
 
         def on_host() -> List[Any]:
             if not self._queue:
@@ -355,7 +383,7 @@ class TPUEmbedding(_Embedding):
             one.set_shape(shape.concatenate(one.shape[-1:]))
         return activations
 
-    @_as_it_is
+    @as_it_is
     def apply_gradients(self, gradients: Any, name: Optional[str] = None) -> None:
         """As TPUEmbeddingV2.apply_gradients has gradients."""
 
@@ -364,12 +392,12 @@ class TPUEmbedding(_Embedding):
                 raise RuntimeError("apply_gradients: nothing was dequeued that was enqueued for training")
             return self._awaiting.popleft()
 
-        self._update(gradients, self._with_shapes(tf.numpy_function(on_host, [], [tf.int64, tf.int64, tf.float32, tf.int32] * len(self._features))))
+        self._update(gradients, self._with_shapes(tf.numpy_function(on_host, [], [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features))))
 
     def _with_shapes(self, arrays: Any) -> Prepared:
         assert self._shapes is not None
         prepared: Prepared = {}
-        for index, (name, shape) in enumerate(zip(self._features, self._shapes)):
+        for index, (name, shape) in enumerate(zip(self.features, self._shapes)):
             values, splits, weights, found = arrays[4 * index:4 * index + 4]
             found.set_shape([shape.rank])
             prepared[name] = values, splits, weights, found

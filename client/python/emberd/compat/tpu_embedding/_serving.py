@@ -1,0 +1,95 @@
+"""Lookups without training: tables that are being trained, or were restored, on the same cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Mapping, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from emberd import nested
+from emberd.client import Model
+from ._config import FeatureConfig, Optimizer, TableConfig
+from ._embedding import BaseEmbedding, EmbeddingTable, as_it_is, as_samples, looked_up, place
+
+
+@as_it_is
+def serving_embedding_lookup(inputs: Any, weights: Optional[Any], tables: Mapping[TableConfig, EmbeddingTable], feature_config: Any) -> Any:
+    """Activations in the structure of inputs, which may have a part of the features of feature_config: of a dense input, float32 [its shape, dim];
+    of a sparse or a ragged one, [samples, dim], or [samples, max_sequence_length, dim] where the feature has no output_shape. A ragged one with
+    an output_shape gets that: of combined samples, or, where it is N times their number, of the first N ids of each.
+
+    tables: the `embedding_tables` of a TPUEmbedding, or of a TPUEmbeddingForServing.
+    """
+    for table in tables.values():
+        if not isinstance(table, EmbeddingTable):
+            raise TypeError(f"tables: a {type(table).__name__} is not allowed; it must be an EmbeddingTable; for variables of TensorFlow there is "
+                            "tf.tpu.experimental.embedding.serving_embedding_lookup")
+    return _look_up(inputs, weights, next(iter(tables.values())).model, BaseEmbedding(feature_config))
+
+
+def _look_up(inputs: Any, weights: Optional[Any], model: Model, there: BaseEmbedding) -> Any:
+    scales = {} if weights is None else _by_path(weights)
+    given: Dict[str, Any] = {}
+    for path, ids in _by_path(inputs).items():
+        if path not in there.paths:
+            raise ValueError(f"inputs: {path} is not a feature of feature_config; it has {', '.join(there.paths)}")
+        name = there.paths[path]
+        given[name] = _of_any_shape(name, there.features[name], ids, scales.get(path))
+    widths = {name: feature.table.dim for name, feature in there.features.items()}
+    return looked_up(lambda ids: model.lookup(ids, partial=True), given, widths, inputs)
+
+
+def _by_path(tree: Any) -> Dict[str, Any]:
+    return nested.flatten(tree if isinstance(tree, (Mapping, list, tuple)) else {"feature": tree})
+
+
+def _of_any_shape(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Any:
+    """As in training, but for the shape: that of the input, whatever was declared."""
+    wanted = feature.output_shape
+    feature = dataclasses.replace(feature, output_shape=None, max_sequence_length=0 if wanted else feature.max_sequence_length)
+    if isinstance(ids, tf.RaggedTensor) and wanted:
+        samples, places = ids.shape[0], int(np.prod(wanted))
+        if not samples or places % samples:
+            raise ValueError(f"feature {name!r}: {samples or 'an unknown number of'} samples are not allowed for output_shape {wanted}")
+        if places != samples:
+            feature = dataclasses.replace(feature, max_sequence_length=places // samples)
+        return (*as_samples(name, feature, ids, weights)[:3], tf.constant(wanted))
+    if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        return as_samples(name, feature, ids, weights)
+    ids = tf.convert_to_tensor(ids)
+    flat = as_samples(name, feature, tf.reshape(ids, [-1]), None if weights is None else tf.reshape(weights, [-1]))
+    return (*flat[:3], tf.shape(ids))
+
+
+class TPUEmbeddingForServing(BaseEmbedding):
+    """Rows of the model that `use` names, where it is on the cluster: one that is trained, or restored. Where it is not, its tables are made."""
+
+    def __init__(self, feature_config: Any, optimizer: Optional[Optimizer], experimental_sparsecore_restore_info: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(feature_config, optimizer)
+
+    def _made(self) -> Model:
+        return place.find() or super()._made()
+
+    def build(self) -> None:
+        """Finds the tables, or makes them."""
+        self._built()
+
+    @property
+    def embedding_tables(self) -> Dict[TableConfig, EmbeddingTable]:
+        return {table: variables["parameters"] for table, _, variables in self._tables()}
+
+    @property
+    def variables(self) -> Dict[str, Dict[str, EmbeddingTable]]:
+        """By the name of the table: "parameters", and the slots of the optimizer by their names in TensorFlow."""
+        return {name: variables for _, name, variables in self._tables()}
+
+    @as_it_is
+    def __call__(self, features: Any, weights: Any = None) -> Any:
+        return self.embedding_lookup(features, weights)
+
+    @as_it_is
+    def embedding_lookup(self, features: Any, weights: Any = None) -> Any:
+        """As serving_embedding_lookup has them."""
+        return _look_up(features, weights, self.model, self)
