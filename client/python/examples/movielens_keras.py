@@ -70,12 +70,20 @@ def in_emberd(client):
     return layer, layer.preprocess
 
 
+class Embedding(keras.layers.Embedding):
+    """TensorFlow's gradient of a lookup has an entry for each id, and Adagrad squares each: a row that occurs twice gets another
+    accumulator than on JAX and PyTorch, which square the sum. That of a product has the sum."""
+
+    def call(self, inputs):
+        return keras.ops.take(self.embeddings * 1.0, inputs, axis=0)
+
+
 class Plain(keras.layers.Layer):
     """The same tables in this process."""
 
     def __init__(self):
         super().__init__()
-        self.tables = [keras.layers.Embedding(rows, dim, keras.initializers.RandomNormal(0.0, 0.01, seed=seed))
+        self.tables = [Embedding(rows, dim, keras.initializers.RandomNormal(0.0, 0.01, seed=seed))
                        for seed, (rows, dim) in enumerate(KINDS.values())]
 
     def call(self, inputs):

@@ -1,10 +1,14 @@
 """emberd.keras on a real cluster, against keras-rs's layer in this process. KERAS_BACKEND says on which backend.
 
 What this would catch: a structure that is taken apart in one order and put together in another, a step that evaluation makes
-or that fit makes twice, an optimizer that is another formula than Keras's, and ids that fill ragged ones up and are trained.
+or that fit makes twice, an optimizer that is another formula than Keras's, ids that fill ragged ones up and are trained, and an example that
+learns something else than with tables in its own process.
 """
 
+import contextlib
+import io
 import os
+import re
 import sys
 import tempfile
 import types
@@ -29,14 +33,24 @@ try:
 except ImportError:
     keras_rs = None
 
-EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keras_rs_example.py")
+HERE = os.path.dirname(os.path.abspath(__file__))
+EXAMPLE = os.path.join(HERE, "keras_rs_example.py")
+MOVIELENS = os.path.join(HERE, "..", "examples", "movielens_keras.py")
+RATINGS = os.path.join(HERE, "..", "..", "..", "tests", "data", "movielens")
 os.environ["EMBERD_ADDRESS"] = ""
 
 
-def run_example(imports):
+def module_of(path, **imports):
+    """What a script defines. imports: lines that stand for others."""
     module = types.ModuleType("example")
-    with open(EXAMPLE, encoding="utf-8") as file:
-        exec(compile(file.read().replace("import keras_rs\n", imports), EXAMPLE, "exec"), module.__dict__)
+    with open(path, encoding="utf-8") as file:
+        source = file.read()
+    exec(compile(source.replace("import keras_rs\n", imports["keras_rs"]) if imports else source, path, "exec"), module.__dict__)
+    return module
+
+
+def run_example(imports):
+    module = module_of(EXAMPLE, keras_rs=imports)
     return module, module.run()
 
 
@@ -107,6 +121,21 @@ class ExampleTest(Case):
         self.assertEqual(again.name, layer.name)
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(again.get_embedding_tables()["words"]), ours_tables["words"])
         self.assertEqual(found.shape, ours_after.shape)
+
+
+    @unittest.skipIf(keras.backend.backend() == "jax", "JAX compiles it for 16 s of CPU; the other backends run it")
+    def test_movielens_learns_what_it_learns_with_tables_of_its_own(self):
+        module = module_of(MOVIELENS)
+        ours, plain = (self.ends_with(module, *options) for options in (("--address", self.cluster.address), ("--plain",)))
+        self.assertAlmostEqual(ours[0], plain[0], delta=1e-4)
+        self.assertAlmostEqual(ours[1], plain[1], delta=1e-3)
+        self.assertLess(ours[0], 0.65)
+
+    def ends_with(self, module, *options):
+        said = io.StringIO()
+        with unittest.mock.patch("sys.argv", [MOVIELENS, RATINGS, *options]), contextlib.redirect_stdout(said):
+            module.main()
+        return [float(one) for one in re.search(r"movielens: loss=(\S+) auc=(\S+)", said.getvalue()).groups()]
 
 
 class LayerTest(Case):
