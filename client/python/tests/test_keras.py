@@ -181,6 +181,125 @@ class LayerTest(Case):
             with self.assertRaisesRegex(ValueError, "those of a sequence are"):
                 self.make(emberd.keras.FeatureConfig("t", table, *shapes))
 
+    def test_padding_of_sequences_is_masked(self):
+        # As keras.layers.Embedding, but that the row of padding is zero and stays so.
+        rows = np.random.default_rng(2).normal(size=(32, 4)).astype(np.float32)
+        rows[0] = 0
+        plain = keras.layers.Embedding(32, 4, weights=[rows], mask_zero=True)
+        table = self.table()
+        layer = self.make({"items": emberd.keras.FeatureConfig("items", table, (8, 3), (8, 3, 4), mask_zero=True),
+                           "last": emberd.keras.FeatureConfig("last", table, (8,), (8, 4))})
+        layer.set_embedding_tables({"t": rows})
+        ids = np.array([[1, 2, 0], [3, 0, 0], [0, 0, 0], [1, 1, 1]] * 2, np.int32)
+        last, label = np.ones(8, np.int32), np.arange(8, dtype=np.float32)[:, None]
+
+        class Net(keras.Model):
+            def __init__(self, embedding, given):
+                super().__init__()
+                self.embedding, self.given, self.pool = embedding, given, keras.layers.GlobalAveragePooling1D()
+
+            def call(self, inputs, training=False):
+                found = self.embedding(inputs, training=training) if self.given else self.embedding(inputs)
+                return keras.ops.sum(self.pool(found["items"] if self.given else found), 1, keepdims=True)
+
+        mask = layer.compute_mask({"items": ids, "last": last})
+        self.assertEqual((keras.ops.convert_to_numpy(mask["items"]).tolist(), mask["last"]), ((ids != 0).tolist(), None))
+        losses = []
+        for embedding, inputs in ((layer, layer.preprocess({"items": ids, "last": last})), (plain, ids)):
+            net = Net(embedding, embedding is layer)
+            net.compile(optimizer=keras.optimizers.SGD(0.5), loss="mse")
+            losses.append([float(net.train_on_batch(inputs, label)) for _ in range(3)])
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+        found = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
+        np.testing.assert_allclose(found, keras.ops.convert_to_numpy(plain.embeddings), atol=1e-5)
+        self.assertEqual(np.abs(found - rows).max(1).nonzero()[0].tolist(), [1, 2, 3])
+        again = emberd.keras.DistributedEmbedding.from_config({**layer.get_config(), "client": self.client})
+        self.assertTrue(again._held.features["items"].mask_zero)
+        for shapes in (((8,), (8, 4)), ((8, 3, 2), (8, 3, 4))):
+            with self.assertRaisesRegex(ValueError, "mask_zero: True is not allowed for input_shape"):
+                self.make(emberd.keras.FeatureConfig("t", self.table(), *shapes, mask_zero=True))
+        for refused, weights in ((ids[..., None], None), (ids, {"items": np.ones((8, 3), np.float32), "last": None})):
+            with self.assertRaisesRegex(ValueError, "not allowed with mask_zero, which takes one id for each position, without weights"):
+                layer.preprocess({"items": refused, "last": last}, weights)
+
+    def test_callbacks_set_the_rates_of_tables(self):
+        layer = self.make({name: emberd.keras.FeatureConfig(name, self.table(name, optimizer=optimizer), (8,), (8, 4)) for name, optimizer in (
+            ("a", keras.optimizers.SGD(0.5)), ("b", keras.optimizers.SGD(0.25)), ("c", keras.optimizers.Adam(0.5, epsilon=1e-20)),
+            ("d", keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5))))})
+        self.assertEqual(layer.learning_rates, {"a": 0.5, "b": 0.25, "c": 0.5})
+
+        class Sum(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                return sum(self.layer(inputs, training=training).values())
+
+        net = Sum()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=lambda _, found: keras.ops.sum(found, 1))
+        ids = {name: np.array([1] + [0] * 7, np.int32) for name in "abcd"}
+        halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
+        net.fit(ids, np.zeros(8, np.float32), batch_size=8, epochs=3, verbose=0, callbacks=[emberd.keras.on_tables(halves, layer, ["a", "b"])])
+        self.assertEqual(layer.learning_rates, {"a": 0.125, "b": 0.0625, "c": 0.5})
+        self.assertAlmostEqual(float(net.optimizer.learning_rate), 0.1)
+        # Of the mean of 8 samples: 1/8 each; Adam moves by its rate in each step.
+        rows = {name: layer.tables.read_rows(name, [1])[0, 0] for name in "abcd"}
+        np.testing.assert_allclose([rows["a"], rows["b"], rows["c"], rows["d"]], [-0.875 / 8, -0.4375 / 8, -1.5, -1.75 / 8], rtol=1e-5)
+        plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.1, patience=1, mode="max", min_delta=0)  # the loss only falls
+        net.fit(ids, np.zeros(8, np.float32), batch_size=8, epochs=3, verbose=0, callbacks=[emberd.keras.on_tables(plateau, layer, ["c"])])
+        self.assertAlmostEqual(layer.learning_rates["c"], 0.005)
+        self.assertAlmostEqual(layer.tables.read_rows("c", [1])[0, 0], -1.5 - 0.5 - 0.5 - 0.05, places=4)
+        layer.set_learning_rates({"a": 0})
+        before = layer.tables.read_rows("a", [1])
+        net.train_on_batch(ids, np.zeros(8, np.float32))
+        layer.finish()
+        np.testing.assert_array_equal(layer.tables.read_rows("a", [1]), before)
+        for call in (lambda: layer.set_learning_rates({"d": 0.5}), lambda: emberd.keras.on_tables(plateau, layer, ["d"]).set_model(net)):
+            with self.assertRaisesRegex(ValueError, "with a number above 0 as their rate: a, b, c"):
+                call()
+        with self.assertRaisesRegex(ValueError, "learning_rates: 'a': -1 is not allowed; it must be >= 0 and finite"):
+            layer.set_learning_rates({"a": -1})
+
+    def test_batches_make_a_step_together(self):
+        random = np.random.default_rng(4)
+        batches = [(random.integers(0, 32, (8, 2)).astype(np.int32), random.normal(size=(8, 4)).astype(np.float32)) for _ in range(7)]
+
+        class Product(keras.losses.Loss):
+            def call(self, label, found):
+                return keras.ops.sum(found * label)
+
+        made = {}
+        for name, calls, size in (("parts", 3, 8), ("whole", None, 24)):
+            optimizer = keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=calls)
+            layer = emberd.keras.DistributedEmbedding(
+                emberd.keras.FeatureConfig("t", self.table(initializer=emberd.RowId(), optimizer=optimizer), (size, 2), (size, 4)),
+                client=self.client, model=name)
+            net = self.net(layer)
+            net.compile(optimizer=keras.optimizers.SGD(0.1), loss=Product(reduction="mean" if calls is None else "sum"))
+            made[name] = layer, net
+        parts, whole = made["parts"], made["whole"]
+        whole[1].compile(optimizer=keras.optimizers.SGD(0.1), loss=Product(reduction="sum"), loss_weights=1 / 3)
+        for step in (0, 3):
+            three = batches[step:step + 3]
+            for ids, label in three:
+                before = parts[0].tables.table("t")
+                parts[1].train_on_batch(ids, label)
+            whole[1].train_on_batch(np.concatenate([ids for ids, _ in three]), np.concatenate([label for _, label in three]))
+            parts[0]._wait()
+            self.assertGreater(np.abs(parts[0].tables.table("t") - before).max(), 0.01)
+        self.assertEqual([layer.next_step for layer, _ in (parts, whole)], [2, 2])
+        np.testing.assert_allclose(parts[0].tables.table("t"), whole[0].tables.table("t"), atol=1e-5)
+        parts[1].train_on_batch(*batches[6])
+        with self.assertWarnsRegex(UserWarning, "the gradients of 1 calls, of the 3 that make a step, are dropped"):
+            parts[0].finish()
+        whole[0].finish()
+        with self.assertRaisesRegex(ValueError, "prefetch: not allowed with gradient_accumulation_steps"):
+            parts[0].prefetch(batches)
+        tables = [self.table(name, optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=calls)) for name, calls in (("a", None), ("b", 2))]
+        with self.assertRaisesRegex(ValueError, r"gradient_accumulation_steps: {'a': 1, 'b': 2} are not allowed"):
+            self.make({one.name: emberd.keras.FeatureConfig(one.name, one, (8,), (8, 4)) for one in tables}).build()
+
     def test_ids_that_a_backend_would_cut_are_refused(self):
         layer = self.make()
         for ids in (np.full((8, 2), 2**32 + 5), [[2**32 + 5]] + [[]] * 7):

@@ -58,7 +58,7 @@ class Lookups:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+        self._trainer: Any = trainer  # Keras puts something before it
         self.failure: Optional[BaseException] = None
         self.defer = False
         self._refused: Optional[errors.Error] = None

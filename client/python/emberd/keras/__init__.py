@@ -13,7 +13,8 @@ import sys
 
 from ._config import FeatureConfig, TableConfig
 from ._layer import DistributedEmbedding
+from ._rates import on_tables
 
 layers = sys.modules[__name__]  # where keras-rs has them
 
-__all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig", "layers"]
+__all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig", "layers", "on_tables"]

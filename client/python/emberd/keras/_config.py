@@ -24,7 +24,8 @@ class TableConfig:
     initializer: of Keras, called in this process for the whole table; or emberd.Normal and so on, for tables that are made on
       the cluster.
     optimizer: SGD, Adagrad, Adam or Ftrl of Keras, by name or not; a schedule of its learning rate counts the steps of the
-      group of trainers. Or one of emberd's. Rows that a batch does not look up are left alone. Independent of the model's.
+      group of trainers. Or one of emberd's. Rows that a batch does not look up are left alone. Independent of the model's. With
+      gradient_accumulation_steps=n, which all tables of a layer have to have, n batches make a step, of the mean of their gradients.
     combiner: "mean", "sum" or "sqrtn".
     placement: "auto", "sparsecore" and "default_device" are the same: the table is on the cluster.
     max_ids_per_partition, max_unique_ids_per_partition: not needed.
@@ -69,12 +70,16 @@ class FeatureConfig:
     """One input. input_shape: (samples,) or (samples, ids of a sample); output_shape: (samples, embedding_dim). Batches of
     another size, and samples of more ids, are allowed; nothing is truncated. With an output_shape of (samples, positions, embedding_dim) it is
     a sequence, whose number of positions is fixed: input_shape is (samples, positions), or (samples, positions, ids of a position), whose rows
-    are combined."""
+    are combined.
+
+    mask_zero: of a sequence with one id for each position: id 0 fills short ones up. Its activation is zero, no row is read or updated for it,
+      and the layers behind get a mask, as behind keras.layers.Embedding."""
 
     name: str
     table: TableConfig
     input_shape: Tuple[Optional[int], ...]
     output_shape: Tuple[Optional[int], ...]
+    mask_zero: bool = False
 
     @property
     def positions(self) -> Tuple[int, ...]:
@@ -91,33 +96,37 @@ class FeatureConfig:
     def get_config(self) -> Dict[str, Any]:
         """What `from_config` takes."""
         return {"name": self.name, "table": self.table.get_config(), "input_shape": self.input_shape,
-                "output_shape": self.output_shape}
+                "output_shape": self.output_shape, "mask_zero": self.mask_zero}
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "FeatureConfig":
         """Of what `get_config` gave."""
         return cls(values["name"], TableConfig.from_config(values["table"]), tuple(values["input_shape"]),
-                   tuple(values["output_shape"]))
+                   tuple(values["output_shape"]), values.get("mask_zero", False))
 
 
 Values = Dict[str, Any]
 
 
 class TableOptimizer:
-    """A Keras optimizer as emberd's, and what goes along with each update: traced by JAX, so in operations of Keras."""
+    """A Keras optimizer as emberd's, and what goes along with each update: traced by JAX, so in operations of Keras.
+
+    rate: None: that of a schedule, or the cluster's default. calls: how many make a step.
+    """
 
     def __init__(self, given: Any, table: str) -> None:
         self.declared: config.Optimizer
         self.of_step: Optional[Callable[[Any], Values]] = None
+        self.rate: Optional[float] = None
+        self.calls = 1
         if isinstance(given, config.Optimizer):
-            self.declared = given
+            self.declared, self.rate = given, getattr(given, "learning_rate", None)
             return
         with _eagerly():
             optimizer: Any = keras.optimizers.get(given)
         what = f"table {table!r}: optimizer"
         refused = {"clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False, "weight_decay": None,
-                   "loss_scale_factor": None, "gradient_accumulation_steps": None, "momentum": 0.0, "nesterov": False,
-                   "amsgrad": False, "l2_shrinkage_regularization_strength": 0.0}
+                   "loss_scale_factor": None, "momentum": 0.0, "nesterov": False, "amsgrad": False, "l2_shrinkage_regularization_strength": 0.0}
         for name, allowed in refused.items():
             value = getattr(optimizer, name, allowed)
             if value is not None and value != allowed:
@@ -126,6 +135,7 @@ class TableOptimizer:
         schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
         with _eagerly():
             constant: Any = None if schedule else float(np.asarray(keras.ops.convert_to_numpy(rate)))
+        self.rate, self.calls = constant, optimizer.gradient_accumulation_steps or 1
         kind = type(optimizer).__name__
         if kind == "SGD":
             self.declared = config.SGD(constant)

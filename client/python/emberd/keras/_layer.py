@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import config
 from .._place import default_client, find_again
-from ..arrays import Dense, Ragged, as_floats, map_arrays
+from ..arrays import Dense, Ragged, Sequences, as_floats, map_arrays
 from ..client import Client, Model
 from ..steps import Steps
 from ..trainer import Checkpointed, Trainer, ahead
@@ -57,12 +57,13 @@ class _Tables:
         if len(self.features) != sum(1 for _ in _leaves(structure, structure)):
             raise ValueError("feature_configs: the names of features must be unique")
         for feature in self.features.values():
-            _positions(feature)
+            _check_mask(feature)
             if feature.table != self.tables[feature.table.name]:
                 raise ValueError(f"feature_configs: two tables have the name {feature.table.name!r}")
         self.model: Optional[Model] = None
         self.trainer: Any = None
         self.call: Any = None
+        self.turns: Any = None
 
     def declare(self, name: str) -> Model:
         """Makes the tables, or finds them."""
@@ -72,6 +73,10 @@ class _Tables:
         given, client = options.pop("model"), options.pop("client")
         plan = _plan(options.pop("table_stacking"))
         optimizers = {name: TableOptimizer(table.optimizer, name) for name, table in self.tables.items()}
+        calls = {name: one.calls for name, one in optimizers.items()}
+        if len(set(calls.values())) > 1:
+            raise ValueError(f"gradient_accumulation_steps: {calls} are not allowed; the optimizers of all tables of a layer must have the same")
+        self.accumulates = max(calls.values()) > 1
         if isinstance(given, Model):
             model = given
             for name, feature in self.features.items():
@@ -91,7 +96,8 @@ class _Tables:
                     model.assign_rows(table_name, np.arange(len(values)), values)
         counting = {name: one.of_step for name, one in optimizers.items() if one.of_step is not None}
         hyper = (lambda step: {name: of_step(step) for name, of_step in counting.items()}) if counting else None
-        self.trainer, self.call = _steps.make(model, hyper, **options)
+        self.trainer, self.call, self.turns = _steps.make(model, hyper, {name: one.rate for name, one in optimizers.items()}, max(calls.values()),
+                                                          **options)
         self.model = model
         return model
 
@@ -136,6 +142,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
                  rank: Optional[int] = None, size: Optional[int] = None, patience: float = 60.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._convert_input_args = False  # ragged ids are lists of arrays
+        self.supports_masking = any(_masks(feature) for feature, _ in _leaves(feature_configs, feature_configs))
         self._allow_non_tensor_positional_args = True
         self.update_stats = update_stats
         self._held = _Tables(feature_configs, dict(client=client, model=model, group=group, rank=rank, size=size,
@@ -145,6 +152,18 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     def tables(self) -> Model:
         """The model on the cluster: to read rows and to save checkpoints."""
         return self._held.declare(self.name)
+
+    @property
+    def learning_rates(self) -> Dict[str, float]:
+        """By table, of those whose optimizer has a number above 0 as its rate."""
+        self._held.declare(self.name)
+        return dict(self._held.turns.rates)
+
+    def set_learning_rates(self, rates: Mapping[str, float]) -> None:
+        """Rates of some tables, from the next step on. They are not saved with a model. `on_tables` lets callbacks of Keras set them."""
+        self._held.declare(self.name)
+        self._wait()
+        self._held.turns.set_rates(rates)
 
     @property
     def next_step(self) -> int:
@@ -183,12 +202,22 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     def _ids(self, prepared: Any) -> Dict[str, Any]:
         """Each position of a sequence is a sample of its own, unless the model has it so; Keras has to see batches of equal size before."""
-        ids = _ids(prepared)
+        ids: Dict[str, Any] = _ids(prepared)
         for name, one in ids.items():
             rank = 1 + len(_positions(self._held.features[name]))
             if isinstance(one, Dense) and rank > 1 >= len(self.tables.features[name].output_shape):
                 ids[name] = map_arrays(functools.partial(_flattened, rank=rank), one)
+            if _masks(self._held.features[name]):
+                ids[name] = Sequences(ids[name].ids, mask_zero=True)
         return ids
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """In the structure of feature_configs: where an id stands that is not padding, bool (samples, positions), of the features with mask_zero, and
+        None for others."""
+        prepared = inputs[PREPROCESSED]["emberd"] if isinstance(inputs, Mapping) and PREPROCESSED in inputs else None
+        given = {feature.name: prepared[feature.name]["ids"] if prepared else value
+                 for feature, value in _leaves(self._held.structure, self._held.structure if prepared else inputs) if _masks(feature)}
+        return _pack(self._held.structure, lambda feature: keras.ops.not_equal(given[feature.name], 0) if feature.name in given else None)
 
     def call(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """inputs: integers (samples,) or (samples, ids of a sample) in the structure of feature_configs; or what `preprocess`
@@ -214,6 +243,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         before they do, `finish` forgets what was sent.
         """
         self._held.declare(self.name)
+        if self._held.accumulates:
+            raise ValueError("prefetch: not allowed with gradient_accumulation_steps, where the ids of a step are known only when it ends")
 
         def send(batch: Any) -> Any:
             prepared = self._prepare(inputs(batch) if inputs else batch[0] if isinstance(batch, tuple) else batch, sent=True)
@@ -270,11 +301,13 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         """As emberd.jax.Embedding.restart: goes on from this step of the tables, as after a restore."""
         self._held.declare(self.name)
         self._held.trainer.restart(step)
+        self._held.turns.forget()
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made and checkpoints saved. The next step joins again."""
         if self._held.trainer is not None:
             self._held.trainer.finish()
+            self._held.turns.forget()
             self._raise_refused()
 
     @classmethod
@@ -288,7 +321,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
         def serialized(feature: FeatureConfig) -> Dict[str, Any]:
             return {"name": feature.name, "table": names.index(feature.table.name), "input_shape": feature.input_shape,
-                    "output_shape": feature.output_shape}
+                    "output_shape": feature.output_shape, "mask_zero": _masks(feature)}
 
         given = {name: value for name, value in self._held.options.items() if name != "client"}
         model = self._held.model or given["model"]
@@ -312,7 +345,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
         def made(one: Any) -> Any:
             if isinstance(one, Mapping) and isinstance(one.get("name"), str) and "input_shape" in one:
-                return FeatureConfig(one["name"], tables[one["table"]], tuple(one["input_shape"]), tuple(one["output_shape"]))
+                return FeatureConfig(one["name"], tables[one["table"]], tuple(one["input_shape"]), tuple(one["output_shape"]),
+                                     one.get("mask_zero", False))
             if isinstance(one, Mapping):
                 return {key: made(part) for key, part in one.items()}
             return type(one)(made(part) for part in one)
@@ -320,7 +354,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return cls(made(values.pop("feature_configs")), **values)
 
 
-def _ids(prepared: Mapping[str, Any]) -> Dict[str, Union[Dense, Ragged]]:
+def _ids(prepared: Mapping[str, Any]) -> Dict[str, Any]:
     return {name: Ragged(parts["values"], parts["row_splits"], parts.get("weights")) if "row_splits" in parts
             else Dense(parts["ids"], parts.get("weights")) for name, parts in prepared["emberd"].items()}
 
@@ -330,6 +364,18 @@ def _positions(feature: Any) -> Tuple[int, ...]:
     return positions
 
 
+def _masks(feature: Any) -> bool:
+    return bool(getattr(feature, "mask_zero", False))  # that of keras-rs has none
+
+
+def _check_mask(feature: Any) -> None:
+    if _masks(feature) and (not _positions(feature) or len(feature.input_shape) >= len(feature.output_shape)):
+        raise ValueError(f"feature {feature.name!r}: mask_zero: True is not allowed for input_shape {tuple(feature.input_shape)} and output_shape "
+                         f"{tuple(feature.output_shape)}; it is for sequences of one id for each position: (samples, positions) and (samples, "
+                         "positions, embedding_dim)")
+    _positions(feature)
+
+
 def _check_shapes(feature: Any, values: Any, weights: Any) -> None:
     positions = _positions(feature)
     shape, of_weights = tuple(getattr(values, "shape", ())), tuple(getattr(weights, "shape", ()))
@@ -337,6 +383,9 @@ def _check_shapes(feature: Any, values: Any, weights: Any) -> None:
         text = ", ".join(map(str, positions))
         raise ValueError(f"feature {feature.name!r}: {f'the shape {shape}' if shape else f'a {type(values).__name__}'} is not allowed; a sequence is "
                          f"an array of the shape (samples, {text}) or (samples, {text}, ids of a position), filled up")
+    if _masks(feature) and (weights is not None or shape[1:] != positions):
+        raise ValueError(f"feature {feature.name!r}: {'weights' if weights is not None else f'the shape {shape}'}: not allowed with mask_zero, which takes "
+                         "one id for each position, without weights")
     if positions and weights is not None and of_weights not in (shape, (1,)):
         raise ValueError(f"feature {feature.name!r}: weights of the shape {of_weights} are not allowed; they must have that of the ids, {shape}")
     if not positions and not isinstance(values, (list, tuple)) and len(values.shape) not in (1, 2):

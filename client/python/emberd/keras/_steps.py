@@ -10,12 +10,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 import keras
 import numpy as np
 
-from ..arrays import Dense, Hyper, Ragged, activation_shape, as_int32, cut, map_arrays
+from ..arrays import Dense, Hyper, Ragged, Sequences, activation_shape, as_int32, cut, map_arrays
 from ..client import Model
 from ..trainer import Trainer
+from ._turns import Turns
 
 Found = Dict[str, Any]
-Ids = Union[Dense, Ragged]
+Ids = Union[Dense, Ragged, Sequences]
+Rates = Mapping[str, Optional[float]]
 HyperOfStep = Optional[Callable[[Any], Mapping[str, Any]]]
 to_numpy: Callable[[Any], Any] = keras.ops.convert_to_numpy
 
@@ -41,51 +43,53 @@ def shapes_of(model: Model, ids: Mapping[str, Ids]) -> Dict[str, Any]:
     return {name: activation_shape(value, model.features[name].output_shape, model.features[name].embedding_dim) for name, value in ids.items()}
 
 
-class HostTrainer(Trainer):
+class HostTurns(Turns):
     """Steps that are made one after the other, on one thread, with what goes along with each update."""
 
-    def __init__(self, model: Model, hyper: HyperOfStep, **options: Any) -> None:
-        super().__init__(model, **options)
+    def __init__(self, hyper: HyperOfStep, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._hyper = hyper
 
     def end(self, number: int, gradients: Mapping[str, Any]) -> None:
         hyper: Optional[Hyper] = None if self._hyper is None else {
             table: {name: float(to_numpy(value)) for name, value in values.items()}
             for table, values in self._hyper(number).items()}
-        self.update(number, gradients, hyper, own=False)
+        self.update(number, gradients, hyper)
 
 
-def in_jax(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
+def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
     from ..jax import Embedding
 
     embedding = Embedding(model, **options)
     embedding._in_jit.defer = True  # Keras donates all variables of a model
+    embedding._in_jit._trainer = turns = Turns(embedding._trainer, rates, calls)
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
         found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=hyper)
         return found
 
-    return embedding, call
+    return embedding, call, turns
 
 
-def in_torch(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
+def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
     import torch
 
     from ..torch import _rank_and_size
 
     options["rank"], options["size"] = _rank_and_size(options["rank"], options["size"])
-    trainer = HostTrainer(model, hyper, **options)
+    trainer = Trainer(model, **options)
+    turns = HostTurns(hyper, trainer, rates, calls)
 
     class Lookup(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, token: Any, ids: Any, step: Any) -> Any:
-            context.number, found = trainer.begin(ids, step)
+            context.number, found = turns.begin(ids, step)
             context.names = list(found)
             return tuple(torch.from_numpy(found[name]).to(token.device) for name in context.names)
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
-            trainer.end(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)})
+            turns.end(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)})
             return gradients[0].new_zeros(()), None, None
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
@@ -96,15 +100,16 @@ def in_torch(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
         if torch.is_grad_enabled() and token.value.requires_grad and training:
             names: List[str] = list(on_cpu)
             return dict(zip(names, Lookup.apply(token.value, on_cpu, None if step is None else int(step[0]))))
-        return {name: torch.from_numpy(values).to(token.value.device) for name, values in trainer.look_up(on_cpu).items()}
+        return {name: torch.from_numpy(values).to(token.value.device) for name, values in turns.look_up(on_cpu).items()}
 
-    return trainer, call
+    return trainer, call, turns
 
 
-def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
+def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
     import tensorflow as tf
 
-    trainer = HostTrainer(model, hyper, **options)
+    trainer = Trainer(model, **options)
+    turns = HostTurns(hyper, trainer, rates, calls)
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
         names = list(ids)
@@ -120,11 +125,11 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
 
         def receive(*arrays: Any) -> Any:
             here: Dict[str, Ids] = {} if sent else ids_of(arrays)
-            number, found = trainer.begin(here, int(arrays[-1][0]) if sent else None)
+            number, found = turns.begin(here, int(arrays[-1][0]) if sent else None)
             return [np.int64(number), *(found[name] for name in names)]
 
         def look_up(*arrays: Any) -> Any:
-            found = trainer.look_up(ids_of(arrays))
+            found = turns.look_up(ids_of(arrays))
             return [np.int64(0), *(found[name] for name in names)]
 
         def run(function: Callable[..., Any], arguments: Any) -> Any:
@@ -140,7 +145,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
 
             def backward(*gradients: Any) -> Any:
                 def on_call(number: Any, *arrays: Any) -> Any:
-                    trainer.end(int(number), dict(zip(names, arrays)))
+                    turns.end(int(number), dict(zip(names, arrays)))
                     return np.float32(0)
 
                 done = tf.numpy_function(on_call, [number, *gradients], tf.float32)
@@ -154,13 +159,13 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
         found = begin(token.value) if training and token.trainable else run(look_up, given)[1:]
         return dict(zip(names, found))
 
-    return trainer, call
+    return trainer, call, turns
 
 
-def make(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
-    """The trainer, and the function that looks up in it."""
+def make(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
+    """The trainer, the function that looks up in it, and its turns."""
     backends = {"jax": in_jax, "torch": in_torch, "tensorflow": in_tensorflow}
     backend = keras.backend.backend()
     if backend not in backends:
         raise ValueError(f"the Keras backend {backend!r} is not supported; it must be one of {', '.join(backends)}")
-    return backends[backend](model, hyper, **options)
+    return backends[backend](model, hyper, rates, calls, **options)

@@ -1,0 +1,67 @@
+"""Between the backends and the steps of a trainer: rates that are set while tables train, and calls that make a step together."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from ..arrays import Ids, concatenate, map_arrays
+from ..trainer import Trainer
+
+
+class Turns:
+    """rates: what tables are declared with; None: it is not set from here. calls: how many make a step, of the mean of their gradients."""
+
+    def __init__(self, trainer: Trainer, rates: Mapping[str, Optional[float]], calls: int) -> None:
+        self.model, self.partial = trainer.model, trainer.partial
+        self._trainer, self._calls = trainer, calls
+        self.declared = {name: rate for name, rate in rates.items() if rate}
+        self.rates = dict(self.declared)
+        self._parts: List[Tuple[Dict[str, Ids], Dict[str, Any]]] = []  # ids and gradients; without those a call has not ended
+
+    def look_up(self, ids: Mapping[str, Ids]) -> Any:
+        return self._trainer.look_up(ids)
+
+    def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Any]:
+        """The number of the step that this call is of, and activations."""
+        if self._calls == 1:
+            return self._trainer.begin(ids, number)
+        self._parts = [part for part in self._parts if part[1]]
+        self._parts.append(({name: map_arrays(np.array, one) for name, one in ids.items()}, {}))
+        return self._trainer.next_step, self._trainer.look_up(ids)
+
+    def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
+        if self._calls > 1:
+            self._parts[-1][1].update({name: np.array(one) for name, one in gradients.items()})
+            if len(self._parts) < self._calls:
+                return
+            parts, self._parts = self._parts, []
+            number, _ = self._trainer.begin({name: concatenate([ids[name] for ids, _ in parts], f"feature {name!r}", self.model.features[name].output_shape)
+                                             for name in parts[0][0]})
+            gradients = {name: np.concatenate([part[name] for _, part in parts]) / np.float32(self._calls) for name in gradients}
+        self._trainer.update(number, gradients, self._with_rates(hyper), own=own)
+
+    def forget(self) -> None:
+        """Calls whose step has not been made."""
+        if self._parts:
+            warnings.warn(f"emberd: the gradients of {len(self._parts)} calls, of the {self._calls} that make a step, are dropped", stacklevel=3)
+        self._parts = []
+
+    def _with_rates(self, hyper: Optional[Mapping[str, Any]]) -> Mapping[str, Any]:
+        values = {name: dict(one) for name, one in (hyper or {}).items()}
+        for name, rate in self.rates.items():
+            if rate != self.declared[name]:
+                one = values.setdefault(name, {})  # a rate in it is corrected by the step
+                one["learning_rate"] = one.get("learning_rate", self.declared[name]) * (rate / self.declared[name])
+        return values
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        for name, rate in rates.items():
+            if name not in self.declared:
+                raise ValueError(f"learning_rates: {name!r} is not allowed; it must be one of the tables with a number above 0 as their rate: "
+                                 f"{', '.join(self.declared) or 'there are none'}")
+            if not 0 <= rate < float("inf"):
+                raise ValueError(f"learning_rates: {name!r}: {rate} is not allowed; it must be >= 0 and finite")
+        self.rates.update({name: float(rate) for name, rate in rates.items()})
