@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "server/files/files.h"
 #include "server/log/log_format.h"
-#include "server/log/log_reader.h"
 
 namespace emberd::log {
 namespace {
@@ -23,24 +22,10 @@ absl::StatusOr<bool> HoldsLog(const std::string& folder) {
   return found.newest() > 0;
 }
 
-// `counted` has the figures.
-LogSummary SummaryOf(const LogEnd& end, LogSummary counted) {
-  LogSummary& summary = counted;
-  summary.first_segment = end.first_segment;
-  summary.next_segment = end.next_segment;
-  summary.next_sequence = end.next_sequence;
-  summary.shard = end.shard;
-  summary.shards = end.shards;
-  summary.fsync = v1::StorageConfig::Fsync_Name(end.fsync);
-  summary.torn_bytes = end.torn_bytes;
-  summary.torn = end.torn;
-  return summary;
-}
-
 absl::StatusOr<LogSummary> VerifyOnce(const std::string& folder) {
   Buffer<char> buffer;
   LogSummary counted;
-  ASSIGN_OR_RETURN(const LogEnd end,
+  ASSIGN_OR_RETURN(static_cast<LogEnd&>(counted),
                    ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
                      counted.bytes += position.bytes;
                      // What later states hold has records of its own.
@@ -52,14 +37,14 @@ absl::StatusOr<LogSummary> VerifyOnce(const std::string& folder) {
                      }
                      return absl::OkStatus();
                    }));
-  return SummaryOf(end, std::move(counted));
+  return counted;
 }
 
 absl::StatusOr<LogSummary> ShowOnce(const std::string& folder,
                                     absl::FunctionRef<absl::Status(const LogEntry&)> show) {
   EntryWriter writer;
   LogSummary counted;
-  ASSIGN_OR_RETURN(const LogEnd end,
+  ASSIGN_OR_RETURN(static_cast<LogEnd&>(counted),
                    ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
                      const LogEntry entry = writer.Write(record, position);
                      ++counted.records;
@@ -67,7 +52,7 @@ absl::StatusOr<LogSummary> ShowOnce(const std::string& folder,
                      counted.bytes += entry.bytes;
                      return show(entry);
                    }));
-  return SummaryOf(end, std::move(counted));
+  return counted;
 }
 
 // A file's name, its bytes, and when it was written last.
@@ -144,11 +129,7 @@ absl::StatusOr<LogSummary> VerifyLog(const std::string& folder) {
 
 namespace {
 
-using internal::v1::LogRecord;
-using internal::v1::LogState;
-using internal::v1::MutationName;
-
-std::string ChangeName(const MutationName& name) {
+std::string ChangeName(const internal::v1::MutationName& name) {
   return absl::StrCat(name.client_id(), "/", name.sequence());
 }
 
@@ -158,13 +139,73 @@ std::string StepName(const std::string& group, int64_t step) {
 
 std::string HexOf(uint64_t id) { return absl::StrCat(absl::Hex(id, absl::kZeroPad16)); }
 
-// "3 rows updated, 1 skipped"
-template <class Counts>
-std::string RowsText(const Counts& made) {
-  if (made.failed()) return "failed";
-  std::string text = absl::StrCat(made.rows_updated(), " rows updated");
-  if (made.rows_skipped() > 0) absl::StrAppend(&text, ", ", made.rows_skipped(), " skipped");
-  return text;
+// What each kind of record has to tell besides its model and its subject.
+template <typename Kind>
+std::string DetailsOf(const Kind& kind) {
+  if constexpr (requires { kind.commit(); }) return kind.commit() ? "commit" : "abort";
+  if constexpr (requires { kind.rows_updated(); }) {
+    if (kind.failed()) return "failed";
+    std::string text = absl::StrCat(kind.rows_updated(), " rows updated");
+    if (kind.rows_skipped() > 0) absl::StrAppend(&text, ", ", kind.rows_skipped(), " skipped");
+    return text;
+  }
+  return "";
+}
+
+std::string DetailsOf(const internal::v1::LogState& state) {
+  int64_t changes = 0;
+  for (const auto& client : state.clients()) changes += client.made_size();
+  return absl::StrCat(state.models_size(), " models, ", state.clients_size(), " clients with ",
+                      changes, " changes, ", state.votes_size(), " votes, ", state.groups_size(),
+                      " groups");
+}
+
+std::string DetailsOf(const internal::v1::LogModelMade& made) {
+  std::string details = absl::StrCat("history ", HexOf(made.create().history()));
+  if (made.checkpoint_id() != 0) {
+    absl::StrAppend(&details, ", rows of checkpoint ", HexOf(made.checkpoint_id()));
+  }
+  return details;
+}
+
+std::string DetailsOf(const internal::v1::LogModelServed& served) {
+  std::string details;
+  for (const v1::StackLimit& stack : served.limits().stacks()) {
+    absl::StrAppend(&details, details.empty() ? "limits " : ", ", stack.stack(), " ",
+                    stack.max_ids_per_partition(), "/", stack.max_unique_ids_per_partition());
+  }
+  return details;
+}
+
+std::string DetailsOf(const internal::v1::LogModelPinned& pinned) {
+  return pinned.pinned() ? "pinned" : "no longer pinned";
+}
+
+std::string DetailsOf(const internal::v1::LogModelRenewed& renewed) {
+  return absl::StrCat("history ", HexOf(renewed.history()));
+}
+
+std::string DetailsOf(const internal::v1::LogHistoryDropped& dropped) {
+  return absl::StrCat("history ", HexOf(dropped.history()));
+}
+
+std::string DetailsOf(const internal::v1::LogCheckpoint& made) {
+  return absl::StrCat("checkpoint ", HexOf(made.checkpoint_id()), " as of segment ",
+                      made.segment());
+}
+
+std::string DetailsOf(const internal::v1::LogVote& vote) {
+  return vote.assigns_rows() ? "rows to assign" : "update";
+}
+
+std::string DetailsOf(const internal::v1::OpenGroupRequest& opened) {
+  return absl::StrCat("generation ", opened.generation(), ", ", opened.size(), " ranks");
+}
+
+std::string DetailsOf(const internal::v1::LogPart& from) {
+  const internal::v1::GroupPart& part = from.part();
+  return absl::StrCat("rank ", part.rank(), " of ", part.size(), ", generation ", part.generation(),
+                      part.skip() ? ", skipped" : "");
 }
 
 // What a record is called: the name of its field.
@@ -215,135 +256,64 @@ LogEntry EntryWriter::Write(const LogRecord& record, const LogPosition& position
   return entry;
 }
 
+template <typename Kind>
+void EntryWriter::DescribeKind(const Kind& kind, LogEntry* entry) const {
+  if constexpr (requires { kind.model_id(); }) entry->model = ModelName(kind.model_id());
+  if constexpr (requires { kind.create(); }) entry->model = ModelName(kind.create().model_id());
+  if constexpr (requires { kind.mutation(); }) {
+    entry->subject = ChangeName(kind.mutation());
+    const auto model = changes_.find(entry->subject);
+    if (model != changes_.end()) entry->model = ModelName(model->second);
+  }
+  if constexpr (requires { kind.attempt(); }) entry->attempt = kind.attempt();
+  if constexpr (requires { kind.group(); }) entry->subject = kind.group();
+  if constexpr (requires { kind.step(); }) entry->subject = StepName(kind.group(), kind.step());
+  if constexpr (requires { kind.part(); }) {
+    entry->subject = StepName(kind.part().group(), kind.part().step());
+  }
+  entry->details = DetailsOf(kind);
+}
+
 void EntryWriter::Describe(const LogRecord& record, LogEntry* entry) const {
   switch (record.kind_case()) {
     case LogRecord::kState:
-      return DescribeState(record.state(), entry);
-    case LogRecord::kVote:
-    case LogRecord::kAttempt:
-    case LogRecord::kDecision:
-    case LogRecord::kMade:
-      return DescribeChange(record, entry);
-    case LogRecord::kPart:
-    case LogRecord::kStepDecided:
-    case LogRecord::kStepMade:
-      return DescribeStep(record, entry);
-    case LogRecord::kGroupOpened:
-    case LogRecord::kGroupEnded:
-    case LogRecord::kGroupForgotten:
-      return DescribeGroup(record, entry);
-    default:
-      return DescribeModel(record, entry);
-  }
-}
-
-void EntryWriter::DescribeState(const LogState& state, LogEntry* entry) const {
-  int64_t changes = 0;
-  for (const auto& client : state.clients()) changes += client.made_size();
-  entry->details = absl::StrCat(state.models_size(), " models, ", state.clients_size(),
-                                " clients with ", changes, " changes, ", state.votes_size(),
-                                " votes, ", state.groups_size(), " groups");
-}
-
-void EntryWriter::DescribeModel(const LogRecord& record, LogEntry* entry) const {
-  switch (record.kind_case()) {
-    case LogRecord::kModelMade: {
-      const auto& made = record.model_made();
-      entry->model = ModelName(made.create().model_id());
-      entry->details = absl::StrCat("history ", HexOf(made.create().history()));
-      if (made.checkpoint_id() != 0) {
-        absl::StrAppend(&entry->details, ", rows of checkpoint ", HexOf(made.checkpoint_id()));
-      }
-      return;
-    }
+      return DescribeKind(record.state(), entry);
+    case LogRecord::kModelMade:
+      return DescribeKind(record.model_made(), entry);
     case LogRecord::kModelRemoved:
-      entry->model = ModelName(record.model_removed().model_id());
-      return;
+      return DescribeKind(record.model_removed(), entry);
     case LogRecord::kModelServed:
-      entry->model = ModelName(record.model_served().model_id());
-      for (const v1::StackLimit& stack : record.model_served().limits().stacks()) {
-        absl::StrAppend(&entry->details, entry->details.empty() ? "limits " : ", ", stack.stack(),
-                        " ", stack.max_ids_per_partition(), "/",
-                        stack.max_unique_ids_per_partition());
-      }
-      return;
+      return DescribeKind(record.model_served(), entry);
     case LogRecord::kModelPinned:
-      entry->model = ModelName(record.model_pinned().model_id());
-      entry->details = record.model_pinned().pinned() ? "pinned" : "no longer pinned";
-      return;
+      return DescribeKind(record.model_pinned(), entry);
     case LogRecord::kModelRenewed:
-      entry->model = ModelName(record.model_renewed().model_id());
-      entry->details = absl::StrCat("history ", HexOf(record.model_renewed().history()));
-      return;
+      return DescribeKind(record.model_renewed(), entry);
     case LogRecord::kHistoryDropped:
-      entry->details = absl::StrCat("history ", HexOf(record.history_dropped().history()));
-      return;
+      return DescribeKind(record.history_dropped(), entry);
     case LogRecord::kCheckpoint:
-      entry->model = ModelName(record.checkpoint().model_id());
-      entry->details = absl::StrCat("checkpoint ", HexOf(record.checkpoint().checkpoint_id()),
-                                    " as of segment ", record.checkpoint().segment());
+      return DescribeKind(record.checkpoint(), entry);
+    case LogRecord::kVote:
+      return DescribeKind(record.vote(), entry);
+    case LogRecord::kAttempt:
+      return DescribeKind(record.attempt(), entry);
+    case LogRecord::kDecision:
+      return DescribeKind(record.decision(), entry);
+    case LogRecord::kMade:
+      return DescribeKind(record.made(), entry);
+    case LogRecord::kGroupOpened:
+      return DescribeKind(record.group_opened(), entry);
+    case LogRecord::kPart:
+      return DescribeKind(record.part(), entry);
+    case LogRecord::kStepDecided:
+      return DescribeKind(record.step_decided(), entry);
+    case LogRecord::kStepMade:
+      return DescribeKind(record.step_made(), entry);
+    case LogRecord::kGroupEnded:
+      return DescribeKind(record.group_ended(), entry);
+    case LogRecord::kGroupForgotten:
+      return DescribeKind(record.group_forgotten(), entry);
+    case LogRecord::KIND_NOT_SET:
       return;
-    default:
-      return;
-  }
-}
-
-void EntryWriter::DescribeChange(const LogRecord& record, LogEntry* entry) const {
-  const auto name = [&](const MutationName& mutation) {
-    entry->subject = ChangeName(mutation);
-    const auto model = changes_.find(entry->subject);
-    if (model != changes_.end()) entry->model = ModelName(model->second);
-  };
-  if (record.has_vote()) {
-    name(record.vote().mutation());
-    entry->attempt = record.vote().attempt();
-    entry->details = record.vote().assigns_rows() ? "rows to assign" : "update";
-  } else if (record.has_attempt()) {
-    name(record.attempt().mutation());
-    entry->attempt = record.attempt().attempt();
-  } else if (record.has_decision()) {
-    name(record.decision().mutation());
-    entry->attempt = record.decision().attempt();
-    entry->details = record.decision().commit() ? "commit" : "abort";
-  } else {
-    name(record.made().mutation());
-    entry->details = RowsText(record.made());
-  }
-}
-
-void EntryWriter::DescribeGroup(const LogRecord& record, LogEntry* entry) const {
-  if (record.has_group_opened()) {
-    const auto& opened = record.group_opened();
-    entry->model = ModelName(opened.model_id());
-    entry->subject = opened.group();
-    entry->details =
-        absl::StrCat("generation ", opened.generation(), ", ", opened.size(), " ranks");
-  } else if (record.has_group_ended()) {
-    entry->model = ModelName(record.group_ended().model_id());
-    entry->subject = record.group_ended().group();
-  } else {
-    entry->model = ModelName(record.group_forgotten().model_id());
-    entry->subject = record.group_forgotten().group();
-  }
-}
-
-void EntryWriter::DescribeStep(const LogRecord& record, LogEntry* entry) const {
-  if (record.has_part()) {
-    const auto& part = record.part().part();
-    entry->model = ModelName(record.part().model_id());
-    entry->subject = StepName(part.group(), part.step());
-    entry->details = absl::StrCat("rank ", part.rank(), " of ", part.size(), ", generation ",
-                                  part.generation(), part.skip() ? ", skipped" : "");
-  } else if (record.has_step_decided()) {
-    const auto& decided = record.step_decided();
-    entry->model = ModelName(decided.model_id());
-    entry->subject = StepName(decided.group(), decided.step());
-    entry->details = decided.commit() ? "commit" : "abort";
-  } else {
-    const auto& made = record.step_made();
-    entry->model = ModelName(made.model_id());
-    entry->subject = StepName(made.group(), made.step());
-    entry->details = RowsText(made);
   }
 }
 

@@ -31,19 +31,10 @@ struct LogEntry {
   int64_t bytes = 0;    // with its blob
 };
 
-struct LogSummary {
+struct LogSummary : LogEnd {
   uint64_t records = 0;
   uint64_t blobs = 0;
   int64_t bytes = 0;  // of both
-  uint64_t first_segment = 0;
-  uint64_t next_segment = 1;
-  uint64_t next_sequence = 1;
-  int shard = 0;
-  int shards = 0;
-  std::string fsync;
-  // What does not count any more: see LogEnd.
-  int64_t torn_bytes = 0;
-  std::string torn;
 };
 
 // Calls `show` with each record of a log, in order and once. Errors are those of ReadLog, and of
@@ -70,11 +61,9 @@ class EntryWriter {
   void Learn(const internal::v1::LogRecord& record);
   std::string ModelName(uint64_t id) const;
   void Describe(const internal::v1::LogRecord& record, LogEntry* entry) const;
-  void DescribeState(const internal::v1::LogState& state, LogEntry* entry) const;
-  void DescribeModel(const internal::v1::LogRecord& record, LogEntry* entry) const;
-  void DescribeChange(const internal::v1::LogRecord& record, LogEntry* entry) const;
-  void DescribeGroup(const internal::v1::LogRecord& record, LogEntry* entry) const;
-  void DescribeStep(const internal::v1::LogRecord& record, LogEntry* entry) const;
+  // `kind`: the message in the record's oneof.
+  template <typename Kind>
+  void DescribeKind(const Kind& kind, LogEntry* entry) const;
 
   std::map<uint64_t, std::string> names_;    // of models
   std::map<std::string, uint64_t> changes_;  // models of changes that are held

@@ -58,7 +58,7 @@ TEST(InspectTest, ShowsAndVerifiesTheSameRecords) {
     EXPECT_EQ(each.next_sequence, 6u);
     EXPECT_EQ(each.shard, 2);
     EXPECT_EQ(each.shards, 4);
-    EXPECT_EQ(each.fsync, "INTERVAL");
+    EXPECT_EQ(each.fsync, v1::StorageConfig::INTERVAL);
   }
   EXPECT_EQ(summary.bytes, verified.bytes);
   ASSERT_TRUE(files::WriteFileWhole(dir.path(), BlobsName(1), std::string(5000, 'x')).ok());

@@ -32,17 +32,11 @@ struct HeadBytes {
   char magic[8];
   uint32_t crc32c;
   uint32_t version;
-  uint32_t shard;
-  uint32_t shards;
-  uint64_t segment;
-  uint64_t first_sequence;
-  uint64_t durable;
-  uint32_t fsync;
-  uint32_t salt;
-  char boot_id[kBootIdBytes];
+  LogHead head;
   char zeros[56];
 };
-static_assert(sizeof(HeadBytes) == kLogHeadBytes && offsetof(HeadBytes, version) == 12);
+static_assert(sizeof(HeadBytes) == kLogHeadBytes && offsetof(HeadBytes, version) == 12 &&
+              sizeof(LogHead) == 56 && offsetof(LogHead, salt) == 36);
 
 struct FrameHead {
   uint32_t magic;
@@ -77,14 +71,7 @@ std::string EncodeLogHead(const LogHead& head) {
   HeadBytes bytes = {};
   std::memcpy(bytes.magic, kHeadMagic, sizeof(bytes.magic));
   bytes.version = kVersion;
-  bytes.shard = head.shard;
-  bytes.shards = head.shards;
-  bytes.segment = head.segment;
-  bytes.first_sequence = head.first_sequence;
-  bytes.durable = head.durable;
-  bytes.fsync = static_cast<uint32_t>(head.fsync);
-  bytes.salt = head.salt;
-  std::memcpy(bytes.boot_id, head.boot_id.data(), std::min(head.boot_id.size(), kBootIdBytes));
+  bytes.head = head;
   const absl::string_view all(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
   bytes.crc32c = ChecksumBehind<HeadBytes>(all);
   return std::string(all);
@@ -104,16 +91,7 @@ absl::StatusOr<std::optional<LogHead>> DecodeLogHead(absl::string_view bytes) {
                                                    ", but this program can only read version ",
                                                    kVersion));
   }
-  LogHead decoded;
-  decoded.shard = head.shard;
-  decoded.shards = head.shards;
-  decoded.segment = head.segment;
-  decoded.first_sequence = head.first_sequence;
-  decoded.durable = head.durable;
-  decoded.fsync = static_cast<v1::StorageConfig::Fsync>(head.fsync);
-  decoded.salt = head.salt;
-  decoded.boot_id.assign(head.boot_id, kBootIdBytes);
-  return decoded;
+  return head.head;
 }
 
 std::string FrameFor(const google::protobuf::MessageLite& record) {

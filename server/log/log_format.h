@@ -18,6 +18,7 @@
 // bytes that somebody put into a record look like a record. Numbers are little-endian.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -43,6 +44,7 @@ inline int64_t RoundUp(int64_t bytes, int64_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
+// As its fields stand in the file.
 struct LogHead {
   uint32_t shard = 0;
   uint32_t shards = 0;
@@ -51,7 +53,7 @@ struct LogHead {
   uint64_t durable = 0;
   v1::StorageConfig::Fsync fsync = v1::StorageConfig::FSYNC_UNSPECIFIED;
   uint32_t salt = 0;
-  std::string boot_id;  // kBootIdBytes
+  std::array<char, kBootIdBytes> boot_id = {};
 };
 
 std::string EncodeLogHead(const LogHead& head);

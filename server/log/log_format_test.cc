@@ -21,7 +21,7 @@ LogHead SampleHead() {
   head.durable = 998;
   head.fsync = v1::StorageConfig::ALWAYS;
   head.salt = 0x01020304;
-  head.boot_id = "0123456789abcdef";
+  absl::string_view("0123456789abcdef").copy(head.boot_id.data(), kBootIdBytes);
   return head;
 }
 

@@ -2,109 +2,23 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <limits>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/buffer.h"
 #include "base/crc32c.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
-#include "emberd/internal/v1/log.pb.h"
 #include "server/files/files.h"
 #include "server/log/log_files.h"
 #include "server/log/log_format.h"
 
 namespace emberd::log {
 namespace {
-
-// Finds out what of a log counts, and whether anything is missing. One thread at a time.
-class LogScan {
- public:
-  struct Segment {
-    uint64_t number = 0;
-    bool has_records = false;
-    bool has_blobs = false;
-    bool cut = false;             // its records are smaller than they ever were beside blobs
-    std::optional<LogHead> head;  // none: not readable
-    uint64_t limit = 0;           // records from here on are those of later segments
-    int64_t end = kLogHeadBytes;  // behind the last record that counts
-    // None of its records counts.
-    bool Void() const { return head.has_value() && head->first_sequence >= limit; }
-  };
-
-  LogScan(std::string folder, absl::string_view boot_id)
-      : folder_(std::move(folder)), boot_id_(boot_id) {}
-
-  // Reads all records. See ReadLog for what is an error.
-  absl::Status Run();
-  // The records that count, in order.
-  absl::Status ForEach(
-      absl::FunctionRef<absl::Status(const Segment&, int64_t offset, const Frame&)> use);
-
-  const std::vector<Segment>& segments() const { return segments_; }
-  uint64_t next_sequence() const { return next_sequence_; }
-  uint64_t durable() const { return durable_; }
-  int64_t torn_bytes() const { return torn_bytes_; }
-  const std::string& torn() const { return torn_; }
-
- private:
-  // Where no good record follows the one before.
-  struct Break {
-    size_t segment = 0;
-    int64_t offset = 0;
-    std::string what;
-  };
-  // Something good behind a break.
-  struct Evidence {
-    std::string what;
-    uint64_t durable = 0;
-  };
-
-  absl::Status List();
-  absl::Status ReadHeads();
-  absl::Status CheckHead(Segment& segment, const LogHead& head);
-  absl::Status CheckBlobFiles();
-  absl::StatusOr<size_t> FirstWithRecords();
-  absl::Status ScanRecords(Break* broken);
-  // True: all that the segment has to offer was there.
-  bool ScanSegment(Segment& segment, absl::string_view bytes);
-  absl::Status Judge(const Break& broken);
-  absl::StatusOr<std::optional<Evidence>> FindBehind(const Break& broken);
-  void FindFrames(const Segment& segment, int64_t offset, absl::string_view bytes,
-                  std::optional<Evidence>* found) const;
-  // Records that a loss of power has left without their blobs do not count.
-  absl::Status CutAtLostBlob();
-  void EndAt(size_t segment, int64_t offset, uint64_t next_sequence, std::string why);
-  // When the segment was written, or the last one before it that can be read.
-  std::string BootOf(size_t segment) const;
-  bool PowerMayHaveGone(size_t segment) const;  // since then
-  absl::StatusOr<absl::string_view> Bytes(size_t segment);
-  std::string Path(const Segment& segment) const;
-  absl::Status Damaged(const Break& broken, absl::string_view what) const;
-
-  const std::string folder_;
-  const std::string boot_id_;
-  std::vector<Segment> segments_;
-  uint64_t next_sequence_ = 1;
-  uint64_t durable_ = 0;
-  int64_t torn_bytes_ = 0;
-  std::string torn_;
-  size_t loaded_ = 0;  // whose bytes these are
-  bool any_loaded_ = false;
-  std::string bytes_;
-};
 
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
@@ -143,313 +57,382 @@ std::string LogAdvice(const std::string& folder) {
       "cluster with another storage.directory");
 }
 
-std::string LogScan::Path(const Segment& segment) const {
-  return files::PathIn(folder_, RecordsName(segment.number));
-}
+// Finds out what of a log counts, and whether anything is missing. One thread at a time.
+class LogScan {
+ public:
+  struct Segment {
+    uint64_t number = 0;
+    bool has_records = false;
+    bool has_blobs = false;
+    bool cut = false;             // its records are smaller than they ever were beside blobs
+    std::optional<LogHead> head;  // none: not readable
+    uint64_t limit = 0;           // records from here on are those of later segments
+    int64_t end = kLogHeadBytes;  // behind the last record that counts
+    // None of its records counts.
+    bool Void() const { return head.has_value() && head->first_sequence >= limit; }
+  };
 
-absl::Status LogScan::Damaged(const Break& broken, absl::string_view what) const {
-  return files::DamagedFile(Path(segments_[broken.segment]),
-                            absl::StrCat("byte ", broken.offset, ": ", what, LogAdvice(folder_)));
-}
+  LogScan(std::string folder, absl::string_view boot_id)
+      : folder_(std::move(folder)), boot_id_(boot_id) {}
 
-absl::Status LogScan::Run() {
-  RETURN_IF_ERROR(List());
-  if (segments_.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(ReadHeads());
-  Break broken;
-  RETURN_IF_ERROR(ScanRecords(&broken));
-  RETURN_IF_ERROR(Judge(broken));
-  RETURN_IF_ERROR(CutAtLostBlob());
-  return CheckBlobFiles();
-}
+  // Reads all records. See ReadLog for what is an error.
+  absl::Status Run() {
+    RETURN_IF_ERROR(List());
+    if (segments_.empty()) return absl::OkStatus();
+    RETURN_IF_ERROR(ReadHeads());
+    Break broken;
+    RETURN_IF_ERROR(ScanRecords(&broken));
+    RETURN_IF_ERROR(Judge(broken));
+    RETURN_IF_ERROR(CutAtLostBlob());
+    return CheckBlobFiles();
+  }
 
-absl::Status LogScan::List() {
-  ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder_));
-  if (found.newest() == 0) return absl::OkStatus();
-  // Blobs before the first records are what DropBefore had no time for.
-  const uint64_t first = found.records.empty() ? found.blobs.front() : found.records.front();
-  // A number that is no segment's.
-  if (found.newest() - first > found.files().size()) {
-    uint64_t missing = first;
-    while (std::binary_search(found.records.begin(), found.records.end(), missing)) ++missing;
-    return files::DamagedFile(files::PathIn(folder_, RecordsName(missing)),
-                              absl::StrCat("is missing, and so are others", LogAdvice(folder_)));
-  }
-  for (uint64_t number = first; number <= found.newest(); ++number) {
-    Segment& segment = segments_.emplace_back();
-    segment.number = number;
-    segment.has_records = std::binary_search(found.records.begin(), found.records.end(), number);
-    segment.has_blobs = std::binary_search(found.blobs.begin(), found.blobs.end(), number);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<absl::string_view> LogScan::Bytes(size_t segment) {
-  if (any_loaded_ && loaded_ == segment) return bytes_;
-  any_loaded_ = false;
-  bytes_.clear();
-  if (segments_[segment].has_records) {
-    ASSIGN_OR_RETURN(bytes_, files::ReadFileWhole(Path(segments_[segment])));
-  }
-  loaded_ = segment;
-  any_loaded_ = true;
-  return bytes_;
-}
-
-absl::Status LogScan::ReadHeads() {
-  for (Segment& segment : segments_) {
-    if (!segment.has_records) continue;
-    ASSIGN_OR_RETURN(const std::string bytes, ReadFileBegin(Path(segment), kLogHeadBytes));
-    segment.cut = static_cast<int64_t>(bytes.size()) < kLogHeadBytes;
-    const absl::StatusOr<std::optional<LogHead>> head = DecodeLogHead(bytes);
-    if (!head.ok()) return Annotate(head.status(), Path(segment));
-    if (head->has_value()) RETURN_IF_ERROR(CheckHead(segment, **head));
-  }
-  uint64_t limit = kNoLimit;
-  for (auto segment = segments_.rbegin(); segment != segments_.rend(); ++segment) {
-    segment->limit = limit;
-    if (segment->head.has_value()) limit = std::min(limit, segment->head->first_sequence);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LogScan::CheckHead(Segment& segment, const LogHead& head) {
-  if (head.segment != segment.number) {
-    return files::DamagedFile(
-        Path(segment),
-        absl::StrCat("is segment ", head.segment, " under another name", LogAdvice(folder_)));
-  }
-  for (const Segment& other : segments_) {
-    if (!other.head.has_value()) continue;
-    if (other.head->shard == head.shard && other.head->shards == head.shards) break;
-    return files::DamagedFile(
-        Path(segment), absl::StrCat("is of shard ", head.shard, " of ", head.shards,
-                                    ", but segment ", other.number, " of shard ", other.head->shard,
-                                    " of ", other.head->shards, LogAdvice(folder_)));
-  }
-  segment.head = head;
-  return absl::OkStatus();
-}
-
-bool LogScan::ScanSegment(Segment& segment, absl::string_view bytes) {
-  while (next_sequence_ < segment.limit) {
-    const auto frame = DecodeFrame(From(bytes, segment.end), segment.head->salt);
-    if (!frame.has_value() || frame->sequence != next_sequence_) return false;
-    segment.end += frame->bytes;
-    durable_ = std::max(durable_, frame->durable);
-    ++next_sequence_;
-  }
-  return true;
-}
-
-// Beyond segments that a process began and left without a head, and whose elders are gone.
-absl::StatusOr<size_t> LogScan::FirstWithRecords() {
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    if (segments_[i].head.has_value() || segments_[i].limit == kNoLimit) return i;
-    ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
-    std::optional<Evidence> found;
-    next_sequence_ = 0;  // any record before those of later segments
-    FindFrames(segments_[i], kLogHeadBytes, bytes, &found);
-    next_sequence_ = 1;
-    if (found.has_value()) return i;
-  }
-  return 0;
-}
-
-// Ends where a record is missing: in any case behind the last one.
-absl::Status LogScan::ScanRecords(Break* broken) {
-  ASSIGN_OR_RETURN(const size_t first, FirstWithRecords());
-  const Segment& oldest = segments_[first];
-  if (oldest.head.has_value()) {
-    next_sequence_ = std::min(oldest.head->first_sequence, oldest.limit);
-  } else if (oldest.number > 1) {
-    return Damaged({first, 0, ""}, "the header of the segment is damaged");
-  }
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    Segment& segment = segments_[i];
-    if (segment.Void()) continue;
-    if (!segment.head.has_value()) {
-      if (segment.limit == next_sequence_) continue;
-      *broken = {
-          i, 0,
-          segment.has_records ? "the header of the segment is damaged" : "the file is missing"};
-      return absl::OkStatus();
-    }
-    if (segment.head->first_sequence != next_sequence_) {
-      broken->what = RecordsFrom(next_sequence_, segment.head->first_sequence);
-      return absl::OkStatus();
-    }
-    durable_ = std::max(durable_, segment.head->durable);
-    ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
-    const bool all = ScanSegment(segment, bytes);
-    *broken = {i, segment.end, absl::StrCat("record ", next_sequence_, " is damaged")};
-    // Where nothing stands in the place of the next record, it is the next segment that tells more.
-    if (!all && EndOfBytes(From(bytes, segment.end)) > 0) return absl::OkStatus();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LogScan::Judge(const Break& broken) {
-  ASSIGN_OR_RETURN(const std::optional<Evidence> behind, FindBehind(broken));
-  if (behind.has_value()) {
-    const bool was_durable = behind->durable >= next_sequence_;
-    if (was_durable || !PowerMayHaveGone(broken.segment)) {
-      return Damaged(broken, absl::StrCat(broken.what, ", but ", behind->what));
-    }
-  }
-  EndAt(broken.segment, broken.offset, next_sequence_, broken.what);
-  return absl::OkStatus();
-}
-
-void LogScan::EndAt(size_t segment, int64_t offset, uint64_t next_sequence, std::string why) {
-  next_sequence_ = next_sequence;
-  torn_bytes_ = 0;
-  const std::string place = absl::StrCat(Path(segments_[segment]), ": byte ", offset, ": ", why);
-  for (size_t i = segment; i < segments_.size(); ++i) {
-    Segment& cut = segments_[i];
-    if (cut.Void()) continue;
-    if (const absl::StatusOr<absl::string_view> bytes = Bytes(i); bytes.ok()) {
-      torn_bytes_ += EndOfBytes(From(*bytes, i == segment ? offset : 0));
-    }
-    cut.end = i == segment ? std::max(offset, kLogHeadBytes) : kLogHeadBytes;
-  }
-  torn_ = torn_bytes_ == 0 ? "" : place;
-}
-
-absl::StatusOr<std::optional<LogScan::Evidence>> LogScan::FindBehind(const Break& broken) {
-  std::optional<Evidence> found;
-  std::string blobs;  // whose records are missing
-  for (size_t i = broken.segment; i < segments_.size(); ++i) {
-    const Segment& segment = segments_[i];
-    if (segment.Void()) continue;
-    // The disk has room for a segment's head before there are blobs: without it, records are gone.
-    if ((!segment.has_records || segment.cut) && segment.has_blobs) {
-      blobs = BlobsName(segment.number);
-    }
-    if (i > broken.segment && segment.head.has_value()) {
-      if (!found.has_value()) {
-        found = {absl::StrCat("segment ", segment.number, " begins with record ",
-                              segment.head->first_sequence),
-                 0};
+  // The records that count, in order.
+  absl::Status ForEach(absl::FunctionRef<absl::Status(const Segment&, int64_t, const Frame&)> use) {
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      const Segment& segment = segments_[i];
+      if (segment.Void() || segment.end == kLogHeadBytes) continue;
+      ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
+      for (int64_t offset = kLogHeadBytes; offset < segment.end;) {
+        const auto frame = DecodeFrame(From(bytes, offset), segment.head->salt);
+        if (!frame.has_value())
+          return Damaged({i, offset, ""}, "the file was changed while it was read");
+        RETURN_IF_ERROR(use(segment, offset, *frame));
+        offset += frame->bytes;
       }
-      found->durable = std::max(found->durable, segment.head->durable);
-      // Whoever began it had read all before it from the disk, as the machine had been started
-      // since.
-      if (segment.head->boot_id != BootOf(broken.segment)) found->durable = kNoLimit;
     }
-    ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
-    FindFrames(segment, i == broken.segment ? broken.offset : kLogHeadBytes, bytes, &found);
+    return absl::OkStatus();
   }
-  if (!blobs.empty()) {
-    if (!found.has_value()) found = {absl::StrCat(blobs, " exists"), 0};
-    found->durable = kNoLimit;
-  }
-  return found;
-}
 
-void LogScan::FindFrames(const Segment& segment, int64_t offset, absl::string_view bytes,
-                         std::optional<Evidence>* found) const {
-  const std::optional<uint32_t> salt =
-      segment.head.has_value() ? std::make_optional(segment.head->salt) : std::nullopt;
-  const int64_t end = EndOfBytes(bytes);
-  for (offset = RoundUp(offset, kFrameAlignment); offset < end;) {
-    const auto frame = DecodeFrame(From(bytes, offset), salt);
-    // The next record itself is no loss: the state of a segment stands there before its head.
-    if (!frame.has_value() || frame->sequence <= next_sequence_ ||
-        frame->sequence >= segment.limit) {
-      offset += kFrameAlignment;
-      continue;
+  // But for older_blobs.
+  LogEnd End() const {
+    LogEnd end;
+    end.next_sequence = next_sequence_;
+    end.durable = durable_;
+    end.torn_bytes = torn_bytes_;
+    end.torn = torn_;
+    if (segments_.empty()) return end;
+    end.first_segment = segments_.front().number;
+    end.next_segment = segments_.back().number + 1;
+    for (const Segment& segment : segments_) {
+      if (!segment.head.has_value()) continue;
+      end.shard = static_cast<int>(segment.head->shard);
+      end.shards = static_cast<int>(segment.head->shards);
+      end.fsync = segment.head->fsync;
     }
-    if (!found->has_value()) {
-      *found = {absl::StrCat("record ", frame->sequence, " at byte ", offset, " of ",
-                             RecordsName(segment.number), " is good"),
-                0};
+    return end;
+  }
+
+ private:
+  // Where no good record follows the one before.
+  struct Break {
+    size_t segment = 0;
+    int64_t offset = 0;
+    std::string what;
+  };
+  // Something good behind a break.
+  struct Evidence {
+    std::string what;
+    uint64_t durable = 0;
+  };
+
+  absl::Status List() {
+    ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder_));
+    if (found.newest() == 0) return absl::OkStatus();
+    // Blobs before the first records are what DropBefore had no time for.
+    const uint64_t first = found.records.empty() ? found.blobs.front() : found.records.front();
+    // A number that is no segment's.
+    if (found.newest() - first > found.files().size()) {
+      uint64_t missing = first;
+      while (std::binary_search(found.records.begin(), found.records.end(), missing)) ++missing;
+      return files::DamagedFile(files::PathIn(folder_, RecordsName(missing)),
+                                absl::StrCat("is missing, and so are others", LogAdvice(folder_)));
     }
-    (*found)->durable = std::max((*found)->durable, frame->durable);
-    offset += frame->bytes;
+    for (uint64_t number = first; number <= found.newest(); ++number) {
+      Segment& segment = segments_.emplace_back();
+      segment.number = number;
+      segment.has_records = std::binary_search(found.records.begin(), found.records.end(), number);
+      segment.has_blobs = std::binary_search(found.blobs.begin(), found.blobs.end(), number);
+    }
+    return absl::OkStatus();
   }
-}
 
-std::string LogScan::BootOf(size_t segment) const {
-  for (size_t i = segment + 1; i-- > 0;) {
-    if (segments_[i].head.has_value()) return segments_[i].head->boot_id;
+  absl::Status ReadHeads() {
+    for (Segment& segment : segments_) {
+      if (!segment.has_records) continue;
+      ASSIGN_OR_RETURN(const std::string bytes, ReadFileBegin(Path(segment), kLogHeadBytes));
+      segment.cut = static_cast<int64_t>(bytes.size()) < kLogHeadBytes;
+      const absl::StatusOr<std::optional<LogHead>> head = DecodeLogHead(bytes);
+      if (!head.ok()) return Annotate(head.status(), Path(segment));
+      if (head->has_value()) RETURN_IF_ERROR(CheckHead(segment, **head));
+    }
+    uint64_t limit = kNoLimit;
+    for (auto segment = segments_.rbegin(); segment != segments_.rend(); ++segment) {
+      segment->limit = limit;
+      if (segment->head.has_value()) limit = std::min(limit, segment->head->first_sequence);
+    }
+    return absl::OkStatus();
   }
-  return boot_id_;  // the first head is there before anything else
-}
 
-bool LogScan::PowerMayHaveGone(size_t segment) const {
-  const std::string boot_id = BootOf(segment);
-  return boot_id != boot_id_ || boot_id == std::string(kBootIdBytes, '\0');
-}
+  absl::Status CheckHead(Segment& segment, const LogHead& head) {
+    if (head.segment != segment.number) {
+      return files::DamagedFile(
+          Path(segment),
+          absl::StrCat("is segment ", head.segment, " under another name", LogAdvice(folder_)));
+    }
+    for (const Segment& other : segments_) {
+      if (!other.head.has_value()) continue;
+      if (other.head->shard == head.shard && other.head->shards == head.shards) break;
+      return files::DamagedFile(
+          Path(segment),
+          absl::StrCat("is of shard ", head.shard, " of ", head.shards, ", but segment ",
+                       other.number, " of shard ", other.head->shard, " of ", other.head->shards,
+                       LogAdvice(folder_)));
+    }
+    segment.head = head;
+    return absl::OkStatus();
+  }
 
-absl::Status LogScan::ForEach(
-    absl::FunctionRef<absl::Status(const Segment&, int64_t, const Frame&)> use) {
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    const Segment& segment = segments_[i];
-    if (segment.Void() || segment.end == kLogHeadBytes) continue;
-    ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
-    for (int64_t offset = kLogHeadBytes; offset < segment.end;) {
-      const auto frame = DecodeFrame(From(bytes, offset), segment.head->salt);
-      if (!frame.has_value())
-        return Damaged({i, offset, ""}, "the file was changed while it was read");
-      RETURN_IF_ERROR(use(segment, offset, *frame));
+  // Beyond segments that a process began and left without a head, and whose elders are gone.
+  absl::StatusOr<size_t> FirstWithRecords() {
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      if (segments_[i].head.has_value() || segments_[i].limit == kNoLimit) return i;
+      ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
+      std::optional<Evidence> found;
+      next_sequence_ = 0;  // any record before those of later segments
+      FindFrames(segments_[i], kLogHeadBytes, bytes, &found);
+      next_sequence_ = 1;
+      if (found.has_value()) return i;
+    }
+    return 0;
+  }
+
+  // Ends where a record is missing: in any case behind the last one.
+  absl::Status ScanRecords(Break* broken) {
+    ASSIGN_OR_RETURN(const size_t first, FirstWithRecords());
+    const Segment& oldest = segments_[first];
+    if (oldest.head.has_value()) {
+      next_sequence_ = std::min(oldest.head->first_sequence, oldest.limit);
+    } else if (oldest.number > 1) {
+      return Damaged({first, 0, ""}, "the header of the segment is damaged");
+    }
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      Segment& segment = segments_[i];
+      if (segment.Void()) continue;
+      if (!segment.head.has_value()) {
+        if (segment.limit == next_sequence_) continue;
+        *broken = {
+            i, 0,
+            segment.has_records ? "the header of the segment is damaged" : "the file is missing"};
+        return absl::OkStatus();
+      }
+      if (segment.head->first_sequence != next_sequence_) {
+        broken->what = RecordsFrom(next_sequence_, segment.head->first_sequence);
+        return absl::OkStatus();
+      }
+      durable_ = std::max(durable_, segment.head->durable);
+      ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
+      const bool all = ScanSegment(segment, bytes);
+      *broken = {i, segment.end, absl::StrCat("record ", next_sequence_, " is damaged")};
+      // Where nothing stands in the place of the next record, it is the next segment that tells
+      // more.
+      if (!all && EndOfBytes(From(bytes, segment.end)) > 0) return absl::OkStatus();
+    }
+    return absl::OkStatus();
+  }
+
+  // True: all that the segment has to offer was there.
+  bool ScanSegment(Segment& segment, absl::string_view bytes) {
+    while (next_sequence_ < segment.limit) {
+      const auto frame = DecodeFrame(From(bytes, segment.end), segment.head->salt);
+      if (!frame.has_value() || frame->sequence != next_sequence_) return false;
+      segment.end += frame->bytes;
+      durable_ = std::max(durable_, frame->durable);
+      ++next_sequence_;
+    }
+    return true;
+  }
+
+  absl::Status Judge(const Break& broken) {
+    ASSIGN_OR_RETURN(const std::optional<Evidence> behind, FindBehind(broken));
+    if (behind.has_value()) {
+      const bool was_durable = behind->durable >= next_sequence_;
+      if (was_durable || !PowerMayHaveGone(broken.segment)) {
+        return Damaged(broken, absl::StrCat(broken.what, ", but ", behind->what));
+      }
+    }
+    EndAt(broken.segment, broken.offset, next_sequence_, broken.what);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::optional<Evidence>> FindBehind(const Break& broken) {
+    std::optional<Evidence> found;
+    std::string blobs;  // whose records are missing
+    for (size_t i = broken.segment; i < segments_.size(); ++i) {
+      const Segment& segment = segments_[i];
+      if (segment.Void()) continue;
+      // The disk has room for a segment's head before there are blobs: without it, records are
+      // gone.
+      if ((!segment.has_records || segment.cut) && segment.has_blobs) {
+        blobs = BlobsName(segment.number);
+      }
+      if (i > broken.segment && segment.head.has_value()) {
+        if (!found.has_value()) {
+          found = {absl::StrCat("segment ", segment.number, " begins with record ",
+                                segment.head->first_sequence),
+                   0};
+        }
+        found->durable = std::max(found->durable, segment.head->durable);
+        // Whoever began it had read all before it from the disk, as the machine had been started
+        // since.
+        if (BootOf(i) != BootOf(broken.segment)) found->durable = kNoLimit;
+      }
+      ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
+      FindFrames(segment, i == broken.segment ? broken.offset : kLogHeadBytes, bytes, &found);
+    }
+    if (!blobs.empty()) {
+      if (!found.has_value()) found = {absl::StrCat(blobs, " exists"), 0};
+      found->durable = kNoLimit;
+    }
+    return found;
+  }
+
+  void FindFrames(const Segment& segment, int64_t offset, absl::string_view bytes,
+                  std::optional<Evidence>* found) const {
+    const std::optional<uint32_t> salt =
+        segment.head.has_value() ? std::make_optional(segment.head->salt) : std::nullopt;
+    const int64_t end = EndOfBytes(bytes);
+    for (offset = RoundUp(offset, kFrameAlignment); offset < end;) {
+      const auto frame = DecodeFrame(From(bytes, offset), salt);
+      // The next record itself is no loss: the state of a segment stands there before its head.
+      if (!frame.has_value() || frame->sequence <= next_sequence_ ||
+          frame->sequence >= segment.limit) {
+        offset += kFrameAlignment;
+        continue;
+      }
+      if (!found->has_value()) {
+        *found = {absl::StrCat("record ", frame->sequence, " at byte ", offset, " of ",
+                               RecordsName(segment.number), " is good"),
+                  0};
+      }
+      (*found)->durable = std::max((*found)->durable, frame->durable);
       offset += frame->bytes;
     }
   }
-  return absl::OkStatus();
-}
 
-absl::Status LogScan::CutAtLostBlob() {
-  struct Cut {
-    uint64_t segment;
-    int64_t offset;
-    uint64_t sequence;
-  };
-  std::optional<Cut> cut;
-  Buffer<char> buffer;
-  internal::v1::LogRecord record;
-  RETURN_IF_ERROR(ForEach([&](const Segment& segment, int64_t offset, const Frame& frame) {
-    const size_t index = segment.number - segments_[0].number;
-    if (cut.has_value() || frame.sequence <= durable_ || !PowerMayHaveGone(index) ||
-        !record.ParseFromArray(frame.payload.data(), static_cast<int>(frame.payload.size()))) {
+  // Records that a loss of power has left without their blobs do not count.
+  absl::Status CutAtLostBlob() {
+    struct Cut {
+      uint64_t segment;
+      int64_t offset;
+      uint64_t sequence;
+    };
+    std::optional<Cut> cut;
+    Buffer<char> buffer;
+    internal::v1::LogRecord record;
+    RETURN_IF_ERROR(ForEach([&](const Segment& segment, int64_t offset, const Frame& frame) {
+      const size_t index = segment.number - segments_[0].number;
+      if (cut.has_value() || frame.sequence <= durable_ || !PowerMayHaveGone(index) ||
+          !record.ParseFromArray(frame.payload.data(), static_cast<int>(frame.payload.size()))) {
+        return absl::OkStatus();
+      }
+      const internal::v1::LogBlob* const blob = BlobOf(record);
+      // Those of segments that were dropped are not lost.
+      if (blob != nullptr && blob->segment() >= segments_[0].number &&
+          !ReadBlob(folder_, *blob, buffer).ok()) {
+        cut = {segment.number, offset, frame.sequence};
+      }
       return absl::OkStatus();
-    }
-    const internal::v1::LogBlob* const blob = BlobOf(record);
-    // Those of segments that were dropped are not lost.
-    if (blob != nullptr && blob->segment() >= segments_[0].number &&
-        !ReadBlob(folder_, *blob, buffer).ok()) {
-      cut = {segment.number, offset, frame.sequence};
+    }));
+    if (cut.has_value()) {
+      EndAt(cut->segment - segments_[0].number, cut->offset, cut->sequence,
+            absl::StrCat("the blob of record ", cut->sequence, " is missing"));
     }
     return absl::OkStatus();
-  }));
-  if (cut.has_value()) {
-    EndAt(cut->segment - segments_[0].number, cut->offset, cut->sequence,
-          absl::StrCat("the blob of record ", cut->sequence, " is missing"));
   }
-  return absl::OkStatus();
-}
 
-// A file without which some record means nothing. A segment of which no record names a blob may
-// have lost its own, with the power or when somebody gave it up.
-absl::Status LogScan::CheckBlobFiles() {
-  const auto missing = [](const Segment& segment) {
-    return !segment.Void() && !segment.has_blobs && segment.end != kLogHeadBytes;
-  };
-  if (std::none_of(segments_.begin(), segments_.end(), missing)) return absl::OkStatus();
-  internal::v1::LogRecord record;
-  return ForEach([&](const Segment&, int64_t, const Frame& frame) -> absl::Status {
-    if (!record.ParseFromArray(frame.payload.data(), static_cast<int>(frame.payload.size()))) {
-      return absl::OkStatus();
+  // A file without which some record means nothing. A segment of which no record names a blob may
+  // have lost its own, with the power or when somebody gave it up.
+  absl::Status CheckBlobFiles() {
+    const auto missing = [](const Segment& segment) {
+      return !segment.Void() && !segment.has_blobs && segment.end != kLogHeadBytes;
+    };
+    if (std::none_of(segments_.begin(), segments_.end(), missing)) return absl::OkStatus();
+    internal::v1::LogRecord record;
+    return ForEach([&](const Segment&, int64_t, const Frame& frame) -> absl::Status {
+      if (!record.ParseFromArray(frame.payload.data(), static_cast<int>(frame.payload.size()))) {
+        return absl::OkStatus();
+      }
+      const internal::v1::LogBlob* const blob = BlobOf(record);
+      if (blob == nullptr || blob->segment() < segments_[0].number) return absl::OkStatus();
+      const size_t at = blob->segment() - segments_[0].number;
+      if (at >= segments_.size() || !missing(segments_[at])) return absl::OkStatus();
+      if (frame.sequence > durable_ && PowerMayHaveGone(at)) return absl::OkStatus();
+      return files::DamagedFile(files::PathIn(folder_, BlobsName(segments_[at].number)),
+                                absl::StrCat("is missing", LogAdvice(folder_)));
+    });
+  }
+
+  void EndAt(size_t segment, int64_t offset, uint64_t next_sequence, std::string why) {
+    next_sequence_ = next_sequence;
+    torn_bytes_ = 0;
+    const std::string place = absl::StrCat(Path(segments_[segment]), ": byte ", offset, ": ", why);
+    for (size_t i = segment; i < segments_.size(); ++i) {
+      Segment& cut = segments_[i];
+      if (cut.Void()) continue;
+      if (const absl::StatusOr<absl::string_view> bytes = Bytes(i); bytes.ok()) {
+        torn_bytes_ += EndOfBytes(From(*bytes, i == segment ? offset : 0));
+      }
+      cut.end = i == segment ? std::max(offset, kLogHeadBytes) : kLogHeadBytes;
     }
-    const internal::v1::LogBlob* const blob = BlobOf(record);
-    if (blob == nullptr || blob->segment() < segments_[0].number) return absl::OkStatus();
-    const size_t at = blob->segment() - segments_[0].number;
-    if (at >= segments_.size() || !missing(segments_[at])) return absl::OkStatus();
-    if (frame.sequence > durable_ && PowerMayHaveGone(at)) return absl::OkStatus();
-    return files::DamagedFile(files::PathIn(folder_, BlobsName(segments_[at].number)),
-                              absl::StrCat("is missing", LogAdvice(folder_)));
-  });
-}
+    torn_ = torn_bytes_ == 0 ? "" : place;
+  }
+
+  // When the segment was written, or the last one before it that can be read.
+  std::string BootOf(size_t segment) const {
+    for (size_t i = segment + 1; i-- > 0;) {
+      if (!segments_[i].head.has_value()) continue;
+      return {segments_[i].head->boot_id.data(), kBootIdBytes};
+    }
+    return boot_id_;  // the first head is there before anything else
+  }
+
+  // Since then.
+  bool PowerMayHaveGone(size_t segment) const {
+    const std::string boot_id = BootOf(segment);
+    return boot_id != boot_id_ || boot_id == std::string(kBootIdBytes, '\0');
+  }
+
+  absl::StatusOr<absl::string_view> Bytes(size_t segment) {
+    if (loaded_ == segment) return bytes_;
+    loaded_.reset();
+    bytes_.clear();
+    if (segments_[segment].has_records) {
+      ASSIGN_OR_RETURN(bytes_, files::ReadFileWhole(Path(segments_[segment])));
+    }
+    loaded_ = segment;
+    return bytes_;
+  }
+
+  std::string Path(const Segment& segment) const {
+    return files::PathIn(folder_, RecordsName(segment.number));
+  }
+
+  absl::Status Damaged(const Break& broken, absl::string_view what) const {
+    return files::DamagedFile(Path(segments_[broken.segment]),
+                              absl::StrCat("byte ", broken.offset, ": ", what, LogAdvice(folder_)));
+  }
+
+  const std::string folder_;
+  const std::string boot_id_;
+  std::vector<Segment> segments_;
+  uint64_t next_sequence_ = 1;
+  uint64_t durable_ = 0;
+  int64_t torn_bytes_ = 0;
+  std::string torn_;
+  std::optional<size_t> loaded_;  // whose bytes these are
+  std::string bytes_;
+};
 
 using internal::v1::LogBlob;
 using internal::v1::LogRecord;
@@ -463,24 +446,6 @@ absl::Status CheckKind(const LogRecord& record, int64_t offset) {
   if (is_state == (offset == kLogHeadBytes)) return absl::OkStatus();
   return absl::DataLossError(is_state ? "is a state, but does not begin a segment"
                                       : "begins a segment, but is not a state");
-}
-
-LogEnd EndOf(const LogScan& scan) {
-  LogEnd end;
-  end.next_sequence = scan.next_sequence();
-  end.durable = scan.durable();
-  end.torn_bytes = scan.torn_bytes();
-  end.torn = scan.torn();
-  if (scan.segments().empty()) return end;
-  end.first_segment = scan.segments().front().number;
-  end.next_segment = scan.segments().back().number + 1;
-  for (const LogScan::Segment& segment : scan.segments()) {
-    if (!segment.head.has_value()) continue;
-    end.shard = static_cast<int>(segment.head->shard);
-    end.shards = static_cast<int>(segment.head->shards);
-    end.fsync = segment.head->fsync;
-  }
-  return end;
 }
 
 }  // namespace
@@ -513,7 +478,7 @@ absl::StatusOr<LogEnd> ReadLog(const std::string& folder, absl::string_view boot
         position = {segment.number, offset, frame.bytes, frame.sequence, frame.durable};
         return visit(record, position);
       }));
-  LogEnd end = EndOf(scan);
+  LogEnd end = scan.End();
   end.older_blobs = std::move(older_blobs);
   return end;
 }

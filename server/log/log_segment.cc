@@ -8,7 +8,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/files/files.h"
-#include "server/log/log_format.h"
 
 namespace emberd::log {
 

@@ -128,7 +128,7 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogWriter::NewSegment(uint64_t numbe
   head.durable = durable_;
   head.fsync = options_.fsync;
   head.salt = std::random_device{}();
-  head.boot_id = files_.BootId();
+  files_.BootId().copy(head.boot_id.data(), kBootIdBytes);
   const auto create = [&] {
     return LogSegment::Create(files_, options_.folder, head, FrameFor(state),
                               options_.reserve_bytes, spares_);

@@ -25,7 +25,7 @@ void Seal(uint64_t segment, std::string* bytes) {
   log::LogHead head;
   head.shards = 1;
   head.segment = segment;
-  head.boot_id = std::string(log::kBootIdBytes, 'b');
+  head.boot_id.fill('b');
   constexpr size_t kMagic = 8;
   if (bytes->size() < static_cast<size_t>(log::kLogHeadBytes)) return;
   if (bytes->compare(0, kMagic, "EMBERLOG") != 0) return;

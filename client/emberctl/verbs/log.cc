@@ -122,7 +122,7 @@ Json JsonOf(const std::string& folder, const LogSummary& summary) {
   return {{"log", folder},
           {"shard", int64_t{summary.shard}},
           {"shards", int64_t{summary.shards}},
-          {"fsync", summary.fsync},
+          {"fsync", v1::StorageConfig::Fsync_Name(summary.fsync)},
           {"records", summary.records},
           {"blobs", summary.blobs},
           {"bytes", summary.bytes},
