@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 #include <set>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -133,7 +132,7 @@ absl::StatusOr<v1::CheckpointInfo> MergeCheckpoint(const CheckpointStore& store,
                                                    TransferProgress progress) {
   ASSIGN_OR_RETURN(const CheckpointChain chain, store.Chain(model, name));
   if (chain.size() == 1) return InfoOf(chain.front().manifest());
-  ASSIGN_OR_RETURN(const std::string folder, store.BeginMerge(model));
+  ASSIGN_OR_RETURN(const std::string folder, store.BeginSave(model, /*name=*/""));
   const absl::Cleanup abandon = [&] { store.Abandon(folder); };
 
   v1::CheckpointManifest manifest = chain.front().manifest();

@@ -349,7 +349,7 @@ TEST_F(DamageTest, AFolderThatMayNotBeWrittenIsAnErrorThatSaysSo) {
   const auto look = [&](const CheckpointStore& store, const std::string& path) {
     const std::vector<absl::Status> errors = {
         store.BeginSave("m", "b").status(), store.Delete("m", "a").status(),
-        store.BeginMerge("m").status(), store.BeginSave("new", "b").status()};
+        store.BeginSave("m", "").status(), store.BeginSave("new", "b").status()};
     for (const absl::Status& status : errors) {
       EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
       EXPECT_THAT(std::string(status.message()), HasSubstr(path));

@@ -328,10 +328,6 @@ void CheckpointStore::Abandon(const std::string& folder) const {
   (void)files::RemoveFolder(folder);  // what is left goes with the litter
 }
 
-absl::StatusOr<std::string> CheckpointStore::BeginMerge(const std::string& model) const {
-  return MakeWorkFolder(model);
-}
-
 absl::Status CheckpointStore::CommitMerge(const std::string& folder,
                                           v1::CheckpointManifest manifest) const {
   ReachFailpoint("merge.files_are_here");

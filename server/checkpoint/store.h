@@ -49,11 +49,10 @@ class CheckpointStore {
   // Removes the folder. Idempotent.
   void Abandon(const std::string& folder) const;
 
-  // A folder for the files of a checkpoint that is to be made whole, as BeginSave gives one.
-  absl::StatusOr<std::string> BeginMerge(const std::string& model) const;
-  // Moves the files into the checkpoint of the manifest, under names of their own, replaces its
-  // manifest, and removes the files that it does not list any more. ABORTED: the checkpoint was
-  // deleted or merged meanwhile.
+  // Makes a checkpoint whole: moves the files in the folder, which BeginSave gave without a name,
+  // into the checkpoint of the manifest, under names of their own, replaces its manifest, and
+  // removes the files that it does not list any more. ABORTED: the checkpoint was deleted or merged
+  // meanwhile.
   absl::Status CommitMerge(const std::string& folder, v1::CheckpointManifest manifest) const;
 
   // From now on logs of rows of this history (storage.durability LOG) begin with the checkpoint.

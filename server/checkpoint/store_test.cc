@@ -354,7 +354,7 @@ TEST_F(StoreTest, SurvivesEveryStateOfTheFileSystem) {
     EXPECT_THAT(std::string(folder.status().message()), HasSubstr(one.said));
     for (const absl::Status& status :
          {store.Read("m/1", "a").status(), store.Newest("m/1").status(),
-          store.Chain("m/1", "a").status(), store.BeginMerge("m/1").status(),
+          store.Chain("m/1", "a").status(), store.BeginSave("m/1", "").status(),
           store.Delete("m/1", "a").status()}) {
       EXPECT_FALSE(status.ok());
       EXPECT_FALSE(status.message().empty());
