@@ -3,12 +3,11 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
-#include <string>
 
-#include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/v1/shared_memory.pb.h"
+#include "server/host/promise.h"
 #include "server/host/slow_call_log.h"
 #include "server/host/step_codec.h"
 #include "server/ops/metrics.h"
@@ -29,22 +28,6 @@ absl::StatusOr<rpc::IncomingMessage> FromOnePart(absl::string_view bytes,
   ASSIGN_OR_RETURN(auto message, assembler.Add(bytes));
   if (message.has_value()) return *std::move(message);
   return absl::InvalidArgumentError("malformed message: it has more than one part");
-}
-
-// What a handler waits for where the host works on other threads.
-struct GatherPromise {
-  absl::Notification ready;
-  absl::StatusOr<GatherResult> result = absl::UnknownError("no answer");
-};
-
-absl::StatusOr<GatherResult> GatherNow(ShardHost* host, GatherCommand command) {
-  const auto promise = std::make_shared<GatherPromise>();
-  host->Gather(std::move(command), [promise](absl::StatusOr<GatherResult> result) {
-    promise->result = std::move(result);
-    promise->ready.Notify();
-  });
-  promise->ready.WaitForNotification();
-  return std::move(promise->result);
 }
 
 // One call, on the thread of its lane.
@@ -76,7 +59,9 @@ class ServedGather {
     timer_.AddRequestBytes(PayloadBytes(command));
     const uint64_t model_id = command.model_id;
     const uint64_t handle = command.batch_handle;
-    ASSIGN_OR_RETURN(const GatherResult result, GatherNow(host_, std::move(command)));
+    ASSIGN_OR_RETURN(const GatherResult result,
+                     WaitForAnswer<absl::StatusOr<GatherResult>>(
+                         [&](auto done) { host_->Gather(std::move(command), done); }));
     const rpc::OutgoingMessage reply = EncodeGatherResult(result);
     const int64_t bytes = reply.payload_bytes() + static_cast<int64_t>(reply.header.size());
     answer->elsewhere = bytes > kMaxBody;

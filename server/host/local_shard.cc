@@ -2,85 +2,61 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "server/group/rendezvous.h"
+#include "server/host/promise.h"
 #include "server/host/shard_backend.h"
 #include "server/host/shard_host.h"
 
 namespace emberd::host {
 namespace {
 
-// The result of a callback that another thread waits for. Shared by both, since either may be the
-// last to look.
-template <typename T>
-class Promise {
- public:
-  void Set(T value) {
-    value_ = std::move(value);
-    ready_.Notify();
-  }
-  T& Wait() {
-    ready_.WaitForNotification();
-    return value_;
-  }
-
- private:
-  absl::Notification ready_;
-  T value_ = absl::UnknownError("no answer");
-};
-
 class LocalGather final : public GatherCall {
  public:
   LocalGather(ShardHost* host, GatherCommand command, std::string name) : name_(std::move(name)) {
-    host->Gather(std::move(command),
-                 [promise = promise_](auto result) { promise->Set(std::move(result)); });
+    host->Gather(std::move(command), result_.Setter());
   }
   absl::StatusOr<GatherResult> Wait() override {
-    absl::StatusOr<GatherResult>& result = promise_->Wait();
+    absl::StatusOr<GatherResult>& result = result_.Wait();
     if (!result.ok()) return Annotate(result.status(), name_);
     return std::move(result);
   }
 
  private:
   const std::string name_;
-  std::shared_ptr<Promise<absl::StatusOr<GatherResult>>> promise_ =
-      std::make_shared<Promise<absl::StatusOr<GatherResult>>>();
+  Promise<absl::StatusOr<GatherResult>> result_;
 };
 
 class LocalApply final : public ApplyCall {
  public:
   LocalApply(ShardHost* host, ApplyCommand command, std::string name)
       : host_(host), name_(std::move(name)) {
-    host_->Stage(std::move(command),
-                 [promise = staged_](auto staged) { promise->Set(std::move(staged)); });
+    host_->Stage(std::move(command), staged_.Setter());
   }
   absl::StatusOr<StageOutcome> WaitStaged() override {
-    absl::StatusOr<ShardHost::StagedApply>& staged = staged_->Wait();
+    absl::StatusOr<ShardHost::StagedApply>& staged = staged_.Wait();
     if (!staged.ok()) return Annotate(staged.status(), name_);
-    return staged->outcome();
+    return staged->outcome;
   }
   void Decide(bool commit) override {
-    const ShardHost::StagedApply& staged = *staged_->Wait();
+    const ShardHost::StagedApply& staged = *staged_.Wait();
     if (commit) {
-      host_->Commit(staged, [promise = done_](auto rows) { promise->Set(std::move(rows)); });
+      host_->Commit(staged, done_.Setter());
     } else {
       host_->Discard(staged);
-      done_->Set(RowCounts());
+      done_.Setter()(RowCounts());
     }
   }
   absl::StatusOr<RowCounts> WaitDone() override {
-    absl::StatusOr<RowCounts>& rows = done_->Wait();
+    absl::StatusOr<RowCounts>& rows = done_.Wait();
     return rows.ok() ? rows : Annotate(rows.status(), name_);
   }
 
  private:
   ShardHost* const host_;
   const std::string name_;
-  std::shared_ptr<Promise<absl::StatusOr<ShardHost::StagedApply>>> staged_ =
-      std::make_shared<Promise<absl::StatusOr<ShardHost::StagedApply>>>();
-  std::shared_ptr<Promise<absl::StatusOr<RowCounts>>> done_ =
-      std::make_shared<Promise<absl::StatusOr<RowCounts>>>();
+  Promise<absl::StatusOr<ShardHost::StagedApply>> staged_;
+  Promise<absl::StatusOr<RowCounts>> done_;
 };
 
 class LocalShard final : public ShardBackend {
@@ -100,15 +76,13 @@ class LocalShard final : public ShardBackend {
   }
   absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                         rpc::CallContext*) override {
-    Promise<absl::Status> promise;
-    host_->ReadRows(selection, values,
-                    [&](absl::Status status) { promise.Set(std::move(status)); });
-    return Annotate(promise.Wait(), name_);
+    return Annotate(WaitForAnswer<absl::Status>(
+                        [&](const auto& done) { host_->ReadRows(selection, values, done); }),
+                    name_);
   }
   absl::StatusOr<bool> StageAssign(const AssignCommand& command, rpc::CallContext*) override {
-    Promise<absl::StatusOr<bool>> promise;
-    host_->StageAssign(command, [&](auto replayed) { promise.Set(std::move(replayed)); });
-    absl::StatusOr<bool>& replayed = promise.Wait();
+    const auto replayed = WaitForAnswer<absl::StatusOr<bool>>(
+        [&](const auto& done) { host_->StageAssign(command, done); });
     return replayed.ok() ? replayed : Annotate(replayed.status(), name_);
   }
   group::Collective* collective() override { return &rendezvous_; }
@@ -116,9 +90,9 @@ class LocalShard final : public ShardBackend {
  private:
   absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
                        google::protobuf::Message* response, rpc::CallContext*) override {
-    Promise<absl::Status> promise;
-    verbs_.Run(verb, request, response, [&](const absl::Status& status) { promise.Set(status); });
-    return Annotate(promise.Wait(), name_);
+    return Annotate(WaitForAnswer<absl::Status>(
+                        [&](const auto& done) { verbs_.Run(verb, request, response, done); }),
+                    name_);
   }
 
   const std::string name_;

@@ -329,10 +329,10 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand com
   const auto stage =
       command.group_part.has_value() ? &ShardHost::StagePart : &ShardHost::StageUpdate;
   ASSIGN_OR_RETURN(StagedApply staged, (this->*stage)(command));
-  staged.model_id_ = command.model_id;
-  staged.mutation_ = std::move(command.mutation);
-  staged.attempt_ = command.attempt;
-  staged.group_part_ = std::move(command.group_part);
+  staged.model_id = command.model_id;
+  staged.mutation = std::move(command.mutation);
+  staged.attempt = command.attempt;
+  staged.group_part = std::move(command.group_part);
   return staged;
 }
 
@@ -350,7 +350,7 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& comm
     if (!before.has_value()) AddReceivedBytes(command.model_id, *part);
   }
   if (before.has_value()) {
-    staged.outcome_ = {.replayed = true, .rows = *before};
+    staged.outcome = {.replayed = true, .rows = *before};
     server_metrics_->Add(ops::MetricId::kReplays);
   }
   return staged;
@@ -425,17 +425,17 @@ void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& pa
 
 void ShardHost::Commit(const StagedApply& staged, RowsCallback answered) {
   RowsCallback done = log_.AfterDurable(std::move(answered));
-  if (staged.group_part_.has_value()) {
-    group_steps_.Commit(staged.model_id_, *staged.group_part_, std::move(done));
+  if (staged.group_part.has_value()) {
+    group_steps_.Commit(staged.model_id, *staged.group_part, std::move(done));
   } else {
-    votes_.Decide(staged.mutation_, staged.attempt_, /*commit=*/true, std::move(done));
+    votes_.Decide(staged.mutation, staged.attempt, /*commit=*/true, std::move(done));
   }
 }
 
 void ShardHost::Discard(const StagedApply& staged) {
-  if (staged.group_part_.has_value()) return;
+  if (staged.group_part.has_value()) return;
   // Another attempt may be in charge by now, and decides.
-  votes_.Decide(staged.mutation_, staged.attempt_, /*commit=*/false, [](const auto&) {});
+  votes_.Decide(staged.mutation, staged.attempt, /*commit=*/false, [](const auto&) {});
 }
 
 absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {

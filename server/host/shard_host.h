@@ -103,18 +103,12 @@ class ShardHost {
 
   // Names an Apply that was checked and waits for its decision: the host holds it, whoever goes
   // away.
-  class StagedApply {
-   public:
-    StagedApply() = default;
-    const StageOutcome& outcome() const { return outcome_; }
-
-   private:
-    friend class ShardHost;
-    StageOutcome outcome_;
-    uint64_t model_id_ = 0;
-    Mutation mutation_;
-    uint64_t attempt_ = 0;
-    std::optional<GroupPart> group_part_;
+  struct StagedApply {
+    StageOutcome outcome;
+    uint64_t model_id = 0;
+    Mutation mutation;
+    uint64_t attempt = 0;
+    std::optional<GroupPart> group_part;
   };
   using StageCallback = std::function<void(absl::StatusOr<StagedApply>)>;
   void Stage(ApplyCommand command, StageCallback done);

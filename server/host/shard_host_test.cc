@@ -62,8 +62,8 @@ TEST_F(ShardHostTest, ACommittedUpdateIsReplayedNotRepeated) {
   ASSERT_TRUE(Commit(*Stage(1, 1)).ok());
   auto again = Stage(1, 1);
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_TRUE(again->outcome().replayed);
-  EXPECT_EQ(again->outcome().rows.updated, 2);
+  EXPECT_TRUE(again->outcome.replayed);
+  EXPECT_EQ(again->outcome.rows.updated, 2);
   EXPECT_EQ(FirstColumnOf(3), 1.0f);
 }
 

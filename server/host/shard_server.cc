@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/blocking_pool.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -24,9 +21,7 @@
 #include "server/host/step_codec.h"
 #include "server/host/verbs.h"
 #include "server/ops/logging.h"
-#include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/local_peers.h"
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/message.h"
 #include "server/rpc/message_stream.h"
@@ -44,17 +39,37 @@ using MessageReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffe
 // The two calls of a step, Gather and Apply: streams of long messages. Each deletes itself when its
 // call is over.
 
-// One Gather: a command comes, partial sums go.
-class GatherStream final : public rpc::ServerMessageStream {
+class StepStream : public rpc::ServerMessageStream {
  public:
-  GatherStream(ShardHost* host, const grpc::ServerContextBase& context,
-               const rpc::MessageLimits& limits, const RegionServer* regions)
-      : ServerMessageStream(limits),
+  StepStream(ShardHost* host, const grpc::ServerContextBase& context, const RegionServer* regions,
+             ops::Rpc rpc)
+      : ServerMessageStream(host->limits()),
         host_(host),
-        limits_(limits),
         regions_(regions),
-        slow_log_(*host, ops::Rpc::kShardGather, rpc::TraceOf(context)),
-        timer_(host->metrics(), ops::Rpc::kShardGather) {
+        slow_log_(*host, rpc, rpc::TraceOf(context)),
+        timer_(host->metrics(), rpc) {}
+
+ protected:
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+  void EndWith(rpc::OutgoingMessage reply) {
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(std::move(reply));
+  }
+
+  ShardHost* const host_;
+  const RegionServer* const regions_;
+  SlowCallLog slow_log_;
+  ops::RpcTimer timer_;
+};
+
+// One Gather: a command comes, partial sums go.
+class GatherStream final : public StepStream {
+ public:
+  GatherStream(ShardHost* host, const grpc::ServerContextBase& context, const RegionServer* regions)
+      : StepStream(host, context, regions, ops::Rpc::kShardGather) {
     Begin();
   }
 
@@ -62,7 +77,7 @@ class GatherStream final : public rpc::ServerMessageStream {
   void OnMessage(rpc::IncomingMessage message) override {
     slow_log_.Begin();
     absl::StatusOr<GatherCommand> command =
-        DecodeGather(message, host_->sparsecores_per_shard(), regions_, limits_);
+        DecodeGather(message, host_->sparsecores_per_shard(), regions_, host_->limits());
     if (!command.ok()) return End(command.status());
     timer_.AddRequestBytes(PayloadBytes(*command));
     absl::StatusOr<AnswerRoom> room = FindAnswerRoom(regions_, command->answer);
@@ -88,35 +103,17 @@ class GatherStream final : public rpc::ServerMessageStream {
     for (const StackRowsView& stack : result->rows) {
       timer_.AddResponseBytes(static_cast<int64_t>(stack.rows.size()));
     }
-    rpc::OutgoingMessage reply = EncodeGatherResult(*result, std::exchange(room_, {}));
-    timer_.Finish(absl::StatusCode::kOk);
-    SendLast(std::move(reply));
+    EndWith(EncodeGatherResult(*result, std::exchange(room_, {})));
   }
 
-  void End(const absl::Status& status) {
-    timer_.Finish(status.code());
-    Close(status);
-  }
-
-  ShardHost* const host_;
-  const rpc::MessageLimits limits_;
-  const RegionServer* const regions_;
-  SlowCallLog slow_log_;
-  ops::RpcTimer timer_;
   AnswerRoom room_;
 };
 
 // One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
-class ApplyStream final : public rpc::ServerMessageStream {
+class ApplyStream final : public StepStream {
  public:
-  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
-              const rpc::MessageLimits& limits, const RegionServer* regions)
-      : ServerMessageStream(limits),
-        host_(host),
-        limits_(limits),
-        regions_(regions),
-        slow_log_(*host, ops::Rpc::kShardApply, rpc::TraceOf(context)),
-        timer_(host->metrics(), ops::Rpc::kShardApply) {
+  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context, const RegionServer* regions)
+      : StepStream(host, context, regions, ops::Rpc::kShardApply) {
     Begin();
   }
 
@@ -138,8 +135,8 @@ class ApplyStream final : public rpc::ServerMessageStream {
       slow_log_.End();
       if (!staged.ok()) {
         End(staged.status());
-      } else if (staged->outcome().replayed) {
-        Conclude(pb::ApplyReply::REPLAYED, staged->outcome().rows);
+      } else if (staged->outcome.replayed) {
+        EndWith(Reply(pb::ApplyReply::REPLAYED, staged->outcome.rows));
       } else {
         staged_ = *std::move(staged);
         Send(Reply(pb::ApplyReply::STAGED, {}));
@@ -153,13 +150,13 @@ class ApplyStream final : public rpc::ServerMessageStream {
       End(absl::InvalidArgumentError("malformed message: its header is not a valid ApplyDecision"));
     } else if (!decision.commit()) {
       host_->Discard(*std::exchange(staged_, std::nullopt));
-      Conclude(pb::ApplyReply::DISCARDED, {});
+      EndWith(Reply(pb::ApplyReply::DISCARDED, {}));
     } else {
       slow_log_.Begin();
       host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<RowCounts> rows) {
         slow_log_.End();
         if (rows.ok()) {
-          Conclude(pb::ApplyReply::COMMITTED, *rows);
+          EndWith(Reply(pb::ApplyReply::COMMITTED, *rows));
         } else {
           End(rows.status());
         }
@@ -179,20 +176,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
     SetRowCounts(rows, &reply);
     return rpc::OutgoingMessage::WithHeader(reply);
   }
-  void Conclude(pb::ApplyReply::State state, const RowCounts& rows) {
-    timer_.Finish(absl::StatusCode::kOk);
-    SendLast(Reply(state, rows));
-  }
-  void End(const absl::Status& status) {
-    timer_.Finish(status.code());
-    Close(status);
-  }
 
-  ShardHost* const host_;
-  const rpc::MessageLimits limits_;
-  const RegionServer* const regions_;
-  SlowCallLog slow_log_;
-  ops::RpcTimer timer_;
   std::optional<ShardHost::StagedApply> staged_;
 };
 
@@ -298,12 +282,12 @@ class ShardServiceImpl final : public ShardServiceBase {
   MessageReactor* Gather(Context* context) override {
     const absl::Status status = Check(*context);
     if (!status.ok()) return new RefusedStream(status);
-    return new GatherStream(host_, *context, limits_, regions_);
+    return new GatherStream(host_, *context, regions_);
   }
   MessageReactor* Apply(Context* context) override {
     const absl::Status status = Check(*context);
     if (!status.ok()) return new RefusedStream(status);
-    return new ApplyStream(host_, *context, limits_, regions_);
+    return new ApplyStream(host_, *context, regions_);
   }
 
 #define EMBERD_VERB(name, request_type, response_type, runs)                                       \

@@ -71,14 +71,8 @@ class GroupStepsTest : public TestHost {
     request.set_step(step);
     request.set_commit(commit);
     request.set_history(history);
-    absl::StatusOr<RowCounts> result = absl::UnknownError("");
-    absl::Notification done;
-    host_->DecideStep(request, [&](auto rows) {
-      result = std::move(rows);
-      done.Notify();
-    });
-    done.WaitForNotification();
-    return result;
+    return WaitForAnswer<absl::StatusOr<RowCounts>>(
+        [&](const auto& done) { host_->DecideStep(request, done); });
   }
 
   uint64_t last_handle_ = 0;

@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
 #include "preprocess/plan/plan.h"
+#include "server/host/promise.h"
 #include "server/host/shard_host.h"
 
 namespace emberd::host {
@@ -67,16 +68,11 @@ class TestHost : public testing::Test {
   absl::StatusOr<GatherResult> Gather(uint64_t handle, absl::Duration ttl = absl::Hours(1),
                                       const std::vector<int64_t>& feature_samples = {3}) {
     const auto batch = Preprocess();
-    absl::StatusOr<GatherResult> result = absl::UnknownError("");
-    absl::Notification done;
     std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
     stacks[0].feature_samples = feature_samples;
-    host_->Gather({5, kHistory, handle, ttl, std::move(stacks), batch, 0, {}}, [&](auto gathered) {
-      result = std::move(gathered);
-      done.Notify();
+    return WaitForAnswer<absl::StatusOr<GatherResult>>([&](const auto& done) {
+      host_->Gather({5, kHistory, handle, ttl, std::move(stacks), batch, 0, {}}, done);
     });
-    done.WaitForNotification();
-    return result;
   }
 
   ApplyCommand Command(uint64_t handle) {
@@ -96,25 +92,13 @@ class TestHost : public testing::Test {
     return Stage(std::move(command));
   }
   absl::StatusOr<ShardHost::StagedApply> Stage(ApplyCommand command) {
-    absl::StatusOr<ShardHost::StagedApply> result = absl::UnknownError("");
-    absl::Notification done;
-    host_->Stage(std::move(command), [&](auto staged) {
-      result = std::move(staged);
-      done.Notify();
-    });
-    done.WaitForNotification();
-    return result;
+    return WaitForAnswer<absl::StatusOr<ShardHost::StagedApply>>(
+        [&](const auto& done) { host_->Stage(std::move(command), done); });
   }
 
   absl::StatusOr<RowCounts> Commit(ShardHost::StagedApply staged) {
-    absl::StatusOr<RowCounts> result = absl::UnknownError("");
-    absl::Notification done;
-    host_->Commit(std::move(staged), [&](auto rows) {
-      result = std::move(rows);
-      done.Notify();
-    });
-    done.WaitForNotification();
-    return result;
+    return WaitForAnswer<absl::StatusOr<RowCounts>>(
+        [&](const auto& done) { host_->Commit(staged, done); });
   }
 
   float FirstColumnOf(int64_t id) {
