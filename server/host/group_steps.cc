@@ -1,11 +1,5 @@
 #include "server/host/group_steps.h"
 
-#include <algorithm>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "base/status.h"
@@ -82,7 +76,9 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
     }
     if (found == groups_.end()) RETURN_IF_ERROR(MakeRoom());
     // What is refused now is refused again when the log is read.
-    RETURN_IF_ERROR(log_->Append(OpenedRecord(request)));
+    internal::v1::LogRecord opened;
+    *opened.mutable_group_opened() = request;
+    RETURN_IF_ERROR(log_->Append(opened));
     if (found == groups_.end()) {
       Group group;
       group.generation = GroupGeneration(forgotten_generation_);
@@ -234,7 +230,6 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
   }
   step.batch_handles[part.rank] = command.batch_handle;
   step.logged[part.rank] = PartRecord(command.model_id, GroupPartToProto(part), blob).part();
-  ++held_parts_;
   held_bytes_ += bytes;
   return absl::OkStatus();
 }
@@ -285,7 +280,6 @@ GroupSteps::Step GroupSteps::TakeStep(Group* group) {
   group->next_step = step.number + 1;
   group->made_generation = step.generation;
   group->applying = true;
-  held_parts_ -= step.update.held();
   held_bytes_ -= step.update.gradient_bytes();
   return step;
 }
@@ -380,7 +374,6 @@ void GroupSteps::Drop(Group* group, std::vector<uint64_t>* released) {
   for (int rank = 0; rank < step.update.ranks(); ++rank) {
     if (step.update.Has(rank)) released->push_back(step.batch_handles[rank]);
   }
-  held_parts_ -= step.update.held();
   held_bytes_ -= step.update.gradient_bytes();
 }
 
@@ -488,16 +481,6 @@ void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
 uint64_t GroupSteps::forgotten_generation() const {
   MutexLock lock(&order_->mutex);
   return forgotten_generation_;
-}
-
-int64_t GroupSteps::held_parts() const {
-  MutexLock lock(&order_->mutex);
-  return held_parts_;
-}
-
-int64_t GroupSteps::held_bytes() const {
-  MutexLock lock(&order_->mutex);
-  return held_bytes_;
 }
 
 // What checkpoints and the log keep of the groups on a shard, and how it comes back.

@@ -153,9 +153,6 @@ class GroupSteps {
   void EndGeneration(uint64_t model_id, const std::string& group);
   void Forget(uint64_t model_id, const std::string& group);
 
-  int64_t held_parts() const;
-  int64_t held_bytes() const;
-
  private:
   struct Step {
     int64_t number = -1;  // -1: there is none
@@ -237,7 +234,6 @@ class GroupSteps {
   // The newest of groups that are not here any more, of whatever model.
   uint64_t forgotten_generation_ ABSL_GUARDED_BY(order_->mutex) = 0;
   int64_t held_bytes_ ABSL_GUARDED_BY(order_->mutex) = 0;
-  int64_t held_parts_ ABSL_GUARDED_BY(order_->mutex) = 0;
 };
 
 }  // namespace emberd::host

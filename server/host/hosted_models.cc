@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/shared_tables.h"
@@ -89,7 +87,7 @@ const HostedModels::Model* HostedModels::FindEntry(uint64_t model_id, uint64_t h
     const auto found = models_.find(EngineId(model_id, history, serves));
     if (found == models_.end()) continue;
     const Model& model = found->second;
-    if (model.model_id == model_id && model.history == history) return &model;
+    if (model.model_id() == model_id && model.history() == history) return &model;
   }
   return nullptr;
 }
@@ -100,16 +98,16 @@ absl::Status HostedModels::FindPlaceBeside(const internal::v1::CreateModelReques
   int64_t newest = -1;
   int here = 0;
   for (const auto& [id, model] : models_) {
-    if (model.config.name() != name) continue;
+    if (model.config().name() != name) continue;
     ++here;
-    if (model.serves.model().empty() || model.model_id != request.model_id()) {
+    if (model.serves().model().empty() || model.model_id() != request.model_id()) {
       return absl::AlreadyExistsError(absl::StrCat("another model '", name,
                                                    "' is declared here, with model_id ",
-                                                   absl::Hex(model.model_id, absl::kZeroPad16)));
+                                                   absl::Hex(model.model_id(), absl::kZeroPad16)));
     }
-    if (!model.serving || model.serves.version() <= newest) continue;
-    newest = model.serves.version();
-    served = model.history;
+    if (!model.serving || model.serves().version() <= newest) continue;
+    newest = model.serves().version();
+    served = model.history();
   }
   return here <= 1 && served == request.replaces() ? absl::OkStatus() : ChangedMeanwhile(name);
 }
@@ -120,7 +118,7 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
   const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
   // The word that takes rows back may be faster than the one that makes them.
-  if (WasDropped(request.history())) {
+  if (absl::c_linear_search(dropped_, request.history())) {
     return absl::AbortedError(
         absl::StrCat("the declaration of model '", name, "' has been undone already; try again"));
   }
@@ -130,21 +128,20 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
     return Place();
   }
   const auto found = std::find_if(models_.begin(), models_.end(), [&](const auto& entry) {
-    return entry.second.config.name() == name;
+    return entry.second.config().name() == name;
   });
-  const uint64_t here = found == models_.end() ? 0 : found->second.history;
-  const bool trained = here != 0 && found->second.serves.model().empty();
+  const uint64_t here = found == models_.end() ? 0 : found->second.history();
+  const bool trained = here != 0 && found->second.serves().model().empty();
   const bool same = trained && found->first == request.model_id();
   if (here != 0 && !same && (found->second.serving || !trained)) {
     return absl::AlreadyExistsError(
         absl::StrCat("another model '", name, "' is declared here, with model_id ",
-                     absl::Hex(found->second.model_id, absl::kZeroPad16)));
+                     absl::Hex(found->second.model_id(), absl::kZeroPad16)));
   }
   if (here != request.replaces()) return ChangedMeanwhile(name);
   if (initial_rows && same && !found->second.serving && !found->second.restored) {
     // Its rows are as good as new ones.
     RETURN_IF_ERROR(log_->Append(ModelRenewedRecord(found->first, request.history())));
-    found->second.history = request.history();
     found->second.create.set_history(request.history());
     return Place{.done = true};
   }
@@ -177,10 +174,6 @@ HostedModels::Model HostedModels::MakeEntry(const internal::v1::CreateModelReque
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : plan.stacks) stacks.push_back(stack.name);
   Model model;
-  model.model_id = request.model_id();
-  model.config = request.config();
-  model.history = request.history();
-  model.serves = request.serves();
   model.create = request;
   model.metrics = metrics_->ShardModel(place_.index, request.config().name(), stacks);
   return model;
@@ -207,7 +200,7 @@ absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest
       return logged;
     }
     absl::MutexLock lock(&mutex_);
-    model.rows.set_segment(OldestOfShared(model.config, log_->segment()));
+    model.rows.set_segment(OldestOfShared(model.config(), log_->segment()));
     models_[request.model_id()] = std::move(model);
   }
   PinIfCreatedSo(request.model_id());
@@ -280,7 +273,7 @@ absl::Status HostedModels::RecordRestore(const internal::v1::LogModelMade& made,
   entry.loading = false;
   entry.changes = changes;
   // What has changed since is not known of rows that others change.
-  entry.checkpoint_id = config::HasSharedTables(entry.config) ? 0 : checkpoint_id;
+  entry.checkpoint_id = config::HasSharedTables(entry.config()) ? 0 : checkpoint_id;
   return absl::OkStatus();
 }
 
@@ -302,22 +295,12 @@ void HostedModels::AddChange(uint64_t model_id) {
   if (found != models_.end()) ++found->second.changes;
 }
 
-int64_t HostedModels::ChangesOf(uint64_t model_id) const {
+HostedModels::Facts HostedModels::FactsOf(uint64_t model_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
-  return found == models_.end() ? 0 : found->second.changes;
-}
-
-uint64_t HostedModels::HistoryOf(uint64_t model_id) const {
-  absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  return found == models_.end() ? 0 : found->second.history;
-}
-
-uint64_t HostedModels::CheckpointOf(uint64_t model_id) const {
-  absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  return found == models_.end() ? 0 : found->second.checkpoint_id;
+  if (found == models_.end()) return {};
+  const Model& model = found->second;
+  return {model.history(), model.changes, model.checkpoint_id, model.metrics};
 }
 
 absl::Status HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history,
@@ -325,12 +308,12 @@ absl::Status HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history,
   const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
-  if (found == models_.end() || found->second.history != history) {
+  if (found == models_.end() || found->second.history() != history) {
     return absl::NotFoundError("the model was reset, restored or dropped in the meantime");
   }
   // Its rows have the changes of all models that share them. To count from it, those of the others
   // would have to be passed over, too: the log goes on from an older segment.
-  if (config::HasSharedTables(found->second.config)) return absl::OkStatus();
+  if (config::HasSharedTables(found->second.config())) return absl::OkStatus();
   found->second.checkpoint_id = checkpoint_id;
   if (segment == 0) return absl::OkStatus();
   // Without it in the log, what came before must stay there.
@@ -338,7 +321,7 @@ absl::Status HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history,
   internal::v1::LogRows& rows = found->second.rows;
   rows.set_segment(segment);
   rows.set_checkpoint_id(checkpoint_id);
-  rows.set_model(found->second.config.name());
+  rows.set_model(found->second.config().name());
   return absl::OkStatus();
 }
 
@@ -364,11 +347,11 @@ absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request)
 
 absl::Status HostedModels::SetLimits(const internal::v1::ModelLimits& limits, Model* model) {
   if (!model->serving || limits.version() != model->create.limits().version() + 1) {
-    return absl::AbortedError(absl::StrCat("the limits of model '", model->config.name(),
+    return absl::AbortedError(absl::StrCat("the limits of model '", model->config().name(),
                                            "' were changed in the meantime; try again"));
   }
   if (model->is_trained()) {
-    RETURN_IF_ERROR(log_->Append(ModelServedRecord(model->model_id, &limits)));
+    RETURN_IF_ERROR(log_->Append(ModelServedRecord(model->model_id(), &limits)));
   }
   *model->create.mutable_limits() = limits;
   return absl::OkStatus();
@@ -378,12 +361,12 @@ absl::StatusOr<internal::v1::FindModelResponse> HostedModels::Find(
     const internal::v1::FindModelRequest& request) const {
   absl::MutexLock lock(&mutex_);
   for (const auto& [id, model] : models_) {
-    const bool found = request.model_id() != 0 ? model.model_id == request.model_id()
-                                               : model.config.name() == request.name();
+    const bool found = request.model_id() != 0 ? model.model_id() == request.model_id()
+                                               : model.config().name() == request.name();
     if (!found) continue;
     internal::v1::FindModelResponse response;
-    response.set_model_id(model.model_id);
-    *response.mutable_config() = model.config;
+    response.set_model_id(model.model_id());
+    *response.mutable_config() = model.config();
     return response;
   }
   return absl::NotFoundError("no such model is declared here");
@@ -394,13 +377,13 @@ internal::v1::ListModelsResponse HostedModels::List() const {
   absl::MutexLock lock(&mutex_);
   for (const auto& [id, model] : models_) {
     internal::v1::HostedModel* to = response.add_models();
-    to->set_model_id(model.model_id);
-    to->set_name(model.config.name());
-    to->set_history(model.history);
+    to->set_model_id(model.model_id());
+    to->set_name(model.config().name());
+    to->set_history(model.history());
     to->set_serving(model.serving);
     to->set_restored(model.restored);
     to->set_changes(model.changes);
-    if (!model.serves.model().empty()) *to->mutable_serves() = model.serves;
+    if (!model.serves().model().empty()) *to->mutable_serves() = model.serves();
     if (model.create.has_limits()) *to->mutable_limits() = model.create.limits();
     to->set_pinned(model.create.pinned());
     to->set_damage(std::string(engine_->DamageOf(id).message()));
@@ -421,7 +404,7 @@ absl::Status HostedModels::Drop(const internal::v1::DropModelRequest& request) {
       return absl::FailedPreconditionError("the model is served");
     }
     const auto other = [&](const auto& entry) {
-      return &entry.second != found && entry.second.model_id == request.model_id() &&
+      return &entry.second != found && entry.second.model_id() == request.model_id() &&
              entry.second.serving;
     };
     if (request.unless_only() && std::none_of(models_.begin(), models_.end(), other)) {
@@ -457,13 +440,9 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
 }
 
 void HostedModels::RememberDropped(uint64_t history) {
-  if (WasDropped(history)) return;
+  if (absl::c_linear_search(dropped_, history)) return;
   dropped_.push_back(history);
   if (dropped_.size() > kMaxDropped) dropped_.pop_front();
-}
-
-bool HostedModels::WasDropped(uint64_t history) const {
-  return std::find(dropped_.begin(), dropped_.end(), history) != dropped_.end();
 }
 
 absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id,
@@ -472,7 +451,7 @@ absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id,
   const Model* const found = FindEntry(model_id, history);
   if (found != nullptr && found->returned) {
     return absl::UnavailableError(
-        absl::StrCat("model '", found->config.name(),
+        absl::StrCat("model '", found->config().name(),
                      "' has come back from the log; a coordinator compares it with the other "
                      "shards first; retry"));
   }
@@ -483,12 +462,6 @@ absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id,
   return absl::DataLossError(absl::StrCat("it does not have the rows of model_id ",
                                           absl::Hex(model_id, absl::kZeroPad16),
                                           " that the call is about"));
-}
-
-ops::ShardModelMetrics* HostedModels::MetricsOf(uint64_t model_id) const {
-  absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  return found == models_.end() ? nullptr : found->second.metrics;
 }
 
 // Models that share tables with others on their shard.
@@ -504,17 +477,17 @@ absl::Status HostedModels::CheckShared(const internal::v1::CreateModelRequest& r
   absl::MutexLock lock(&mutex_);
   const auto here = models_.find(request.model_id());
   const bool is_here = here != models_.end();
-  if (is_here && here->second.history == request.history()) return absl::OkStatus();  // a retry
+  if (is_here && here->second.history() == request.history()) return absl::OkStatus();  // a retry
   const bool resets = is_here && here->second.serving;
   for (const auto& [id, other] : models_) {
     // What is here under its name goes first, or it is refused for that.
-    if (other.config.name() == config.name()) continue;
-    const std::string resource = config::CommonResource(other.config, config);
+    if (other.config().name() == config.name()) continue;
+    const std::string resource = config::CommonResource(other.config(), config);
     if (resource.empty()) continue;
-    if (!initial_rows || resets) RETURN_IF_ERROR(config::CheckAlone(other.config, config));
-    RETURN_IF_ERROR(config::CheckSameShared(other.config, config));
-    const std::string holder =
-        absl::StrCat("model '", other.config.name(), "', which holds resource '", resource, "', ");
+    if (!initial_rows || resets) RETURN_IF_ERROR(config::CheckAlone(other.config(), config));
+    RETURN_IF_ERROR(config::CheckSameShared(other.config(), config));
+    const std::string holder = absl::StrCat("model '", other.config().name(),
+                                            "', which holds resource '", resource, "', ");
     if (other.loading) return absl::UnavailableError(holder + "is being restored; retry");
     if (!log_->on() || other.rows.checkpoint_id() == 0) continue;
     return absl::FailedPreconditionError(
@@ -528,7 +501,7 @@ absl::Status HostedModels::CheckShared(const internal::v1::CreateModelRequest& r
 
 uint64_t HostedModels::OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const {
   for (const auto& [id, other] : models_) {
-    if (config::CommonResource(other.config, config).empty()) continue;
+    if (config::CommonResource(other.config(), config).empty()) continue;
     segment = std::min(segment, other.rows.segment());
   }
   return segment;
@@ -537,7 +510,7 @@ uint64_t HostedModels::OldestOfShared(const v1::ModelConfig& config, uint64_t se
 bool HostedModels::KeepLog() const {
   absl::MutexLock lock(&mutex_);
   return std::any_of(models_.begin(), models_.end(), [](const auto& entry) {
-    return config::HasSharedTables(entry.second.config);
+    return config::HasSharedTables(entry.second.config());
   });
 }
 
@@ -548,7 +521,7 @@ absl::Status HostedModels::RecordPinned(const std::string& name, bool pinned) {
   const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
   for (auto& [id, model] : models_) {
-    if (model.config.name() != name || model.create.pinned() == pinned) continue;
+    if (model.config().name() != name || model.create.pinned() == pinned) continue;
     if (model.is_trained()) RETURN_IF_ERROR(log_->Append(ModelPinnedRecord(id, pinned)));
     model.create.set_pinned(pinned);
   }
@@ -572,7 +545,7 @@ void HostedModels::PinIfCreatedSo(uint64_t engine_id) {
     absl::MutexLock lock(&mutex_);
     const auto found = models_.find(engine_id);
     if (found == models_.end() || !found->second.create.pinned()) return;
-    name = found->second.config.name();
+    name = found->second.config().name();
   }
   if (engine_->memory() == nullptr) return;
   const absl::Status pinned = engine_->memory()->SetPinned(name, true).status();
@@ -587,7 +560,7 @@ void HostedModels::PinAgain() {
   std::map<std::string, uint64_t> ids;
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& [id, model] : models_) ids[model.config.name()] = id;
+    for (const auto& [id, model] : models_) ids[model.config().name()] = id;
   }
   for (const auto& [name, id] : ids) PinIfCreatedSo(id);
 }
@@ -602,7 +575,7 @@ void HostedModels::RememberPinned(uint64_t model_id, bool pinned) {
 
 bool HostedModels::MayMove(uint64_t model_id, const Model& model) const {
   // Others may have changed what it shares, also such as have been dropped.
-  return !config::HasSharedTables(model.config) &&
+  return !config::HasSharedTables(model.config()) &&
          log_->LastChange(model_id).value_or(0) < model.rows.segment();
 }
 
@@ -653,10 +626,10 @@ absl::Status HostedModels::Remember(const internal::v1::LogModel& from,
   entry.returned = place_.shards > 1;
   entry.rows = from.rows();
   entry.changes = changes;
-  entry.checkpoint_id = config::HasSharedTables(entry.config) ? 0 : tracked;
+  entry.checkpoint_id = config::HasSharedTables(entry.config()) ? 0 : tracked;
   entry.restored = from.rows().checkpoint_id() != 0;
   absl::MutexLock lock(&mutex_);
-  entry.rows.set_segment(OldestOfShared(entry.config, entry.rows.segment()));
+  entry.rows.set_segment(OldestOfShared(entry.config(), entry.rows.segment()));
   models_[id] = std::move(entry);
   return absl::OkStatus();
 }
@@ -671,7 +644,6 @@ void HostedModels::Renew(uint64_t model_id, uint64_t history) {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
   if (found == models_.end()) return;
-  found->second.history = history;
   found->second.create.set_history(history);
 }
 
@@ -682,8 +654,6 @@ void HostedModels::ServeAgain(const internal::v1::LogModelServed& served) {
   found->second.serving = true;
   if (served.has_limits()) *found->second.create.mutable_limits() = served.limits();
 }
-
-void HostedModels::RemoveAgain(uint64_t model_id) { Remove(model_id).IgnoreError(); }
 
 void HostedModels::RememberDroppedHistory(uint64_t history) {
   absl::MutexLock lock(&mutex_);

@@ -79,10 +79,14 @@ class HostedModels {
 
   // An update or assignment was made.
   void AddChange(uint64_t model_id);
-  int64_t ChangesOf(uint64_t model_id) const;
-  uint64_t HistoryOf(uint64_t model_id) const;  // 0: it is not here
-  // The newest checkpoint since which it is known what has changed; 0: there is none.
-  uint64_t CheckpointOf(uint64_t model_id) const;
+  struct Facts {
+    uint64_t history = 0;  // 0: it is not here
+    int64_t changes = 0;
+    // The newest checkpoint since which it is known what has changed; 0: there is none.
+    uint64_t checkpoint_id = 0;
+    ops::ShardModelMetrics* metrics = nullptr;  // null: it is not here
+  };
+  Facts FactsOf(uint64_t model_id) const;
   // `segment`: of the log, which begins with the checkpoint's rows. NOT_FOUND: the rows are gone.
   // Another error: the log goes on from an older one.
   absl::Status SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id,
@@ -114,7 +118,8 @@ class HostedModels {
   void Renew(uint64_t model_id, uint64_t history);
   void ServeAgain(const internal::v1::LogModelServed& served);
   void RememberPinned(uint64_t model_id, bool pinned);
-  void RemoveAgain(uint64_t model_id);
+  // A model goes, here and in the engine, as Drop found it or the log says.
+  absl::Status Remove(uint64_t engine_id);
   void RememberDroppedHistory(uint64_t history);
 
   struct Rows {
@@ -128,15 +133,9 @@ class HostedModels {
   absl::Status Check(uint64_t model_id, uint64_t history) const {
     return FindRows(model_id, history).status();
   }
-  // Null for a model that is not here.
-  ops::ShardModelMetrics* MetricsOf(uint64_t model_id) const;
 
  private:
   struct Model {
-    uint64_t model_id = 0;
-    v1::ModelConfig config;
-    uint64_t history = 0;
-    internal::v1::ServedRows serves;  // of a model that is trained: empty
     bool serving = false;
     bool restored = false;  // not of initial rows
     bool loading = false;   // BeginRestore, and not yet EndRestore
@@ -147,8 +146,14 @@ class HostedModels {
     // follow.
     internal::v1::CreateModelRequest create;
     internal::v1::LogRows rows;
-    bool is_trained() const { return serves.model().empty(); }
     ops::ShardModelMetrics* metrics = nullptr;
+
+    uint64_t model_id() const { return create.model_id(); }
+    uint64_t history() const { return create.history(); }
+    const v1::ModelConfig& config() const { return create.config(); }
+    // Of a model that is trained: empty.
+    const internal::v1::ServedRows& serves() const { return create.serves(); }
+    bool is_trained() const { return serves().model().empty(); }
   };
   // What the request finds in its place.
   struct Place {
@@ -177,7 +182,6 @@ class HostedModels {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request,
                                   bool initial_rows);
-  absl::Status Remove(uint64_t engine_id);
   absl::Status RecordRestore(const internal::v1::LogModelMade& made, int64_t changes,
                              uint64_t checkpoint_id, const std::function<void()>& rest);
   // Pins what was made to be pinned, and is here now.
@@ -189,7 +193,6 @@ class HostedModels {
   // count from a later one.
   bool MayMove(uint64_t model_id, const Model& model) const;
   void RememberDropped(uint64_t history) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool WasDropped(uint64_t history) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ShardPlace place_;
   shard::Engine* const engine_;

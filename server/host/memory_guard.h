@@ -32,8 +32,6 @@ class MemoryGuard {
 
   // What this shard may count on: its part of the memory.
   int64_t share() const { return limit_ / shards_; }
-  // What is to be left over for everything but rows.
-  int64_t reserve() const { return reserve_; }
 
  private:
   int64_t Available();
@@ -41,7 +39,7 @@ class MemoryGuard {
   const Reader read_;
   const int shards_;
   const int64_t limit_;
-  const int64_t reserve_;
+  const int64_t reserve_;  // for everything but rows
 
   Mutex mutex_;
   int64_t available_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -200,20 +200,16 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::TryDecide(const Mutation
       RETURN_IF_ERROR(log_->AppendChange(vote->model_id, record));
     }
     vote->waiting.push_back(std::move(*done));
-    Make(mutation, vote);
+    vote->making = true;
+    ++order_->changes;
+    const Change change = Take(vote);
+    change.make([this, mutation](const absl::StatusOr<RowCounts>& made) { Made(mutation, made); });
     return std::nullopt;
   }
   RETURN_IF_ERROR(log_->Append(record));
   *drop = Take(vote).drop;
   KeepFence(mutation);
   return RowCounts();
-}
-
-void MutationVotes::Make(const Mutation& mutation, Vote* vote) {
-  vote->making = true;
-  ++order_->changes;
-  const Change change = Take(vote);
-  change.make([this, mutation](const absl::StatusOr<RowCounts>& rows) { Made(mutation, rows); });
 }
 
 void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCounts>& rows) {
@@ -355,16 +351,6 @@ void MutationVotes::DropModel(uint64_t model_id) {
     });
   }
   for (const auto& drop : dropped) drop();
-}
-
-int64_t MutationVotes::held() const {
-  MutexLock lock(&order_->mutex);
-  return held_;
-}
-
-int64_t MutationVotes::held_bytes() const {
-  MutexLock lock(&order_->mutex);
-  return held_bytes_;
 }
 
 }  // namespace emberd::host

@@ -100,17 +100,8 @@ class MutationVotes {
   // What is held of a model, or on its way to the rows.
   using HeldList = google::protobuf::RepeatedPtrField<internal::v1::HeldMutation>;
   void ListHeld(uint64_t model_id, HeldList* held) const ABSL_LOCKS_EXCLUDED(order_->mutex);
-  // See MutationRecord.
-  void Save(uint64_t model_id, MutationRecord::Clients* clients) {
-    record_.Save(model_id, clients);
-  }
-  void Restore(uint64_t model_id, const MutationRecord::Clients& clients) {
-    record_.Restore(model_id, clients);
-  }
-
-  void ListNewest(uint64_t model_id, uint64_t history, MutationRecord::Names* names) const {
-    record_.ListNewest(model_id, history, names);
-  }
+  // Of finished mutations.
+  MutationRecord& record() { return record_; }
 
   // For the log, under the lock of `order`: all that is known here.
   void Describe(internal::v1::LogState* state) const;
@@ -127,9 +118,6 @@ class MutationVotes {
 
   // Drops what is held for a model that is gone.
   void DropModel(uint64_t model_id) ABSL_LOCKS_EXCLUDED(order_->mutex);
-
-  int64_t held() const ABSL_LOCKS_EXCLUDED(order_->mutex);
-  int64_t held_bytes() const ABSL_LOCKS_EXCLUDED(order_->mutex);
 
  private:
   using Key = std::pair<std::string, uint64_t>;  // client, sequence
@@ -160,7 +148,6 @@ class MutationVotes {
                                                      bool commit, RowsCallback* done,
                                                      std::function<void()>* drop)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
-  void Make(const Mutation& mutation, Vote* vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   void Made(const Mutation& mutation, const absl::StatusOr<RowCounts>& rows)
       ABSL_LOCKS_EXCLUDED(order_->mutex);
   Change Take(Vote* vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
@@ -172,7 +159,7 @@ class MutationVotes {
   const Options options_;
   Sequencer* const order_;
   ShardLog* const log_;
-  MutationRecord record_;  // of finished mutations
+  MutationRecord record_;
   bool replaying_ ABSL_GUARDED_BY(order_->mutex) = false;
   absl::flat_hash_map<Key, Vote> votes_ ABSL_GUARDED_BY(order_->mutex);
   std::deque<Mutation> fenced_ ABSL_GUARDED_BY(order_->mutex);  // oldest first; some are over

@@ -5,14 +5,12 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/optimizers.h"
-#include "server/checkpoint/partition_file.h"
 #include "server/checkpoint/table_reader.h"
 #include "server/files/files.h"
 #include "server/host/mutation_record.h"

@@ -1,20 +1,14 @@
 #include "server/host/shard_checkpoints.h"
 
 #include <algorithm>
-#include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/failpoint.h"
 #include "base/status.h"
-#include "base/steady_time.h"
 #include "server/files/files.h"
 #include "server/group/group_rules.h"
-#include "server/host/row_files.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {
@@ -28,11 +22,6 @@ bool ChangeGate::HoldsBack(const Gate& gate, const std::optional<GroupPart>& par
   if (gate.pause_id == 0) return false;
   if (gate.group.empty()) return true;
   return part.has_value() && part->group == gate.group && part->step > gate.after_step;
-}
-
-ChangeGate::Pass ChangeGate::MakePass(uint64_t model_id) {
-  ++gates_[model_id].entered;
-  return Pass(this, [this, model_id](const void*) { Leave(model_id); });
 }
 
 void ChangeGate::Leave(uint64_t model_id) {
@@ -51,7 +40,8 @@ void ChangeGate::Enter(uint64_t model_id, const std::optional<GroupPart>& part, 
       gate.waiting.push_back({part, std::move(go)});
       return;
     }
-    pass = MakePass(model_id);
+    ++gate.entered;
+    pass = Pass(this, [this, model_id](const void*) { Leave(model_id); });
   }
   go(std::move(pass));
 }
@@ -73,25 +63,17 @@ absl::StatusOr<int> ChangeGate::Pause(const internal::v1::PauseChangesRequest& r
   return gate.entered;
 }
 
-std::vector<ChangeGate::Waiting> ChangeGate::Open(Gate* gate) {
-  gate->pause_id = 0;
-  return std::exchange(gate->waiting, {});
-}
-
-void ChangeGate::LetIn(uint64_t model_id, std::vector<Waiting> waiting) {
-  for (Waiting& change : waiting) Enter(model_id, change.part, std::move(change.go));
-}
-
 void ChangeGate::Resume(uint64_t model_id, uint64_t pause_id) {
   std::vector<Waiting> waiting;
   {
     MutexLock lock(&mutex_);
     const auto found = gates_.find(model_id);
     if (found == gates_.end() || found->second.pause_id != pause_id) return;
-    waiting = Open(&found->second);
+    found->second.pause_id = 0;
+    waiting.swap(found->second.waiting);
     if (found->second.entered == 0) gates_.erase(found);
   }
-  LetIn(model_id, std::move(waiting));
+  for (Waiting& change : waiting) Enter(model_id, change.part, std::move(change.go));
 }
 
 bool ChangeGate::Closed(uint64_t model_id, uint64_t pause_id) {
@@ -148,12 +130,6 @@ ShardCheckpoints::~ShardCheckpoints() {
   }
 }
 
-ShardCheckpoints::TransferPtr ShardCheckpoints::Find(uint64_t transfer_id) {
-  MutexLock lock(&mutex_);
-  const auto found = transfers_.find(transfer_id);
-  return found == transfers_.end() ? nullptr : found->second;
-}
-
 absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
                                      std::function<absl::Status(Transfer&)> work) {
   {
@@ -184,8 +160,9 @@ absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChange
   response.set_entering(entering);
   parts_.votes->ListHeld(request.model_id(), response.mutable_mutations());
   parts_.groups->ListHeld(request.model_id(), response.mutable_groups());
-  response.set_changes(parts_.models->ChangesOf(request.model_id()));
-  response.set_checkpoint_id(parts_.models->CheckpointOf(request.model_id()));
+  const HostedModels::Facts facts = parts_.models->FactsOf(request.model_id());
+  response.set_changes(facts.changes);
+  response.set_checkpoint_id(facts.checkpoint_id);
   return response;
 }
 
@@ -213,7 +190,7 @@ absl::Status ShardCheckpoints::CheckSettled(const internal::v1::BeginSaveRequest
   parts_.votes->ListHeld(request.model_id(), held.mutable_mutations());
   parts_.groups->ListHeld(request.model_id(), held.mutable_groups());
   // A change is counted before it is not on its way any more, so this order misses none.
-  if (IsAtRest(held) && parts_.models->ChangesOf(request.model_id()) == request.changes() &&
+  if (IsAtRest(held) && parts_.models->FactsOf(request.model_id()).changes == request.changes() &&
       gate_.Closed(request.model_id(), request.pause_id())) {
     return absl::OkStatus();
   }
@@ -224,13 +201,14 @@ absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& r
   const uint64_t model_id = request.model_id();
   RETURN_IF_ERROR(parts_.models->Check(model_id, request.history()));
   RETURN_IF_ERROR(CheckSettled(request));
-  if (request.parent_id() != 0 && request.parent_id() != parts_.models->CheckpointOf(model_id)) {
+  if (request.parent_id() != 0 &&
+      request.parent_id() != parts_.models->FactsOf(model_id).checkpoint_id) {
     return absl::FailedPreconditionError(
         "the shard does not know what has changed since the checkpoint to build on");
   }
   RETURN_IF_ERROR(MakeWayForSave(model_id));
   internal::v1::ShardState state;
-  parts_.votes->Save(model_id, state.mutable_clients());
+  parts_.votes->record().Save(model_id, state.mutable_clients());
   parts_.groups->Save(model_id, &state);
   state.set_changes(request.changes());
   auto transfer = std::make_shared<Transfer>();
@@ -391,7 +369,7 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   *made.mutable_state() = state;
   const bool equal = SamePlaces(*model, newest.manifest());
   const auto rest = [&] {
-    parts_.votes->Restore(transfer.model_id, state.clients());
+    parts_.votes->record().Restore(transfer.model_id, state.clients());
     parts_.groups->Restore(transfer.model_id, state, finished);
   };
   RETURN_IF_ERROR(parts_.models->EndRestore(made, model, state.changes(),
@@ -404,11 +382,16 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
 
 absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
     const internal::v1::GetTransferRequest& request) {
-  const TransferPtr transfer = Find(request.transfer_id());
-  if (transfer == nullptr) {
-    return absl::NotFoundError(
-        "the shard does not know this save or restore: it was restarted, "
-        "or it gave up because no coordinator asked about the progress");
+  TransferPtr transfer;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = transfers_.find(request.transfer_id());
+    if (found == transfers_.end()) {
+      return absl::NotFoundError(
+          "the shard does not know this save or restore: it was restarted, "
+          "or it gave up because no coordinator asked about the progress");
+    }
+    transfer = found->second;
   }
   MutexLock lock(&transfer->mutex);
   transfer->asked = SteadyNow();

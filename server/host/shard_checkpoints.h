@@ -66,11 +66,7 @@ class ChangeGate {
   };
 
   static bool HoldsBack(const Gate& gate, const std::optional<GroupPart>& part);
-  Pass MakePass(uint64_t model_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Leave(uint64_t model_id);
-  // Ends the pause, and takes out whoever has waited.
-  std::vector<Waiting> Open(Gate* gate) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LetIn(uint64_t model_id, std::vector<Waiting> waiting);
 
   Mutex mutex_;
   absl::flat_hash_map<uint64_t, Gate> gates_ ABSL_GUARDED_BY(mutex_);
@@ -133,7 +129,6 @@ class ShardCheckpoints {
   using TransferPtr = std::shared_ptr<Transfer>;
   using State = internal::v1::GetTransferResponse::State;
 
-  TransferPtr Find(uint64_t transfer_id);
   void GiveUp(uint64_t transfer_id);
   // Runs `work` on a thread, and keeps its result. RESOURCE_EXHAUSTED: too many are under way.
   absl::Status Start(uint64_t transfer_id, TransferPtr transfer,

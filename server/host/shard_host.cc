@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
-#include <vector>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
-#include "base/steady_time.h"
 #include "config/config.h"
 #include "server/host/rows_codec.h"
 #include "server/host/step_codec.h"
 #include "server/ops/logging.h"
-#include "server/ops/metrics.h"
 
 namespace emberd::host {
 namespace {
@@ -199,7 +194,7 @@ absl::Status ShardHost::CheckMemory(uint64_t model_id, const Rows& rows) {
 
 void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
   models_.AddChange(model_id);
-  ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
+  ops::ShardModelMetrics* metrics = models_.FactsOf(model_id).metrics;
   if (metrics == nullptr) return;
   for (const shard::ApplyResult::Stack& stack : result.stacks) {
     metrics->AddUpdated(stack.stack, stack.rows_updated, stack.rows_skipped);
@@ -285,12 +280,12 @@ absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
 }
 
 absl::StatusOr<internal::v1::ListMadeResponse> ShardHost::ListMade(
-    const internal::v1::ListMadeRequest& request) const {
-  if (models_.HistoryOf(request.model_id()) != request.history()) {
+    const internal::v1::ListMadeRequest& request) {
+  if (models_.FactsOf(request.model_id()).history != request.history()) {
     return absl::DataLossError("the model was reset, restored or dropped in the meantime");
   }
   internal::v1::ListMadeResponse response;
-  votes_.ListNewest(request.model_id(), request.history(), response.mutable_mutations());
+  votes_.record().ListNewest(request.model_id(), request.history(), response.mutable_mutations());
   group_steps_.ListHeld(request.model_id(), response.mutable_groups());
   // Behind the list: what is forgotten in between stands in it.
   response.set_forgotten_generation(group_steps_.forgotten_generation());
@@ -369,7 +364,7 @@ MutationVotes::Change ShardHost::ChangeOf(uint64_t model_id, uint64_t handle,
                                           std::shared_ptr<const shard::CheckedPart> part) {
   MutationVotes::Change change;
   change.model_id = model_id;
-  change.history = models_.HistoryOf(model_id);
+  change.history = models_.FactsOf(model_id).history;
   change.bytes = part->gradient_bytes();
   change.drop = [this, handle] { batches_.Unclaim(handle); };
   change.make = [this, model_id, handle, part = std::move(part)](RowsCallback done) {
@@ -416,7 +411,7 @@ absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardHost::ClaimChecke
 }
 
 void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part) {
-  ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
+  ops::ShardModelMetrics* metrics = models_.FactsOf(model_id).metrics;
   if (metrics == nullptr) return;
   for (const shard::CheckedPart::Stack& stack : part.stacks()) {
     metrics->AddReceivedBytes(stack.entries->stack, stack.gradient_bytes);
@@ -486,7 +481,7 @@ absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
   ASSIGN_OR_RETURN(MutationVotes::Change change, ChangeOf(command));
   const ShardLog::Stay stay(&log_);
   if (log_.on()) {
-    ASSIGN_OR_RETURN(change.blob, log_.AppendBytes(EncodeAssign(command).SerializeAsString()));
+    ASSIGN_OR_RETURN(change.blob, log_.AppendBlob({EncodeAssign(command).SerializeAsString()}));
   }
   ASSIGN_OR_RETURN(before, votes_.Stage(command.mutation, command.attempt, std::move(change)));
   return before.has_value();
@@ -497,7 +492,7 @@ absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& c
   MutationVotes::Change change;
   change.assigns_rows = true;
   change.model_id = command.rows.model_id;
-  change.history = models_.HistoryOf(change.model_id);
+  change.history = models_.FactsOf(change.model_id).history;
   change.bytes = static_cast<int64_t>(command.values.size() * sizeof(float));
   change.drop = [] {};
   change.make = [this, model_id = command.rows.model_id,

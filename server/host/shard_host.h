@@ -133,7 +133,7 @@ class ShardHost {
     votes_.Decide(mutation, attempt, commit, log_.AfterDurable(std::move(done)));
   }
   absl::StatusOr<internal::v1::ListMadeResponse> ListMade(
-      const internal::v1::ListMadeRequest& request) const;
+      const internal::v1::ListMadeRequest& request);
   std::vector<Mutation> Undecided(absl::Duration older_than) const {
     return votes_.Undecided(SteadyNow() - older_than);
   }

@@ -143,7 +143,7 @@ absl::Status ShardRecovery::Replay(const Record& record, const log::LogPosition&
       return ReplayModel(record.model_made());
     case Record::kModelRemoved:
       WaitForChanges(0);
-      parts_.models->RemoveAgain(record.model_removed().model_id());
+      parts_.models->Remove(record.model_removed().model_id()).IgnoreError();
       break;
     case Record::kModelServed:
       parts_.models->ServeAgain(record.model_served());
@@ -239,7 +239,7 @@ absl::Status ShardRecovery::ReplayModel(const internal::v1::LogModelMade& made) 
   RETURN_IF_ERROR(AddModel(model));
   if (made.checkpoint_id() == 0) return absl::OkStatus();
   const uint64_t model_id = made.create().model_id();
-  parts_.votes->Restore(model_id, made.state().clients());
+  parts_.votes->record().Restore(model_id, made.state().clients());
   parts_.groups->Restore(model_id, made.state(),
                          {made.finished_groups().begin(), made.finished_groups().end()});
   return absl::OkStatus();

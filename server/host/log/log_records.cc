@@ -1,12 +1,10 @@
 #include "server/host/log/log_records.h"
 
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "emberd/internal/v1/log.pb.h"
 
 namespace emberd::host {
 namespace {
@@ -203,12 +201,6 @@ internal::v1::LogRecord MadeRecord(const internal::v1::MutationName& mutation,
   internal::v1::LogRecord record;
   *record.mutable_made()->mutable_mutation() = mutation;
   SetResult(rows, record.mutable_made());
-  return record;
-}
-
-internal::v1::LogRecord OpenedRecord(const internal::v1::OpenGroupRequest& request) {
-  internal::v1::LogRecord record;
-  *record.mutable_group_opened() = request;
   return record;
 }
 

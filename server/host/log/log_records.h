@@ -49,7 +49,6 @@ internal::v1::LogRecord DecisionRecord(const internal::v1::MutationName& mutatio
 internal::v1::LogRecord MadeRecord(const internal::v1::MutationName& mutation,
                                    const absl::StatusOr<RowCounts>& rows);
 
-internal::v1::LogRecord OpenedRecord(const internal::v1::OpenGroupRequest& request);
 internal::v1::LogRecord PartRecord(uint64_t model_id, const internal::v1::GroupPart& part,
                                    const internal::v1::LogBlob& blob);
 internal::v1::LogRecord DecidedRecord(const internal::v1::DecideStepRequest& request);

@@ -1,12 +1,11 @@
 #include "server/host/log/shard_log.h"
 
 #include <algorithm>
-#include <utility>
 
-#include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/host/log/log_records.h"
+#include "server/host/promise.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {
@@ -66,17 +65,15 @@ absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendPart(const shard::CheckedP
         "gradients are named by their places, but this shard keeps a log, which needs their "
         "values; send them, and give the coordinator the shards' `storage`");
   }
-  ASSIGN_OR_RETURN(log::LogWriter* const writer, Writer());
   const EncodedPart encoded(part);
-  auto blob = writer->AppendBlob(encoded.pieces());
-  NoteDisk(blob.status());
-  return blob;
+  return AppendBlob(encoded.pieces());
 }
 
-absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendBytes(absl::Span<const char> bytes) {
+absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendBlob(
+    absl::Span<const absl::Span<const char>> pieces) {
   if (!on()) return internal::v1::LogBlob();
   ASSIGN_OR_RETURN(log::LogWriter* const writer, Writer());
-  auto blob = writer->AppendBlob({bytes});
+  auto blob = writer->AppendBlob(pieces);
   NoteDisk(blob.status());
   return blob;
 }
@@ -115,14 +112,7 @@ void ShardLog::WhenDurable(std::function<void(absl::Status)> done) {
 }
 
 absl::Status ShardLog::WaitDurable() {
-  absl::Status result;
-  absl::Notification over;
-  WhenDurable([&](const absl::Status& status) {
-    result = status;
-    over.Notify();
-  });
-  over.WaitForNotification();
-  return result;
+  return WaitForAnswer<absl::Status>([this](const auto& done) { WhenDurable(done); });
 }
 
 void ShardLog::Enter() {

@@ -67,7 +67,7 @@ class ShardLog {
   // The bulk of a change. A blob without a segment: there is no log. FAILED_PRECONDITION if the
   // part's gradients are not with it, but where the client may change them.
   absl::StatusOr<internal::v1::LogBlob> AppendPart(const shard::CheckedPart& part);
-  absl::StatusOr<internal::v1::LogBlob> AppendBytes(absl::Span<const char> bytes);
+  absl::StatusOr<internal::v1::LogBlob> AppendBlob(absl::Span<const absl::Span<const char>> pieces);
 
   absl::Status Append(const internal::v1::LogRecord& record);
   // A record of the decision that changes rows of this model.
