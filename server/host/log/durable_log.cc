@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/buffer.h"
+#include "base/buffer_pool.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -56,403 +59,468 @@ absl::StatusOr<RowCounts> ResultOf(bool failed, const RowCounts& rows) {
 
 }  // namespace
 
-absl::StatusOr<log::LogEnd> ShardRecovery::Run() {
-  ASSIGN_OR_RETURN(
-      const log::LogEnd found,
-      log::ReadLog(log_folder_, [this](const Record& record, const log::LogPosition& position) {
-        Survey(record, position);
-        return absl::OkStatus();
-      }));
-  // There is none, or the power went before it had begun.
-  if (found.shards == 0) return found;
-  if (found.shard != place_.index || found.shards != place_.shards) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        log_folder_, " is the log of shard ", found.shard, " of ", found.shards, ", not of ",
-        place_.index, " of ", place_.shards,
-        "; start the cluster with as many shards as before, save a checkpoint, and restore that "
-        "into a cluster with the new number and a fresh storage.directory"));
-  }
-  parts_.votes->SetReplaying(true);
-  parts_.groups->SetReplaying([this](uint64_t model_id) { return Skips(model_id); });
-  ASSIGN_OR_RETURN(
-      const log::LogEnd end,
-      log::ReadLog(log_folder_, [this](const Record& record, const log::LogPosition& position) {
-        return Replay(record, position);
-      }));
-  WaitForChanges(0);
-  // The process ended before it could say what they did.
-  const auto unsaid = std::move(made_before_);
-  for (const auto& [key, finish] : unsaid) finish(RowCounts());
-  for (const auto& [model_id, group] : steps_made_before_) {
-    parts_.groups->FinishStep(model_id, group, RowCounts());
-  }
-  if (Mistake("log.vote_lost")) {
-    for (const auto& [model_id, segment] : begins_) parts_.votes->DropModel(model_id);
-  }
-  parts_.votes->SetReplaying(false);
-  parts_.groups->SetReplaying(nullptr);
-  return end;
-}
+// Brings a shard back to what it knew when its process ended: the rows of the newest checkpoint of
+// each model, and then its log, record by record, through the calls that wrote it.
+//
+// A checkpoint's rows are those at the beginning of some segment. What the log has before that
+// segment is read all the same, for votes and groups of all models follow from it, but changes no
+// row of this model again.
+//
+// Models that the log removes later get rows of no account, and their checkpoints need not be there
+// any more. Only where others share its rows does such a model get all its changes again.
+class ShardRecovery {
+ public:
+  // Does work again and again while it is RESOURCE_EXHAUSTED.
+  using AwaitRoom = std::function<absl::Status(absl::FunctionRef<absl::Status()> work)>;
+  ShardRecovery(const ShardPlace& place, std::string log_folder, std::string checkpoints,
+                const RecoveryParts& parts, AwaitRoom await_room)
+      : place_(place),
+        log_folder_(std::move(log_folder)),
+        checkpoints_(std::move(checkpoints)),
+        parts_(parts),
+        await_room_(std::move(await_room)) {}
 
-void ShardRecovery::Survey(const Record& record, const log::LogPosition& position) {
-  if (const internal::v1::LogBlob* blob = log::BlobOf(record)) {
-    progress_.total_bytes += static_cast<int64_t>(blob->bytes());
+  // Where the log is to go on. FAILED_PRECONDITION: it is that of another shard. DATA_LOSS: the log
+  // or a checkpoint is damaged or missing. Nothing is served after an error.
+  absl::StatusOr<log::LogEnd> Run() {
+    ASSIGN_OR_RETURN(
+        const log::LogEnd found,
+        log::ReadLog(log_folder_, [this](const Record& record, const log::LogPosition& position) {
+          Survey(record, position);
+          return absl::OkStatus();
+        }));
+    // There is none, or the power went before it had begun.
+    if (found.shards == 0) return found;
+    if (found.shard != place_.index || found.shards != place_.shards) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          log_folder_, " is the log of shard ", found.shard, " of ", found.shards, ", not of ",
+          place_.index, " of ", place_.shards,
+          "; start the cluster with as many shards as before, save a checkpoint, and restore that "
+          "into a cluster with the new number and a fresh storage.directory"));
+    }
+    parts_.votes->SetReplaying(true);
+    parts_.groups->SetReplaying([this](uint64_t model_id) { return Skips(model_id); });
+    ASSIGN_OR_RETURN(
+        const log::LogEnd end,
+        log::ReadLog(log_folder_, [this](const Record& record, const log::LogPosition& position) {
+          return Replay(record, position);
+        }));
+    WaitForChanges(0);
+    // The process ended before it could say what they did.
+    const auto unsaid = std::move(made_before_);
+    for (const auto& [key, finish] : unsaid) finish(RowCounts());
+    for (const auto& [model_id, group] : steps_made_before_) {
+      parts_.groups->FinishStep(model_id, group, RowCounts());
+    }
+    if (Mistake("log.vote_lost")) {
+      for (const auto& [model_id, segment] : begins_) parts_.votes->DropModel(model_id);
+    }
+    parts_.votes->SetReplaying(false);
+    parts_.groups->SetReplaying(nullptr);
+    return end;
   }
-  switch (record.kind_case()) {
-    case Record::kState:
-      for (const internal::v1::LogModel& model : record.state().models()) {
-        rows_.try_emplace({model.create().model_id(), model.create().history()}, model.rows());
-        made_with_.try_emplace(model.create().model_id(), model.create().history());
-      }
-      break;
-    case Record::kModelMade: {
-      const internal::v1::LogModelMade& made = record.model_made();
-      internal::v1::LogRows& rows = rows_[{made.create().model_id(), made.create().history()}];
-      rows.set_segment(position.segment);
-      rows.set_checkpoint_id(made.checkpoint_id());
-      rows.set_model(made.checkpoint_model());
-      made_with_[made.create().model_id()] = made.create().history();
-      break;
-    }
-    case Record::kModelRemoved: {
-      const auto made = made_with_.extract(record.model_removed().model_id());
-      if (!made.empty()) removed_.insert({made.key(), made.mapped()});
-      break;
-    }
-    case Record::kCheckpoint: {
-      const internal::v1::LogCheckpoint& made = record.checkpoint();
-      internal::v1::LogRows& rows = rows_[{made.model_id(), made.history()}];
-      rows.set_segment(made.segment());
-      rows.set_checkpoint_id(made.checkpoint_id());
-      rows.clear_model();
-      break;
-    }
-    default:
-      break;
-  }
-}
 
-absl::Status ShardRecovery::Replay(const Record& record, const log::LogPosition& position) {
-  segment_ = position.segment;
-  ReachFailpoint("recovery.record_is_next");
-  if (progress_.cancelled) return absl::CancelledError("the process is ending");
-  switch (record.kind_case()) {
-    case Record::kState:
-      return ReplayState(record.state());
-    case Record::kModelMade:
-      return ReplayModel(record.model_made());
-    case Record::kModelRemoved:
-      WaitForChanges(0);
-      parts_.models->Remove(record.model_removed().model_id()).IgnoreError();
-      break;
-    case Record::kModelServed:
-      parts_.models->ServeAgain(record.model_served());
-      break;
-    case Record::kModelPinned:
-      parts_.models->RememberPinned(record.model_pinned().model_id(),
-                                    record.model_pinned().pinned());
-      break;
-    case Record::kModelRenewed:
-      parts_.models->Renew(record.model_renewed().model_id(), record.model_renewed().history());
-      break;
-    case Record::kHistoryDropped:
-      parts_.models->RememberDroppedHistory(record.history_dropped().history());
-      break;
-    case Record::kVote:
-      return ReplayVote(record.vote());
-    case Record::kAttempt:
-      parts_.votes->Find(NameOf(record.attempt().mutation()), record.attempt().attempt(),
-                         [](const auto&) {});
-      break;
-    case Record::kDecision:
-      if (Mistake("log.replayed_out_of_order") && !late_decision_.has_value()) {
-        late_decision_ = record.decision();
+  // Makes Run end soon, with CANCELLED; from any thread.
+  void Cancel() { progress_.cancelled = true; }
+
+  // While it runs; from any thread.
+  const ShardProgress& progress() const { return progress_; }
+  // After it: how long it read checkpoints.
+  absl::Duration loading() const { return loading_; }
+
+ private:
+  using Record = internal::v1::LogRecord;
+  using MutationKey = std::pair<std::string, uint64_t>;
+
+  // Finds the newest rows of each model, before any is read.
+  void Survey(const Record& record, const log::LogPosition& position) {
+    if (const internal::v1::LogBlob* blob = log::BlobOf(record)) {
+      progress_.total_bytes += static_cast<int64_t>(blob->bytes());
+    }
+    switch (record.kind_case()) {
+      case Record::kState:
+        for (const internal::v1::LogModel& model : record.state().models()) {
+          rows_.try_emplace({model.create().model_id(), model.create().history()}, model.rows());
+          made_with_.try_emplace(model.create().model_id(), model.create().history());
+        }
+        break;
+      case Record::kModelMade: {
+        const internal::v1::LogModelMade& made = record.model_made();
+        internal::v1::LogRows& rows = rows_[{made.create().model_id(), made.create().history()}];
+        rows.set_segment(position.segment);
+        rows.set_checkpoint_id(made.checkpoint_id());
+        rows.set_model(made.checkpoint_model());
+        made_with_[made.create().model_id()] = made.create().history();
         break;
       }
-      ReplayDecision(record.decision());
-      if (late_decision_.has_value()) ReplayDecision(*std::exchange(late_decision_, std::nullopt));
-      break;
-    case Record::kMade:
-      ReplayMade(record.made());
-      break;
-    case Record::kGroupOpened:
-      parts_.groups->Open(record.group_opened()).IgnoreError();  // as it was refused before
-      break;
-    case Record::kPart:
-      return ReplayPart(record.part());
-    case Record::kStepDecided:
-      ReplayStep(record.step_decided());
-      break;
-    case Record::kStepMade: {
-      const internal::v1::LogStepMade& made = record.step_made();
-      if (steps_made_before_.erase({made.model_id(), made.group()}) == 0) break;
-      parts_.groups->FinishStep(made.model_id(), made.group(),
-                                ResultOf(made.failed(), RowCountsOf(made)));
-      break;
-    }
-    case Record::kGroupEnded:
-      parts_.groups->EndGeneration(record.group_ended().model_id(), record.group_ended().group());
-      break;
-    case Record::kGroupForgotten:
-      parts_.groups->Forget(record.group_forgotten().model_id(), record.group_forgotten().group());
-      break;
-    case Record::kCheckpoint:
-    case Record::KIND_NOT_SET:
-      break;
-  }
-  return absl::OkStatus();
-}
-
-// ---- Models
-
-absl::Status ShardRecovery::ReplayState(const internal::v1::LogState& state) {
-  if (std::exchange(state_is_here_, true)) return absl::OkStatus();
-  for (const internal::v1::LogModel& model : state.models()) RETURN_IF_ERROR(AddModel(model));
-  for (const uint64_t history : state.dropped_histories()) {
-    parts_.models->RememberDroppedHistory(history);
-  }
-  absl::Status read;
-  const auto change_of =
-      [&](const internal::v1::LogVote& vote) -> std::optional<MutationVotes::Change> {
-    auto change = ChangeOf(vote);
-    if (change.ok()) return *std::move(change);
-    read.Update(change.status());
-    return std::nullopt;
-  };
-  parts_.votes->Remember(
-      state, change_of, [this](const Mutation& mutation, MutationVotes::RowsCallback finish) {
-        made_before_[{mutation.client_id, mutation.sequence}] = std::move(finish);
-      });
-  RETURN_IF_ERROR(read);
-  for (const internal::v1::LogGroup& group : state.groups()) {
-    if (group.applying()) steps_made_before_.insert({group.model_id(), group.group()});
-  }
-  return parts_.groups->Remember(state, [this](const internal::v1::LogPart& part) {
-    return PartOf(part.model_id(), part.blob());
-  });
-}
-
-absl::Status ShardRecovery::ReplayModel(const internal::v1::LogModelMade& made) {
-  internal::v1::LogModel model;
-  *model.mutable_create() = made.create();
-  model.mutable_rows()->set_segment(segment_);
-  RETURN_IF_ERROR(AddModel(model));
-  if (made.checkpoint_id() == 0) return absl::OkStatus();
-  const uint64_t model_id = made.create().model_id();
-  parts_.votes->record().Restore(model_id, made.state().clients());
-  parts_.groups->Restore(model_id, made.state(),
-                         {made.finished_groups().begin(), made.finished_groups().end()});
-  return absl::OkStatus();
-}
-
-bool ShardRecovery::RowsAreGone(const internal::v1::LogModel& model) const {
-  const internal::v1::CreateModelRequest& create = model.create();
-  if (removed_.count({create.model_id(), create.history()}) == 0) return false;
-  // Nobody may share what follows from a checkpoint.
-  return model.rows().checkpoint_id() != 0 || !config::HasSharedTables(create.config());
-}
-
-absl::Status ShardRecovery::WithRoom(absl::FunctionRef<absl::Status()> work) {
-  return parts_.engine->memory() == nullptr ? work() : await_room_(work);
-}
-
-absl::Status ShardRecovery::AddModel(internal::v1::LogModel model) {
-  const internal::v1::CreateModelRequest& create = model.create();
-  if (const auto newest = rows_.find({create.model_id(), create.history()});
-      newest != rows_.end()) {
-    *model.mutable_rows() = newest->second;
-  }
-  internal::v1::LogRows& rows = *model.mutable_rows();
-  if (rows.model().empty()) rows.set_model(create.config().name());
-  begins_[create.model_id()] = rows.segment();
-  if (RowsAreGone(model)) {
-    begins_[create.model_id()] = kNeverAgain;
-    rows.clear_checkpoint_id();
-  }
-  if (rows.checkpoint_id() == 0) {
-    return WithRoom([&] { return parts_.models->Remember(model, nullptr, 0, 0); });
-  }
-  ASSIGN_OR_RETURN(const checkpoint::CheckpointChain chain, FindChain(rows));
-  const v1::CheckpointManifest& newest = chain.front().manifest();
-  for (const internal::v1::CheckpointSource& source : chain) {
-    for (const v1::CheckpointFile& file : source.manifest().files()) {
-      progress_.total_bytes += file.bytes() / place_.shards;
+      case Record::kModelRemoved: {
+        const auto made = made_with_.extract(record.model_removed().model_id());
+        if (!made.empty()) removed_.insert({made.key(), made.mapped()});
+        break;
+      }
+      case Record::kCheckpoint: {
+        const internal::v1::LogCheckpoint& made = record.checkpoint();
+        internal::v1::LogRows& rows = rows_[{made.model_id(), made.history()}];
+        rows.set_segment(made.segment());
+        rows.set_checkpoint_id(made.checkpoint_id());
+        rows.clear_model();
+        break;
+      }
+      default:
+        break;
     }
   }
-  ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->SpecOf(create));
-  std::shared_ptr<shard::Model> made;
-  RETURN_IF_ERROR(WithRoom([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(made, parts_.engine->MakeModel(spec));
+
+  absl::Status Replay(const Record& record, const log::LogPosition& position) {
+    segment_ = position.segment;
+    ReachFailpoint("recovery.record_is_next");
+    if (progress_.cancelled) return absl::CancelledError("the process is ending");
+    switch (record.kind_case()) {
+      case Record::kState:
+        return ReplayState(record.state());
+      case Record::kModelMade:
+        return ReplayModel(record.model_made());
+      case Record::kModelRemoved:
+        WaitForChanges(0);
+        parts_.models->Remove(record.model_removed().model_id()).IgnoreError();
+        break;
+      case Record::kModelServed:
+        parts_.models->ServeAgain(record.model_served());
+        break;
+      case Record::kModelPinned:
+        parts_.models->RememberPinned(record.model_pinned().model_id(),
+                                      record.model_pinned().pinned());
+        break;
+      case Record::kModelRenewed:
+        parts_.models->Renew(record.model_renewed().model_id(), record.model_renewed().history());
+        break;
+      case Record::kHistoryDropped:
+        parts_.models->RememberDroppedHistory(record.history_dropped().history());
+        break;
+      case Record::kVote:
+        return ReplayVote(record.vote());
+      case Record::kAttempt:
+        parts_.votes->Find(NameOf(record.attempt().mutation()), record.attempt().attempt(),
+                           [](const auto&) {});
+        break;
+      case Record::kDecision:
+        if (Mistake("log.replayed_out_of_order") && !late_decision_.has_value()) {
+          late_decision_ = record.decision();
+          break;
+        }
+        ReplayDecision(record.decision());
+        if (late_decision_.has_value())
+          ReplayDecision(*std::exchange(late_decision_, std::nullopt));
+        break;
+      case Record::kMade:
+        ReplayMade(record.made());
+        break;
+      case Record::kGroupOpened:
+        parts_.groups->Open(record.group_opened()).IgnoreError();  // as it was refused before
+        break;
+      case Record::kPart:
+        return ReplayPart(record.part());
+      case Record::kStepDecided:
+        ReplayStep(record.step_decided());
+        break;
+      case Record::kStepMade: {
+        const internal::v1::LogStepMade& made = record.step_made();
+        if (steps_made_before_.erase({made.model_id(), made.group()}) == 0) break;
+        parts_.groups->FinishStep(made.model_id(), made.group(),
+                                  ResultOf(made.failed(), RowCountsOf(made)));
+        break;
+      }
+      case Record::kGroupEnded:
+        parts_.groups->EndGeneration(record.group_ended().model_id(), record.group_ended().group());
+        break;
+      case Record::kGroupForgotten:
+        parts_.groups->Forget(record.group_forgotten().model_id(),
+                              record.group_forgotten().group());
+        break;
+      case Record::kCheckpoint:
+      case Record::KIND_NOT_SET:
+        break;
+    }
     return absl::OkStatus();
-  }));
-  ASSIGN_OR_RETURN(const internal::v1::ShardState state,
-                   LoadState(chain.front(), place_.index, place_.shards));
-  const absl::Time start = SteadyNow();
-  RETURN_IF_ERROR(LoadRows(*made, chain, parts_.threads, progress_));
-  loading_ += SteadyNow() - start;
-  const int stacks = std::min(made->stack_count(), state.unnumbered_updates_size());
-  for (int i = 0; i < stacks && !Mistake("log.rounding_not_restored"); ++i) {
-    made->stack(i).set_unnumbered_updates(state.unnumbered_updates(i));
   }
-  return parts_.models->Remember(model, made, state.changes(),
-                                 SamePlaces(*made, newest) ? newest.checkpoint_id() : 0);
-}
 
-absl::StatusOr<checkpoint::CheckpointChain> ShardRecovery::FindChain(
-    const internal::v1::LogRows& rows) const {
-  const checkpoint::CheckpointStore store(checkpoints_);
-  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, store.List(rows.model()));
-  for (const v1::CheckpointInfo& info : list.checkpoints()) {
-    const auto manifest = store.Read(rows.model(), info.name());
-    if (!manifest.ok() && !files::IsGone(manifest.status())) return manifest.status();
-    if (manifest.ok() && manifest->checkpoint_id() == rows.checkpoint_id()) {
-      return store.Chain(rows.model(), info.name());
+  absl::Status ReplayState(const internal::v1::LogState& state) {
+    if (std::exchange(state_is_here_, true)) return absl::OkStatus();
+    for (const internal::v1::LogModel& model : state.models()) RETURN_IF_ERROR(AddModel(model));
+    for (const uint64_t history : state.dropped_histories()) {
+      parts_.models->RememberDroppedHistory(history);
     }
+    absl::Status read;
+    const auto change_of =
+        [&](const internal::v1::LogVote& vote) -> std::optional<MutationVotes::Change> {
+      auto change = ChangeOf(vote);
+      if (change.ok()) return *std::move(change);
+      read.Update(change.status());
+      return std::nullopt;
+    };
+    parts_.votes->Remember(
+        state, change_of, [this](const Mutation& mutation, MutationVotes::RowsCallback finish) {
+          made_before_[{mutation.client_id, mutation.sequence}] = std::move(finish);
+        });
+    RETURN_IF_ERROR(read);
+    for (const internal::v1::LogGroup& group : state.groups()) {
+      if (group.applying()) steps_made_before_.insert({group.model_id(), group.group()});
+    }
+    return parts_.groups->Remember(state, [this](const internal::v1::LogPart& part) {
+      return PartOf(part.model_id(), part.blob());
+    });
   }
-  RETURN_IF_ERROR(store.ListAll(rows.model()).status());
-  return absl::DataLossError(absl::StrCat(
-      "the log needs a checkpoint of model '", rows.model(), "' that is no longer in ",
-      checkpoints_, " (checkpoint_id ", absl::Hex(rows.checkpoint_id()),
-      "); bring it back, or move the shards' folders away and restore another checkpoint"));
-}
 
-// ---- Changes
-
-bool ShardRecovery::Skips(uint64_t model_id) const {
-  const auto begins = begins_.find(model_id);
-  const uint64_t late = Mistake("log.segment_off_by_one") ? 1 : 0;
-  return begins != begins_.end() && segment_ < begins->second + late;
-}
-
-void ShardRecovery::ChangeBegins(uint64_t model_id) {
-  parts_.log->NoteChange(model_id, segment_);
-  MutexLock lock(&mutex_);
-  ++changing_;
-}
-
-void ShardRecovery::ChangeEnds() {
-  MutexLock lock(&mutex_);
-  --changing_;
-  ended_.SignalAll();
-}
-
-void ShardRecovery::WaitForChanges(int at_most) {
-  MutexLock lock(&mutex_);
-  while (changing_ > at_most) ended_.Wait(&mutex_);
-}
-
-absl::StatusOr<absl::Span<const char>> ShardRecovery::Read(const internal::v1::LogBlob& blob,
-                                                           std::shared_ptr<const void>* owner) {
-  const auto buffer = std::make_shared<Buffer<char>>();
-  ASSIGN_OR_RETURN(const absl::Span<const char> bytes, log::ReadBlob(log_folder_, blob, *buffer));
-  progress_.bytes += static_cast<int64_t>(bytes.size());
-  *owner = buffer;
-  return bytes;
-}
-
-absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardRecovery::PartOf(
-    uint64_t model_id, const internal::v1::LogBlob& blob) {
-  std::shared_ptr<const void> owner;
-  ASSIGN_OR_RETURN(const absl::Span<const char> bytes, Read(blob, &owner));
-  std::shared_ptr<const shard::CheckedPart> part;
-  RETURN_IF_ERROR(WithRoom([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(part, DecodePart(model_id, bytes, owner, parts_.engine, pool_));
+  absl::Status ReplayModel(const internal::v1::LogModelMade& made) {
+    internal::v1::LogModel model;
+    *model.mutable_create() = made.create();
+    model.mutable_rows()->set_segment(segment_);
+    RETURN_IF_ERROR(AddModel(model));
+    if (made.checkpoint_id() == 0) return absl::OkStatus();
+    const uint64_t model_id = made.create().model_id();
+    parts_.votes->record().Restore(model_id, made.state().clients());
+    parts_.groups->Restore(model_id, made.state(),
+                           {made.finished_groups().begin(), made.finished_groups().end()});
     return absl::OkStatus();
-  }));
-  return part;
-}
-
-absl::StatusOr<std::optional<MutationVotes::Change>> ShardRecovery::ChangeOf(
-    const internal::v1::LogVote& vote) {
-  const uint64_t model_id = vote.model_id();
-  absl::StatusOr<MutationVotes::Change> change;
-  if (vote.assigns_rows()) {
-    std::shared_ptr<const void> owner;
-    ASSIGN_OR_RETURN(const absl::Span<const char> bytes, Read(vote.blob(), &owner));
-    ASSIGN_OR_RETURN(const AssignCommand command, DecodeAssign(bytes));
-    const absl::Status room =
-        WithRoom([&] { return (change = parts_.assignment(command)).status(); });
-    if (!room.ok()) change = room;
-  } else {
-    auto part = PartOf(model_id, vote.blob());
-    if (part.ok()) {
-      change = parts_.update(model_id, *std::move(part));
-    } else {
-      change = part.status();
-    }
   }
-  // The model was being dropped when the vote came.
-  if (absl::IsNotFound(change.status())) return std::nullopt;
-  if (!change.ok()) return DoesNotFit("a change", change.status());
-  change->blob = vote.blob();
-  change->assigns_rows = vote.assigns_rows();
-  change->make = [this, model_id, make = std::move(change->make),
-                  key = MutationKey(vote.mutation().client_id(), vote.mutation().sequence())](
-                     MutationVotes::RowsCallback done) {
-    // After the recovery, all of them are to be made.
-    if (Skips(model_id)) {
-      made_before_[key] = std::move(done);
+
+  absl::Status ReplayVote(const internal::v1::LogVote& vote) {
+    ASSIGN_OR_RETURN(std::optional<MutationVotes::Change> change, ChangeOf(vote));
+    if (!change.has_value()) return absl::OkStatus();
+    const auto voted =
+        parts_.votes->Stage(NameOf(vote.mutation()), vote.attempt(), *std::move(change));
+    return voted.ok() ? absl::OkStatus() : DoesNotFit("a vote", voted.status());
+  }
+
+  void ReplayDecision(const internal::v1::LogDecision& decision) {
+    const Mutation mutation = NameOf(decision.mutation());
+    if (!decision.commit()) {
+      parts_.votes->Decide(mutation, decision.attempt(), false, [](const auto&) {});
       return;
     }
-    make(std::move(done));
-  };
-  return std::optional(*std::move(change));
-}
-
-absl::Status ShardRecovery::ReplayVote(const internal::v1::LogVote& vote) {
-  ASSIGN_OR_RETURN(std::optional<MutationVotes::Change> change, ChangeOf(vote));
-  if (!change.has_value()) return absl::OkStatus();
-  const auto voted =
-      parts_.votes->Stage(NameOf(vote.mutation()), vote.attempt(), *std::move(change));
-  return voted.ok() ? absl::OkStatus() : DoesNotFit("a vote", voted.status());
-}
-
-void ShardRecovery::ReplayDecision(const internal::v1::LogDecision& decision) {
-  const Mutation mutation = NameOf(decision.mutation());
-  if (!decision.commit()) {
-    parts_.votes->Decide(mutation, decision.attempt(), false, [](const auto&) {});
-    return;
+    WaitForChanges(kChangesAhead);
+    const uint64_t model_id = parts_.votes->ModelOf(mutation);
+    const bool skips = Skips(model_id);
+    if (!skips) ChangeBegins(model_id);
+    parts_.votes->Decide(mutation, decision.attempt(), true, [this, skips](const auto&) {
+      if (!skips) ChangeEnds();
+    });
   }
-  WaitForChanges(kChangesAhead);
-  const uint64_t model_id = parts_.votes->ModelOf(mutation);
-  const bool skips = Skips(model_id);
-  if (!skips) ChangeBegins(model_id);
-  parts_.votes->Decide(mutation, decision.attempt(), true, [this, skips](const auto&) {
-    if (!skips) ChangeEnds();
-  });
-}
 
-void ShardRecovery::ReplayMade(const internal::v1::LogMade& made) {
-  const auto found = made_before_.find({made.mutation().client_id(), made.mutation().sequence()});
-  if (found == made_before_.end()) return;
-  const MutationVotes::RowsCallback finish = std::move(found->second);
-  made_before_.erase(found);
-  finish(ResultOf(made.failed(), RowCountsOf(made)));
-}
-
-absl::Status ShardRecovery::ReplayPart(const internal::v1::LogPart& part) {
-  auto checked = PartOf(part.model_id(), part.blob());
-  if (absl::IsNotFound(checked.status())) return absl::OkStatus();
-  if (!checked.ok()) return DoesNotFit("the part of a step", checked.status());
-  ApplyCommand command;
-  command.model_id = part.model_id();
-  command.group_part = GroupPartOf(part.part());
-  // What did not agree with the other ranks' parts does not do so now.
-  parts_.groups->Hold(command, *std::move(checked), part.blob()).IgnoreError();
-  return absl::OkStatus();
-}
-
-void ShardRecovery::ReplayStep(const internal::v1::DecideStepRequest& request) {
-  if (!request.commit()) return parts_.groups->Decide(request, [](const auto&) {});
-  WaitForChanges(kChangesAhead);
-  const uint64_t model_id = request.model_id();
-  if (Skips(model_id)) {
-    steps_made_before_.insert({model_id, request.group()});
-    return parts_.groups->Decide(request, [](const auto&) {});
+  void ReplayMade(const internal::v1::LogMade& made) {
+    const auto found = made_before_.find({made.mutation().client_id(), made.mutation().sequence()});
+    if (found == made_before_.end()) return;
+    const MutationVotes::RowsCallback finish = std::move(found->second);
+    made_before_.erase(found);
+    finish(ResultOf(made.failed(), RowCountsOf(made)));
   }
-  ChangeBegins(model_id);
-  parts_.groups->Decide(request, [this](const auto&) { ChangeEnds(); });
-}
+
+  absl::Status ReplayPart(const internal::v1::LogPart& part) {
+    auto checked = PartOf(part.model_id(), part.blob());
+    if (absl::IsNotFound(checked.status())) return absl::OkStatus();
+    if (!checked.ok()) return DoesNotFit("the part of a step", checked.status());
+    ApplyCommand command;
+    command.model_id = part.model_id();
+    command.group_part = GroupPartOf(part.part());
+    // What did not agree with the other ranks' parts does not do so now.
+    parts_.groups->Hold(command, *std::move(checked), part.blob()).IgnoreError();
+    return absl::OkStatus();
+  }
+
+  void ReplayStep(const internal::v1::DecideStepRequest& request) {
+    if (!request.commit()) return parts_.groups->Decide(request, [](const auto&) {});
+    WaitForChanges(kChangesAhead);
+    const uint64_t model_id = request.model_id();
+    if (Skips(model_id)) {
+      steps_made_before_.insert({model_id, request.group()});
+      return parts_.groups->Decide(request, [](const auto&) {});
+    }
+    ChangeBegins(model_id);
+    parts_.groups->Decide(request, [this](const auto&) { ChangeEnds(); });
+  }
+
+  // Waits where models can make no room for this one, as while the disk of evicted rows is full.
+  // Without eviction nothing makes room, and the error stands.
+  absl::Status WithRoom(absl::FunctionRef<absl::Status()> work) {
+    return parts_.engine->memory() == nullptr ? work() : await_room_(work);
+  }
+
+  // Gives the model the rows from which the log's changes follow.
+  absl::Status AddModel(internal::v1::LogModel model) {
+    const internal::v1::CreateModelRequest& create = model.create();
+    if (const auto newest = rows_.find({create.model_id(), create.history()});
+        newest != rows_.end()) {
+      *model.mutable_rows() = newest->second;
+    }
+    internal::v1::LogRows& rows = *model.mutable_rows();
+    if (rows.model().empty()) rows.set_model(create.config().name());
+    begins_[create.model_id()] = rows.segment();
+    if (RowsAreGone(model)) {
+      begins_[create.model_id()] = kNeverAgain;
+      rows.clear_checkpoint_id();
+    }
+    if (rows.checkpoint_id() == 0) {
+      return WithRoom([&] { return parts_.models->Remember(model, nullptr, 0, 0); });
+    }
+    ASSIGN_OR_RETURN(const checkpoint::CheckpointChain chain, FindChain(rows));
+    const v1::CheckpointManifest& newest = chain.front().manifest();
+    for (const internal::v1::CheckpointSource& source : chain) {
+      for (const v1::CheckpointFile& file : source.manifest().files()) {
+        progress_.total_bytes += file.bytes() / place_.shards;
+      }
+    }
+    ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->SpecOf(create));
+    std::shared_ptr<shard::Model> made;
+    RETURN_IF_ERROR(WithRoom([&]() -> absl::Status {
+      ASSIGN_OR_RETURN(made, parts_.engine->MakeModel(spec));
+      return absl::OkStatus();
+    }));
+    ASSIGN_OR_RETURN(const internal::v1::ShardState state,
+                     LoadState(chain.front(), place_.index, place_.shards));
+    const absl::Time start = SteadyNow();
+    RETURN_IF_ERROR(LoadRows(*made, chain, parts_.threads, progress_));
+    loading_ += SteadyNow() - start;
+    const int stacks = std::min(made->stack_count(), state.unnumbered_updates_size());
+    for (int i = 0; i < stacks && !Mistake("log.rounding_not_restored"); ++i) {
+      made->stack(i).set_unnumbered_updates(state.unnumbered_updates(i));
+    }
+    return parts_.models->Remember(model, made, state.changes(),
+                                   SamePlaces(*made, newest) ? newest.checkpoint_id() : 0);
+  }
+
+  absl::StatusOr<checkpoint::CheckpointChain> FindChain(const internal::v1::LogRows& rows) const {
+    const checkpoint::CheckpointStore store(checkpoints_);
+    ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, store.List(rows.model()));
+    for (const v1::CheckpointInfo& info : list.checkpoints()) {
+      const auto manifest = store.Read(rows.model(), info.name());
+      if (!manifest.ok() && !files::IsGone(manifest.status())) return manifest.status();
+      if (manifest.ok() && manifest->checkpoint_id() == rows.checkpoint_id()) {
+        return store.Chain(rows.model(), info.name());
+      }
+    }
+    RETURN_IF_ERROR(store.ListAll(rows.model()).status());
+    return absl::DataLossError(absl::StrCat(
+        "the log needs a checkpoint of model '", rows.model(), "' that is no longer in ",
+        checkpoints_, " (checkpoint_id ", absl::Hex(rows.checkpoint_id()),
+        "); bring it back, or move the shards' folders away and restore another checkpoint"));
+  }
+
+  // Nothing for a change of a model that is gone.
+  absl::StatusOr<std::optional<MutationVotes::Change>> ChangeOf(const internal::v1::LogVote& vote) {
+    const uint64_t model_id = vote.model_id();
+    absl::StatusOr<MutationVotes::Change> change;
+    if (vote.assigns_rows()) {
+      std::shared_ptr<const void> owner;
+      ASSIGN_OR_RETURN(const absl::Span<const char> bytes, Read(vote.blob(), &owner));
+      ASSIGN_OR_RETURN(const AssignCommand command, DecodeAssign(bytes));
+      const absl::Status room =
+          WithRoom([&] { return (change = parts_.assignment(command)).status(); });
+      if (!room.ok()) change = room;
+    } else {
+      auto part = PartOf(model_id, vote.blob());
+      if (part.ok()) {
+        change = parts_.update(model_id, *std::move(part));
+      } else {
+        change = part.status();
+      }
+    }
+    // The model was being dropped when the vote came.
+    if (absl::IsNotFound(change.status())) return std::nullopt;
+    if (!change.ok()) return DoesNotFit("a change", change.status());
+    change->blob = vote.blob();
+    change->assigns_rows = vote.assigns_rows();
+    change->make = [this, model_id, make = std::move(change->make),
+                    key = MutationKey(vote.mutation().client_id(), vote.mutation().sequence())](
+                       MutationVotes::RowsCallback done) {
+      // After the recovery, all of them are to be made.
+      if (Skips(model_id)) {
+        made_before_[key] = std::move(done);
+        return;
+      }
+      make(std::move(done));
+    };
+    return std::optional(*std::move(change));
+  }
+
+  // Null: its model is gone.
+  absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> PartOf(
+      uint64_t model_id, const internal::v1::LogBlob& blob) {
+    std::shared_ptr<const void> owner;
+    ASSIGN_OR_RETURN(const absl::Span<const char> bytes, Read(blob, &owner));
+    std::shared_ptr<const shard::CheckedPart> part;
+    RETURN_IF_ERROR(WithRoom([&]() -> absl::Status {
+      ASSIGN_OR_RETURN(part, DecodePart(model_id, bytes, owner, parts_.engine, pool_));
+      return absl::OkStatus();
+    }));
+    return part;
+  }
+
+  absl::StatusOr<absl::Span<const char>> Read(const internal::v1::LogBlob& blob,
+                                              std::shared_ptr<const void>* owner) {
+    const auto buffer = std::make_shared<Buffer<char>>();
+    ASSIGN_OR_RETURN(const absl::Span<const char> bytes, log::ReadBlob(log_folder_, blob, *buffer));
+    progress_.bytes += static_cast<int64_t>(bytes.size());
+    *owner = buffer;
+    return bytes;
+  }
+
+  // Whether nobody will ever see the rows that the model gets here.
+  bool RowsAreGone(const internal::v1::LogModel& model) const {
+    const internal::v1::CreateModelRequest& create = model.create();
+    if (removed_.count({create.model_id(), create.history()}) == 0) return false;
+    // Nobody may share what follows from a checkpoint.
+    return model.rows().checkpoint_id() != 0 || !config::HasSharedTables(create.config());
+  }
+
+  // Whether the rows of the model have the changes of this segment already, or are of no account.
+  bool Skips(uint64_t model_id) const {
+    const auto begins = begins_.find(model_id);
+    const uint64_t late = Mistake("log.segment_off_by_one") ? 1 : 0;
+    return begins != begins_.end() && segment_ < begins->second + late;
+  }
+
+  void ChangeBegins(uint64_t model_id) ABSL_LOCKS_EXCLUDED(mutex_) {
+    parts_.log->NoteChange(model_id, segment_);
+    MutexLock lock(&mutex_);
+    ++changing_;
+  }
+
+  void ChangeEnds() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    --changing_;
+    ended_.SignalAll();
+  }
+
+  void WaitForChanges(int at_most) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    while (changing_ > at_most) ended_.Wait(&mutex_);
+  }
+
+  const ShardPlace place_;
+  const std::string log_folder_;
+  const std::string checkpoints_;
+  const RecoveryParts parts_;
+  const AwaitRoom await_room_;
+  ShardProgress progress_;
+  absl::Duration loading_;
+  BufferPool pool_;
+  uint64_t segment_ = 0;  // of the record at hand
+  bool state_is_here_ = false;
+  // By model and history, from what its rows are made; by model, the segment from which its changes
+  // are made again.
+  std::map<std::pair<uint64_t, uint64_t>, internal::v1::LogRows> rows_;
+  std::map<uint64_t, uint64_t> begins_;
+  // By model, the history that it was made with; model and history of those that are removed later.
+  std::map<uint64_t, uint64_t> made_with_;
+  std::set<std::pair<uint64_t, uint64_t>> removed_;
+  // Changes that are in the rows and wait for the record that says what they did.
+  std::map<MutationKey, MutationVotes::RowsCallback> made_before_;
+  std::set<std::pair<uint64_t, std::string>> steps_made_before_;
+  std::optional<internal::v1::LogDecision> late_decision_;  // of a mistake (base/failpoint.h)
+  Mutex mutex_;
+  CondVar ended_;
+  int changing_ ABSL_GUARDED_BY(mutex_) = 0;  // changes on their way to the rows
+};
 
 namespace {
 
@@ -468,7 +536,7 @@ std::string LogIn(const std::string& folder) { return folder + "/log"; }
 }  // namespace
 
 DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place,
-                       const ShardRecovery::Parts& parts, Describe describe)
+                       const RecoveryParts& parts, Describe describe)
     : storage_(storage),
       place_(place),
       folder_(FolderOf(storage, place.index)),
