@@ -69,7 +69,7 @@ absl::StatusOr<bool> AutoCheckpoints::MayRecover(const std::string& model) const
                      [&](const v1::CheckpointInfo& info) { return info.saved_at_ms() > given_up; });
 }
 
-std::shared_ptr<const step::ServedModel> AutoCheckpoints::ReadOnly(const std::string& model) const {
+step::ServedModelPtr AutoCheckpoints::ReadOnly(const std::string& model) const {
   const auto known = registry_->Recall(registry_->IdOf(model)).model;
   return known != nullptr && known->read_only() ? known : nullptr;
 }
@@ -241,7 +241,7 @@ bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Re
          (storage.every_steps() > 0 && since >= storage.every_steps());
 }
 
-void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const step::ServedModel>& model) {
+void AutoCheckpoints::SaveIfDue(const step::ServedModelPtr& model) {
   const std::string& name = model->config.name();
   {
     MutexLock lock(&mutex_);
@@ -268,8 +268,8 @@ void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const step::ServedModel>& 
   if (!taken) over(absl::OkStatus());
 }
 
-absl::Status AutoCheckpoints::Save(const std::shared_ptr<const step::ServedModel>& model,
-                                   Reason reason, rpc::CallContext* context) {
+absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason reason,
+                                   rpc::CallContext* context) {
   const std::string& name = model->config.name();
   const auto remember = [&](uint64_t history, int64_t changes, int64_t saved_at_ms) {
     MutexLock lock(&mutex_);

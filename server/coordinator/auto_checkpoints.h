@@ -81,7 +81,7 @@ class AutoCheckpoints {
   bool has_log() const { return checkpoints_->has_log(); }
   bool saves() const { return recovers() || has_log(); }
   // The model if it serves a checkpoint, else null.
-  std::shared_ptr<const step::ServedModel> ReadOnly(const std::string& model) const;
+  step::ServedModelPtr ReadOnly(const std::string& model) const;
   // Whether what it serves is still there, or cannot be read just now.
   bool MayServeAgain(const step::ServedModel& model) const;
   absl::Status ServeAgain(const step::ServedModel& model);
@@ -94,10 +94,10 @@ class AutoCheckpoints {
   // Models of which there are checkpoints, but no rows.
   void RecoverAbsent();
   bool Due(const Saved& saved, const step::ServedModel& model, Reason reason) const;
-  void SaveIfDue(const std::shared_ptr<const step::ServedModel>& model) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SaveIfDue(const step::ServedModelPtr& model) ABSL_LOCKS_EXCLUDED(mutex_);
   // Unless another coordinator has just done so.
-  absl::Status Save(const std::shared_ptr<const step::ServedModel>& model, Reason reason,
-                    rpc::CallContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Save(const step::ServedModelPtr& model, Reason reason, rpc::CallContext* context)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   Checkpoints* const checkpoints_;
   ModelRegistry* const registry_;

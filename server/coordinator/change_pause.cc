@@ -26,7 +26,7 @@ uint64_t RandomId() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_
 }  // namespace
 
 ChangePause::ChangePause(const step::ShardSet& shards, step::Mutations* mutations,
-                         std::shared_ptr<const step::ServedModel> model)
+                         step::ServedModelPtr model)
     : shards_(shards), mutations_(mutations), model_(std::move(model)), id_(RandomId()) {}
 
 absl::StatusOr<ChangePause::Answers> ChangePause::Ask(const std::string& group, int64_t after_step,

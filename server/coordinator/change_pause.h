@@ -32,8 +32,7 @@ class ChangePause {
   using Answers = std::vector<internal::v1::PauseChangesResponse>;  // by shard
 
   // What it is given must outlive it.
-  ChangePause(const step::ShardSet& shards, step::Mutations* mutations,
-              std::shared_ptr<const step::ServedModel> model);
+  ChangePause(const step::ShardSet& shards, step::Mutations* mutations, step::ServedModelPtr model);
   ~ChangePause() { Resume(); }
   ChangePause(const ChangePause&) = delete;
   ChangePause& operator=(const ChangePause&) = delete;
@@ -66,7 +65,7 @@ class ChangePause {
 
   const step::ShardSet& shards_;
   step::Mutations* const mutations_;
-  const std::shared_ptr<const step::ServedModel> model_;
+  const step::ServedModelPtr model_;
   const uint64_t id_;
   bool paused_ = false;
 };

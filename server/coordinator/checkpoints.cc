@@ -33,8 +33,8 @@ std::string TimeName(absl::Time time) {
 }  // namespace
 
 CheckpointSave::CheckpointSave(const step::ShardSet& shards,
-                               const checkpoint::CheckpointStore* store,
-                               std::shared_ptr<const step::ServedModel> model, SaveOptions options)
+                               const checkpoint::CheckpointStore* store, step::ServedModelPtr model,
+                               SaveOptions options)
     : shards_(shards),
       store_(store),
       model_(std::move(model)),
@@ -288,14 +288,13 @@ RowSource Checkpoints::SourceOf(checkpoint::CheckpointChain chain, step::BytesRe
 
 // ---- Save
 
-std::unique_ptr<ChangePause> Checkpoints::MakePause(
-    std::shared_ptr<const step::ServedModel> model) const {
+std::unique_ptr<ChangePause> Checkpoints::MakePause(step::ServedModelPtr model) const {
   return std::make_unique<ChangePause>(shards_, mutations_, std::move(model));
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
-    std::shared_ptr<const step::ServedModel> model, SaveOptions options,
-    std::unique_ptr<ChangePause> pause, rpc::CallContext* context) {
+    step::ServedModelPtr model, SaveOptions options, std::unique_ptr<ChangePause> pause,
+    rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
   if (!options.name.empty()) RETURN_IF_ERROR(checkpoint::CheckNewCheckpointName(options.name));
   options.max_chain = std::max(storage_.max_chain(), 0);
@@ -318,8 +317,7 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSavePatiently(
-    const std::shared_ptr<const step::ServedModel>& model, const SaveOptions& options,
-    rpc::CallContext* context) {
+    const step::ServedModelPtr& model, const SaveOptions& options, rpc::CallContext* context) {
   const absl::Time give_up = std::min(SteadyNow() + kOtherSavePatience, context->deadline());
   while (true) {
     auto save = BeginSave(model, options, MakePause(model), context);
@@ -397,8 +395,7 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
 Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request,
                                         const Report& report, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
-  ASSIGN_OR_RETURN(std::shared_ptr<const step::ServedModel> model,
-                   registry_->FindByName(request.model(), context));
+  ASSIGN_OR_RETURN(step::ServedModelPtr model, registry_->FindByName(request.model(), context));
   // It may have been reset or restored through another coordinator.
   ASSIGN_OR_RETURN(model, registry_->FindAnew(model->id, context));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "there is nothing new to save"));
@@ -621,8 +618,9 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
   return reporter.Done(info, model.get());
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> Checkpoints::ServeAgain(
-    const step::ServedModel& lost, const step::BytesReport& report, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> Checkpoints::ServeAgain(const step::ServedModel& lost,
+                                                             const step::BytesReport& report,
+                                                             rpc::CallContext* context) {
   ASSIGN_OR_RETURN(RowSource source, FindRows(lost.serves.model(), lost.serves.checkpoint()));
   if (source.chain.front().manifest().checkpoint_id() != lost.serves.checkpoint_id()) {
     return absl::NotFoundError(absl::StrCat("checkpoint '", step::ServesText(lost.serves),

@@ -37,7 +37,7 @@ class CheckpointSave {
  public:
   // What it is given must outlive it.
   CheckpointSave(const step::ShardSet& shards, const checkpoint::CheckpointStore* store,
-                 std::shared_ptr<const step::ServedModel> model, SaveOptions options);
+                 step::ServedModelPtr model, SaveOptions options);
   ~CheckpointSave();
 
   // Fixes the moment. Changes go on when it returns, whatever it returns.
@@ -62,7 +62,7 @@ class CheckpointSave {
 
   const step::ShardSet& shards_;
   const checkpoint::CheckpointStore* const store_;
-  const std::shared_ptr<const step::ServedModel> model_;
+  const step::ServedModelPtr model_;
   const SaveOptions options_;
   step::ShardTransfers transfers_;
   std::string folder_;
@@ -104,8 +104,9 @@ class Checkpoints {
   Progress Serve(const v1::ServeCheckpointRequest& request, const Report& report,
                  rpc::CallContext* context);
   // Loads again what a model serves that has lost rows. NOT_FOUND: the checkpoint is gone.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> ServeAgain(
-      const step::ServedModel& lost, const step::BytesReport& report, rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> ServeAgain(const step::ServedModel& lost,
+                                                  const step::BytesReport& report,
+                                                  rpc::CallContext* context);
   Progress Verify(const v1::VerifyCheckpointRequest& request, const Report& report,
                   rpc::CallContext* context);
   Progress Merge(const v1::MergeCheckpointRequest& request, const Report& report,
@@ -124,16 +125,17 @@ class Checkpoints {
                                        rpc::CallContext* context);
 
   // The two parts of Save. `pause` may hold back a group's later steps already.
-  absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSave(
-      std::shared_ptr<const step::ServedModel> model, SaveOptions options,
-      std::unique_ptr<ChangePause> pause, rpc::CallContext* context);
+  absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSave(step::ServedModelPtr model,
+                                                            SaveOptions options,
+                                                            std::unique_ptr<ChangePause> pause,
+                                                            rpc::CallContext* context);
   absl::StatusOr<v1::CheckpointInfo> FinishSave(CheckpointSave* save,
                                                 const step::BytesReport& report,
                                                 rpc::CallContext* context);
   // Finishes it on a thread of its own. `done` hears of the end, on that thread.
   void FinishLater(std::unique_ptr<CheckpointSave> save,
                    std::function<void(const absl::Status&)> done);
-  std::unique_ptr<ChangePause> MakePause(std::shared_ptr<const step::ServedModel> model) const;
+  std::unique_ptr<ChangePause> MakePause(step::ServedModelPtr model) const;
 
   // Where a model is to get its rows from that asks for a checkpoint ("newest": the newest).
   absl::StatusOr<RowSource> FindRows(const std::string& model, const std::string& name) const;
@@ -144,8 +146,7 @@ class Checkpoints {
 
   // BeginSave, once another save of the model is over.
   absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSavePatiently(
-      const std::shared_ptr<const step::ServedModel>& model, const SaveOptions& options,
-      rpc::CallContext* context);
+      const step::ServedModelPtr& model, const SaveOptions& options, rpc::CallContext* context);
   // Reads every byte of a chain on all shards.
   absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, const step::BytesReport& report,
                           rpc::CallContext* context);

@@ -159,7 +159,7 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
   const auto known = registry_.Recall(registry_.IdOf(request.name())).model;
   const bool read_only = known != nullptr && known->read_only();
   std::unique_ptr<ChangePause> pause;  // until it is gone
-  const auto settle = [&](const std::shared_ptr<const step::ServedModel>& model) {
+  const auto settle = [&](const step::ServedModelPtr& model) {
     pause = checkpoints_.MakePause(model);
     return pause->Settle(context).status();
   };
@@ -182,10 +182,9 @@ absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetMo
 absl::StatusOr<v1::DropGroupResponse> Coordinator::DropGroup(const v1::DropGroupRequest& request,
                                                              rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto found, registry_.FindByName(request.model(), context));
-  return registry_.OnModel(
-      found->id, context, [&](const std::shared_ptr<const step::ServedModel>& model) {
-        return coordinator::DropGroup(*model, request.group(), shards_, context);
-      });
+  return registry_.OnModel(found->id, context, [&](const step::ServedModelPtr& model) {
+    return coordinator::DropGroup(*model, request.group(), shards_, context);
+  });
 }
 
 absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
@@ -225,7 +224,7 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
   response.set_batches(static_cast<int>(path_.batches().count()));
   response.set_batch_bytes(path_.batches().bytes());
   for (const ModelRegistry::Known& known : registry_.models()) {
-    const std::shared_ptr<const step::ServedModel>& model = known.model;
+    const step::ServedModelPtr& model = known.model;
     v1::ModelStatus* status = response.add_models();
     status->set_history(model->history);
     status->set_lost(known.lost);

@@ -64,7 +64,7 @@ uint64_t ModelRegistry::IdOf(const std::string& name) const {
   return 0;
 }
 
-void ModelRegistry::Remember(std::shared_ptr<const step::ServedModel> model) {
+void ModelRegistry::Remember(step::ServedModelPtr model) {
   model->metrics->Set(ops::MetricId::kModelLost, 0);
   absl::MutexLock lock(&mutex_);
   absl::erase_if(models_, [&](const auto& entry) {
@@ -179,8 +179,8 @@ absl::StatusOr<std::shared_ptr<step::ServedModel>> ModelRegistry::Fetch(uint64_t
   return error;
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
-    uint64_t model_id, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::Refresh(uint64_t model_id,
+                                                            rpc::CallContext* context) {
   const Known known = Recall(model_id);
   ShardModels shards = changes_.Ask(context);
   const ModelVerdict verdict = Judge(model_id, known.history(), &shards, context);
@@ -205,7 +205,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
         return known.model;
       }
       RETURN_IF_ERROR(shards.know_limits());  // those of the declaration may be out of date
-      ASSIGN_OR_RETURN(std::shared_ptr<const step::ServedModel> model,
+      ASSIGN_OR_RETURN(step::ServedModelPtr model,
                        Fetch(model_id, verdict.history, shards, context));
       // Whoever has made other rows since the shards were asked knows better.
       const Known now = Recall(model_id);
@@ -216,7 +216,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
     case ModelState::kLost:
       break;
   }
-  std::shared_ptr<const step::ServedModel> model = known.model;
+  step::ServedModelPtr model = known.model;
   if (model == nullptr) {
     ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, shards, context));
     Remember(model);
@@ -226,23 +226,23 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Refresh(
   return options_.explain_lost(model->config.name(), lost);
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Find(
-    uint64_t model_id, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::Find(uint64_t model_id,
+                                                         rpc::CallContext* context) {
   if (model_id == 0) return NotDeclared(model_id);
   const Known known = Recall(model_id);
   if (known.model != nullptr && known.lost.empty()) return known.model;
   return Refresh(model_id, context);
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::FindAnew(
-    uint64_t model_id, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindAnew(uint64_t model_id,
+                                                             rpc::CallContext* context) {
   if (model_id == 0) return NotDeclared(model_id);
   rpc::LinkedContext asking(context, kExplainDeadline);
   return Refresh(model_id, asking.get());
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::FindByName(
-    const std::string& name, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindByName(const std::string& name,
+                                                               rpc::CallContext* context) {
   uint64_t id = IdOf(name);
   if (id == 0) {
     const ShardModels shards = changes_.Ask(context);
@@ -436,8 +436,8 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   return dropped;
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Reset(
-    const std::string& name, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& name,
+                                                          rpc::CallContext* context) {
   absl::MutexLock lock(&declaring_);
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
@@ -465,8 +465,9 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Reset(
   return model;
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Restore(
-    v1::ModelConfig config, const RowSource& source, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig config,
+                                                            const RowSource& source,
+                                                            rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, NewHistory()));
   absl::MutexLock lock(&declaring_);
@@ -561,8 +562,9 @@ absl::Status ModelRegistry::MakeServed(const step::ServedModel& model, const Row
   return made;
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelRegistry::Serve(
-    v1::ModelConfig config, const RowSource& source, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::Serve(v1::ModelConfig config,
+                                                          const RowSource& source,
+                                                          rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, NewHistory()));
   const v1::CheckpointManifest& manifest = source.chain.front().manifest();
@@ -652,7 +654,7 @@ absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges&
   const ModelVerdict verdict = Judge(model_id, known.history(), shards, context);
   RETURN_IF_ERROR(shards->complete());
   if (verdict.state != ModelState::kServing) return absl::OkStatus();
-  std::shared_ptr<const step::ServedModel> model = known.model;
+  step::ServedModelPtr model = known.model;
   if (known.history() != verdict.history) {
     ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, *shards, context));
     if (!config::HasSharedTables(model->config)) return absl::OkStatus();

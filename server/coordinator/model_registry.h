@@ -45,7 +45,7 @@ class ModelRegistry {
   ModelRegistry(const step::ShardSet& shards, ModelRegistryOptions options);
 
   struct Declared {
-    std::shared_ptr<const step::ServedModel> model;
+    step::ServedModelPtr model;
     bool created = false;
   };
   // Makes the model on all shards, or on none: whatever becomes of the caller, what was made is
@@ -59,25 +59,21 @@ class ModelRegistry {
   // False: there was none. `settle` runs before a model goes whose tables others may keep: of a
   // step that has begun on their rows, no part may be missing. Its error is the result, and nothing
   // goes.
-  using SettleChanges =
-      std::function<absl::Status(const std::shared_ptr<const step::ServedModel>& model)>;
+  using SettleChanges = std::function<absl::Status(const step::ServedModelPtr& model)>;
   absl::StatusOr<bool> Drop(const std::string& name, const SettleChanges& settle,
                             rpc::CallContext* context);
   // Initial rows on all shards, under a new history. NOT_FOUND if nobody has declared it.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Reset(const std::string& name,
-                                                                 rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> Reset(const std::string& name, rpc::CallContext* context);
   // The rows of a checkpoint on all shards, under a new history, in place of what is there.
   // ALREADY_EXISTS: another model of the name is served.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Restore(v1::ModelConfig config,
-                                                                   const RowSource& source,
-                                                                   rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> Restore(v1::ModelConfig config, const RowSource& source,
+                                               rpc::CallContext* context);
   // Has a model of this config, with optimizer none, serve a checkpoint from now on. The rows are
   // loaded beside those that it serves until then, which go some seconds later. ALREADY_EXISTS:
   // another model of the name is there, or one that serves no checkpoint. RESOURCE_EXHAUSTED: both
   // do not fit. UNAVAILABLE: it is getting other rows just now.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Serve(v1::ModelConfig config,
-                                                                 const RowSource& source,
-                                                                 rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> Serve(v1::ModelConfig config, const RowSource& source,
+                                             rpc::CallContext* context);
 
   // Gives a model that is served other limits. What is refused changes nothing.
   absl::StatusOr<v1::SetLimitsResponse> SetLimits(const v1::SetLimitsRequest& request,
@@ -85,14 +81,12 @@ class ModelRegistry {
 
   // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
   // reset or dropped; DATA_LOSS if it is lost.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Find(uint64_t model_id,
-                                                                rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> Find(uint64_t model_id, rpc::CallContext* context);
   // The same, but what is known is not enough: for what goes on for long with one history, while
   // the model may have been reset through another coordinator just now.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> FindAnew(uint64_t model_id,
-                                                                    rpc::CallContext* context);
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> FindByName(const std::string& name,
-                                                                      rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> FindAnew(uint64_t model_id, rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> FindByName(const std::string& name,
+                                                  rpc::CallContext* context);
 
   // DATA_LOSS if the model is known to be lost. Asks nobody if it is not.
   absl::Status CheckNotLost(uint64_t model_id, rpc::CallContext* context);
@@ -106,14 +100,14 @@ class ModelRegistry {
   // this coordinator heard of it, or serves another checkpoint, is called again.
   template <typename Call>
   auto OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
-      -> decltype(call(std::shared_ptr<const step::ServedModel>()));
+      -> decltype(call(step::ServedModelPtr()));
 
   // Learns of all models that shards have, looks for lost ones, and takes back what failed
   // declarations have left. Call it before the first request, and then every second.
   void Watch();
 
   struct Known {
-    std::shared_ptr<const step::ServedModel> model;
+    step::ServedModelPtr model;
     std::string lost;      // what to say about it; empty: it is not lost
     bool doubted = false;  // it seemed lost when Watch looked last
     // Updates and assignments that its rows have seen, as shards said when Watch asked last.
@@ -146,8 +140,7 @@ class ModelRegistry {
   absl::Status SettleShared(uint64_t model_id, const SettleChanges& settle, ShardModels* shards,
                             rpc::CallContext* context);
   // Asks the shards, and brings what is known of the model up to date.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Refresh(uint64_t model_id,
-                                                                   rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> Refresh(uint64_t model_id, rpc::CallContext* context);
   // What the shards say of a model; asks again, if it seems lost, what may just be changing.
   ModelVerdict Judge(uint64_t model_id, uint64_t known, ShardModels* shards,
                      rpc::CallContext* context);
@@ -174,7 +167,7 @@ class ModelRegistry {
                     rpc::CallContext* context);
 
   // In place of every other model of this name.
-  void Remember(std::shared_ptr<const step::ServedModel> model);
+  void Remember(step::ServedModelPtr model);
   void Forget(uint64_t model_id);
   void SetLost(uint64_t model_id, const absl::Status& why);
 
@@ -190,7 +183,7 @@ class ModelRegistry {
 
 template <typename Call>
 auto ModelRegistry::OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
-    -> decltype(call(std::shared_ptr<const step::ServedModel>())) {
+    -> decltype(call(step::ServedModelPtr())) {
   for (int calls_left = 3; calls_left >= 0; --calls_left) {
     ASSIGN_OR_RETURN(const auto model, Find(model_id, context));
     auto result = call(model);

@@ -217,8 +217,7 @@ absl::StatusOr<v1::ReadRowsResponse> RowAccess::ReadRows(const v1::ReadRowsReque
                                                          rpc::CallContext* context) {
   using Response = absl::StatusOr<v1::ReadRowsResponse>;
   return resources_->registry->OnModel(
-      request.model_id(), context,
-      [&](const std::shared_ptr<const step::ServedModel>& model) -> Response {
+      request.model_id(), context, [&](const step::ServedModelPtr& model) -> Response {
         ASSIGN_OR_RETURN(const RowTarget target,
                          FindTarget(*model, request.table(), request.slot()));
         ASSIGN_OR_RETURN(const auto ids, CheckIds(request.ids(), target));

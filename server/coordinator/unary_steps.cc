@@ -16,7 +16,7 @@ absl::StatusOr<step::LookupOutput> UnarySteps::Lookup(const v1::LookupRequest& r
         "true for a READER");
   }
   return resources_->registry->OnModel(
-      request.model_id(), context, [&](const std::shared_ptr<const step::ServedModel>& model) {
+      request.model_id(), context, [&](const step::ServedModelPtr& model) {
         step::StepHooks no_hooks;
         step::StageTimes times;
         return resources_->path->Lookup(model, request, context, &no_hooks, &times);

@@ -28,9 +28,8 @@ Fanout::Fanout(const ShardSet& shards, FanoutOptions options, Mutations* mutatio
     : shards_(shards), options_(options), mutations_(mutations), metrics_(metrics) {}
 
 absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
-    const std::shared_ptr<const ServedModel>& model,
-    const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
-    v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
+    const ServedModelPtr& model, const std::shared_ptr<const preprocess::PreprocessedBatch>& batch,
+    uint64_t handle, v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
     rpc::CallContext* context) {
   ops::StageTimer timer(metrics_, ops::Stage::kGatherWait);
   // Of the shards' views: the batch goes before the model whose preprocessor made it.

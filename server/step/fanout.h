@@ -85,7 +85,7 @@ class Fanout {
   // batch under `handle`, unless that is 0; after an error they do not. Shards that can write to
   // `output`, where the activations of type `dtype` go, have done so with what result.places says.
   absl::StatusOr<std::vector<host::GatherResult>> Gather(
-      const std::shared_ptr<const ServedModel>& model,
+      const ServedModelPtr& model,
       const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
       v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
       rpc::CallContext* context);

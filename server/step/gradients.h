@@ -38,7 +38,7 @@ struct KeptShard {
 struct KeptBatch {
   KeptBatch() = default;
   // What is to be kept of a batch; result i is shard i's.
-  KeptBatch(std::shared_ptr<const ServedModel> served, const preprocess::PreprocessedBatch& batch,
+  KeptBatch(ServedModelPtr served, const preprocess::PreprocessedBatch& batch,
             absl::Span<const host::GatherResult> results)
       : model(std::move(served)),
         feature_samples(batch.feature_samples().begin(), batch.feature_samples().end()),
@@ -56,7 +56,7 @@ struct KeptBatch {
     }
   }
 
-  std::shared_ptr<const ServedModel> model;
+  ServedModelPtr model;
   std::vector<int64_t> feature_samples;       // by feature of the config
   std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
   std::vector<KeptShard> shards;

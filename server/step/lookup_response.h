@@ -20,7 +20,7 @@ class ByteBuffer;
 namespace emberd::step {
 
 struct LookupOutput {
-  std::shared_ptr<const ServedModel> model;
+  ServedModelPtr model;
   uint64_t batch_handle = 0;  // 0: the batch was not kept
   std::vector<int> order;     // features of the config, as the request lists them
   Activations activations;

@@ -123,6 +123,8 @@ struct ServedModel {
   }
 };
 
+using ServedModelPtr = std::shared_ptr<const ServedModel>;
+
 // FAILED_PRECONDITION if the model's tables have no optimizer, so that nothing can update them.
 absl::Status CheckTrainable(const ServedModel& model);
 // The same for a lookup, unless it is for inference.

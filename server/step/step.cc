@@ -106,7 +106,7 @@ absl::StatusOr<GradientInput> IncomingUpdate::Finish() {
   return input;
 }
 
-absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const ServedModel>& model,
+absl::StatusOr<LookupOutput> StepPath::Lookup(const ServedModelPtr& model,
                                               const v1::LookupRequest& request,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               StageTimes* times) {
@@ -115,7 +115,7 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
   return LookUp(prepared, request.inference(), context, hooks, times);
 }
 
-absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const ServedModel>& model,
+absl::StatusOr<PreparedLookup> StepPath::Prepare(const ServedModelPtr& model,
                                                  const v1::LookupRequest& request,
                                                  rpc::CallContext* context, StepHooks* hooks,
                                                  StageTimes* times) {
@@ -165,7 +165,7 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const Ser
 absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bool inference,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               StageTimes* times) {
-  const std::shared_ptr<const ServedModel>& model = prepared.model;
+  const ServedModelPtr& model = prepared.model;
   const Batch& batch = prepared.batch;
   RETURN_IF_ERROR(CheckInference(*model, inference));
   const CpuPool::Alone alone(prepared.tiny);
@@ -232,8 +232,7 @@ absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
   return preprocessor.Finish(*std::move(sorted), cuts);
 }
 
-absl::Status StepPath::Keep(const std::shared_ptr<const ServedModel>& model,
-                            const preprocess::PreprocessedBatch& batch,
+absl::Status StepPath::Keep(const ServedModelPtr& model, const preprocess::PreprocessedBatch& batch,
                             absl::Span<const host::GatherResult> results, uint64_t handle,
                             absl::Time expiry) {
   auto kept = std::make_shared<const KeptBatch>(model, batch, results);

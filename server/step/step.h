@@ -148,7 +148,7 @@ struct StageTimes {
 
 // A batch between its preprocessing and its lookups, of which there may be several.
 struct PreparedLookup {
-  std::shared_ptr<const ServedModel> model;  // outlives the batch, as its preprocessor must
+  ServedModelPtr model;  // outlives the batch, as its preprocessor must
   std::shared_ptr<const preprocess::PreprocessedBatch> batch;
   std::vector<int> order;  // features of the config, as the request lists them
   v1::DataType activation_dtype = v1::FLOAT32;
@@ -177,13 +177,13 @@ class StepPath {
         batches_(options.batches) {}
 
   // Fills `times` on success. The batch is kept for an update unless the request is for inference.
-  absl::StatusOr<LookupOutput> Lookup(const std::shared_ptr<const ServedModel>& model,
-                                      const v1::LookupRequest& request, rpc::CallContext* context,
-                                      StepHooks* hooks, StageTimes* times);
+  absl::StatusOr<LookupOutput> Lookup(const ServedModelPtr& model, const v1::LookupRequest& request,
+                                      rpc::CallContext* context, StepHooks* hooks,
+                                      StageTimes* times);
   // The same in two parts. Of the request, `inference` does not count in the first. `context` makes
   // room for the answer; null: it is to be looked up by another call, and `shared.activations` is
   // not allowed.
-  absl::StatusOr<PreparedLookup> Prepare(const std::shared_ptr<const ServedModel>& model,
+  absl::StatusOr<PreparedLookup> Prepare(const ServedModelPtr& model,
                                          const v1::LookupRequest& request,
                                          rpc::CallContext* context, StepHooks* hooks,
                                          StageTimes* times);
@@ -223,8 +223,7 @@ class StepPath {
   absl::StatusOr<Batch> Preprocess(const ServedModel& model,
                                    absl::Span<const preprocess::FeatureInput> features,
                                    StepHooks* hooks, absl::Duration* time);
-  absl::Status Keep(const std::shared_ptr<const ServedModel>& model,
-                    const preprocess::PreprocessedBatch& batch,
+  absl::Status Keep(const ServedModelPtr& model, const preprocess::PreprocessedBatch& batch,
                     absl::Span<const host::GatherResult> results, uint64_t handle,
                     absl::Time expiry);
   // One attempt.

@@ -52,7 +52,7 @@ class Chain {
     int tensors = 0;            // of a tuple
     uint64_t lookup_model = 0;  // whose LOOKUP made the tuple, if an update may follow
     int lookup_op = -1;         // the operation that made it, or the data
-    std::shared_ptr<const Program> program;
+    ProgramPtr program;
     ValuePtr value;     // data; of a program, once it ran
     ValuePtr prepared;  // LOOKUP of a literal
     int uses = 0;       // that are still to come

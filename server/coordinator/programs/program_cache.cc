@@ -10,9 +10,8 @@
 
 namespace emberd::coordinator {
 
-absl::StatusOr<std::shared_ptr<const Program>> Program::Compile(
-    v1::ProgramSpec spec, const std::string& key,
-    const std::shared_ptr<const step::ServedModel>& model, CpuPool* cpu) {
+absl::StatusOr<ProgramPtr> Program::Compile(v1::ProgramSpec spec, const std::string& key,
+                                            const step::ServedModelPtr& model, CpuPool* cpu) {
   std::shared_ptr<Program> program(new Program());
   program->cpu_ = cpu;
   v1::CompileResponse& info = program->info_;
@@ -31,8 +30,7 @@ absl::StatusOr<std::shared_ptr<const Program>> Program::Compile(
   return program;
 }
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> Program::ModelFor(
-    const std::shared_ptr<const step::ServedModel>& now) const {
+absl::StatusOr<step::ServedModelPtr> Program::ModelFor(const step::ServedModelPtr& now) const {
   if (now->id != info_.model_id() || now->plan.fingerprint != plan_fingerprint_) {
     return absl::FailedPreconditionError(
         absl::StrCat("the plan of model '", now->config.name(),
@@ -45,7 +43,7 @@ absl::StatusOr<std::shared_ptr<const step::ServedModel>> Program::ModelFor(
   return model_;
 }
 
-std::shared_ptr<const step::ServedModel> Program::WithLimits(const step::ServedModel& model) const {
+step::ServedModelPtr Program::WithLimits(const step::ServedModel& model) const {
   auto limited = std::make_shared<step::ServedModel>();
   limited->id = model.id;
   limited->history = model.history;
@@ -134,7 +132,7 @@ void ProgramCache::Forget(Entry* entry) {
   if (found != by_key_.end() && found->second == keeps) by_key_.erase(found);
 }
 
-absl::StatusOr<std::shared_ptr<const Program>> ProgramCache::Find(uint64_t handle) {
+absl::StatusOr<ProgramPtr> ProgramCache::Find(uint64_t handle) {
   absl::MutexLock lock(&mutex_);
   const auto found = by_handle_.find(handle);
   if (found == by_handle_.end()) {

@@ -24,6 +24,9 @@
 
 namespace emberd::coordinator {
 
+class Program;
+using ProgramPtr = std::shared_ptr<const Program>;
+
 // A compiled program: a spec that was completed, the sizes of its buffers, and the model with its
 // limits.
 //
@@ -32,9 +35,8 @@ class Program {
  public:
   // `spec` is complete, for `model` (null: ELEMENTWISE); `key` is theirs. RESOURCE_EXHAUSTED: the
   // program allows more than its buffers hold. `cpu` must outlive the program.
-  static absl::StatusOr<std::shared_ptr<const Program>> Compile(
-      v1::ProgramSpec spec, const std::string& key,
-      const std::shared_ptr<const step::ServedModel>& model, CpuPool* cpu);
+  static absl::StatusOr<ProgramPtr> Compile(v1::ProgramSpec spec, const std::string& key,
+                                            const step::ServedModelPtr& model, CpuPool* cpu);
 
   const v1::ProgramSpec& spec() const { return info_.spec(); }
   v1::ProgramSpec::Kind kind() const { return info_.spec().kind(); }
@@ -45,19 +47,17 @@ class Program {
 
   // The model as it is now, with the limits of a LOOKUP. FAILED_PRECONDITION if its plan is not the
   // one that the program was compiled for.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> ModelFor(
-      const std::shared_ptr<const step::ServedModel>& now) const;
+  absl::StatusOr<step::ServedModelPtr> ModelFor(const step::ServedModelPtr& now) const;
 
  private:
   Program() = default;
-  std::shared_ptr<const step::ServedModel> WithLimits(const step::ServedModel& model) const;
+  step::ServedModelPtr WithLimits(const step::ServedModel& model) const;
 
   v1::CompileResponse info_;
   uint64_t plan_fingerprint_ = 0;
   CpuPool* cpu_ = nullptr;
   mutable absl::Mutex mutex_;
-  mutable std::shared_ptr<const step::ServedModel> model_
-      ABSL_GUARDED_BY(mutex_);  // of the last call
+  mutable step::ServedModelPtr model_ ABSL_GUARDED_BY(mutex_);  // of the last call
 };
 
 // Thread-safe.
@@ -71,16 +71,16 @@ class ProgramCache {
   explicit ProgramCache(Options options) : options_(std::move(options)) {}
 
   struct Compiled {
-    std::shared_ptr<const Program> program;
+    ProgramPtr program;
     uint64_t handle = 0;
     bool cached = false;
   };
-  using Factory = std::function<absl::StatusOr<std::shared_ptr<const Program>>()>;
+  using Factory = std::function<absl::StatusOr<ProgramPtr>()>;
   // Calls `factory`, outside of any lock, unless the program is there; while another call does so,
   // waits for it and takes what comes of it, good or bad.
   absl::StatusOr<Compiled> Compile(const std::string& key, const Factory& factory);
 
-  absl::StatusOr<std::shared_ptr<const Program>> Find(uint64_t handle);
+  absl::StatusOr<ProgramPtr> Find(uint64_t handle);
   // Whether as many references may be given back, a handle once for each time that it is named.
   // NOT_FOUND names the first that may not.
   absl::Status CheckRelease(const std::vector<uint64_t>& handles);
@@ -100,7 +100,7 @@ class ProgramCache {
     uint64_t handle = 0;
     bool done = false;
     absl::Status status;
-    std::shared_ptr<const Program> program;
+    ProgramPtr program;
     int64_t references = 0;
     bool newest = false;  // it is in newest_, at `place`
     std::list<Entry*>::iterator place;

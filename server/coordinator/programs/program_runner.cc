@@ -21,7 +21,7 @@ class OwnedBatch final : public step::StepHooks {
 
 // The batch for the model as it is now: its rows may have been reset since, its plan is the same.
 step::PreparedLookup ForModel(const step::PreparedLookup& prepared,
-                              const std::shared_ptr<const step::ServedModel>& now) {
+                              const step::ServedModelPtr& now) {
   if (prepared.model == now) return prepared;
   step::PreparedLookup result = prepared;
   // The preprocessor that made the batch has its memory.
@@ -41,8 +41,8 @@ std::string NewClientId() {
 ProgramRunner::ProgramRunner(const CoordinatorResources* resources)
     : resources_(resources), client_id_(NewClientId()) {}
 
-absl::StatusOr<std::shared_ptr<const step::ServedModel>> ProgramRunner::Find(
-    const Program& program, rpc::CallContext* context) {
+absl::StatusOr<step::ServedModelPtr> ProgramRunner::Find(const Program& program,
+                                                         rpc::CallContext* context) {
   auto model = resources_->registry->Find(program.model_id(), context);
   // It may have been dropped and declared with another plan.
   if (absl::IsNotFound(model.status())) {
@@ -80,7 +80,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
 
 absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Value& batch,
                                                rpc::CallContext* context) {
-  const auto look_up = [&](const std::shared_ptr<const step::ServedModel>& model) {
+  const auto look_up = [&](const step::ServedModelPtr& model) {
     OwnedBatch owned;
     step::StageTimes times;
     return resources_->path->LookUp(ForModel(*batch.prepared, model), program.spec().inference(),

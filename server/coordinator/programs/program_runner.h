@@ -46,8 +46,7 @@ class ProgramRunner {
 
  private:
   // The model of the program as it is now. FAILED_PRECONDITION: its plan has changed.
-  absl::StatusOr<std::shared_ptr<const step::ServedModel>> Find(const Program& program,
-                                                                rpc::CallContext* context);
+  absl::StatusOr<step::ServedModelPtr> Find(const Program& program, rpc::CallContext* context);
 
   const CoordinatorResources* const resources_;
   const std::string client_id_;  // of updates that nobody named

@@ -98,7 +98,7 @@ void Programs::Count() {
 
 absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& request,
                                                       rpc::CallContext* context) {
-  std::shared_ptr<const step::ServedModel> model;
+  step::ServedModelPtr model;
   if (request.spec().kind() != v1::ProgramSpec::ELEMENTWISE) {
     ASSIGN_OR_RETURN(model, resources_->registry->FindByName(request.spec().model(), context));
   }

@@ -280,8 +280,7 @@ absl::Status CompleteTrainStart(v1::TrainStart* start) {
   return absl::Status(status.code(), status.ok() ? "" : absl::StrCat("start.", status.message()));
 }
 
-GroupMember::GroupMember(const CoordinatorResources& resources,
-                         std::shared_ptr<const step::ServedModel> model,
+GroupMember::GroupMember(const CoordinatorResources& resources, step::ServedModelPtr model,
                          const v1::TrainStart& start, uint64_t membership)
     : resources_(resources),
       model_(std::move(model)),
@@ -292,8 +291,8 @@ GroupMember::GroupMember(const CoordinatorResources& resources,
 GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
 
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
-    const CoordinatorResources& resources, std::shared_ptr<const step::ServedModel> model,
-    const v1::TrainStart& start, rpc::CallContext* context) {
+    const CoordinatorResources& resources, step::ServedModelPtr model, const v1::TrainStart& start,
+    rpc::CallContext* context) {
   rpc::LinkedContext joining(
       context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
   auto request = OfRank<internal::v1::JoinRequest>(*model, start);

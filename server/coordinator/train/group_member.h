@@ -66,9 +66,10 @@ class GroupMember {
   // that some shard applied while others only hold its parts is finished there first.
   // FAILED_PRECONDITION: shards disagree and cannot be brought together. `resources` must outlive
   // it.
-  static absl::StatusOr<std::unique_ptr<GroupMember>> Join(
-      const CoordinatorResources& resources, std::shared_ptr<const step::ServedModel> model,
-      const v1::TrainStart& start, rpc::CallContext* context);
+  static absl::StatusOr<std::unique_ptr<GroupMember>> Join(const CoordinatorResources& resources,
+                                                           step::ServedModelPtr model,
+                                                           const v1::TrainStart& start,
+                                                           rpc::CallContext* context);
   ~GroupMember();
 
   const v1::GroupOptions& options() const { return start_.options(); }
@@ -100,7 +101,7 @@ class GroupMember {
   void Leave(const std::string& reason, bool finished);
 
  private:
-  GroupMember(const CoordinatorResources& resources, std::shared_ptr<const step::ServedModel> model,
+  GroupMember(const CoordinatorResources& resources, step::ServedModelPtr model,
               const v1::TrainStart& start, uint64_t membership);
 
   bool sync() const { return start_.options().consistency() == v1::SYNC; }
@@ -116,7 +117,7 @@ class GroupMember {
                                                     rpc::CallContext* context, RankWait* wait);
 
   const CoordinatorResources& resources_;
-  const std::shared_ptr<const step::ServedModel> model_;
+  const step::ServedModelPtr model_;
   const v1::TrainStart start_;
   const uint64_t membership_;  // the generation at the host of the group, which counts its own
   // ASYNC and BOUNDED ranks are groups of their own to the shards.

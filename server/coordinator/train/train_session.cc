@@ -85,8 +85,7 @@ absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
       new TrainSession(resources, std::move(model), *std::move(member), context));
 }
 
-TrainSession::TrainSession(const CoordinatorResources& resources,
-                           std::shared_ptr<const step::ServedModel> model,
+TrainSession::TrainSession(const CoordinatorResources& resources, step::ServedModelPtr model,
                            std::unique_ptr<GroupMember> member, rpc::CallContext* context)
     : resources_(resources),
       model_(std::move(model)),

@@ -34,7 +34,7 @@ namespace emberd::coordinator {
 class StreamCheckpoints {
  public:
   // `checkpoints` must outlive it.
-  StreamCheckpoints(Checkpoints* checkpoints, std::shared_ptr<const step::ServedModel> model)
+  StreamCheckpoints(Checkpoints* checkpoints, step::ServedModelPtr model)
       : checkpoints_(checkpoints), model_(std::move(model)) {}
 
   // Before the part, which is the stream's own, is given to any shard. Names of "" ask for nothing.
@@ -57,7 +57,7 @@ class StreamCheckpoints {
   };
 
   Checkpoints* const checkpoints_;
-  const std::shared_ptr<const step::ServedModel> model_;
+  const step::ServedModelPtr model_;
   SaveOptions save_;                    // that the current step asks for
   std::unique_ptr<ChangePause> pause_;  // null: it does not
   const std::shared_ptr<Outcomes> outcomes_ = std::make_shared<Outcomes>();
@@ -121,9 +121,8 @@ class TrainSession {
     uint64_t handle = 0;
     absl::Duration lookup_time;  // from its arrival to the answer
   };
-  TrainSession(const CoordinatorResources& resources,
-               std::shared_ptr<const step::ServedModel> model, std::unique_ptr<GroupMember> member,
-               rpc::CallContext* context);
+  TrainSession(const CoordinatorResources& resources, step::ServedModelPtr model,
+               std::unique_ptr<GroupMember> member, rpc::CallContext* context);
 
   // An update whose parts have begun to come.
   struct PartialUpdate {
@@ -155,7 +154,7 @@ class TrainSession {
   void LogIfSlow(int64_t step, absl::Duration time, const v1::StepTimes& times);
 
   const CoordinatorResources& resources_;
-  const std::shared_ptr<const step::ServedModel> model_;
+  const step::ServedModelPtr model_;
   const std::unique_ptr<GroupMember> member_;
   rpc::CallContext* const context_;
   ops::GroupMetrics* const metrics_;
