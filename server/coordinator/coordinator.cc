@@ -22,26 +22,6 @@ constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 constexpr int kSweepsPerSettlement = 5;
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
 
-ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics,
-                                     ThreadPools* threads, AutoCheckpoints* auto_checkpoints) {
-  ModelRegistryOptions options;
-  options.explain_lost = [auto_checkpoints](const std::string& model, const absl::Status& lost) {
-    return auto_checkpoints->ExplainLost(model, lost);
-  };
-  options.topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
-  options.threads = threads;
-  options.metrics = metrics;
-  options.recovers = cluster.storage().durability() == v1::StorageConfig::CHECKPOINT;
-  return options;
-}
-
-step::FanoutOptions MakeFanoutOptions(const v1::ClusterConfig& cluster, ThreadPools* threads) {
-  return {.batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
-          .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
-          .copy_gradients = cluster.storage().durability() == v1::StorageConfig::LOG,
-          .threads = threads};
-}
-
 std::string NewIdentity(int index) {
   absl::BitGen random;
   return absl::StrCat("coordinator ", index, ", life ",
@@ -82,9 +62,22 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
       start_(SteadyNow()),
-      registry_(shards_, RegistryOptions(cluster, metrics, threads, &auto_checkpoints_)),
+      registry_(shards_,
+                {.topology = {cluster.shards_size(), cluster.sparsecores_per_shard()},
+                 .threads = threads,
+                 .metrics = metrics,
+                 .explain_lost =
+                     [this](const std::string& model, const absl::Status& lost) {
+                       return auto_checkpoints_.ExplainLost(model, lost);
+                     },
+                 .recovers = cluster.storage().durability() == v1::StorageConfig::CHECKPOINT}),
       mutations_(shards_, absl::Milliseconds(cluster.timeouts().shard_call_ms())),
-      fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
+      fanout_(shards_,
+              {.batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
+               .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
+               .copy_gradients = cluster.storage().durability() == v1::StorageConfig::LOG,
+               .threads = threads},
+              &mutations_, metrics),
       regions_(rpc::MakeClientRegions(cluster)),
       path_({.max_activation_bytes = cluster.budgets().max_message_bytes(),
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),

@@ -18,7 +18,7 @@ absl::StatusOr<step::LookupOutput> UnarySteps::Lookup(const v1::LookupRequest& r
   return resources_->registry->OnModel(
       request.model_id(), context, [&](const step::ServedModelPtr& model) {
         step::StepHooks no_hooks;
-        step::StageTimes times;
+        v1::StepTimes times;
         return resources_->path->Lookup(model, request, context, &no_hooks, &times);
       });
 }
@@ -33,7 +33,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> UnarySteps::ApplyGradients(
   const step::UpdateName name{
       .model_id = request.model_id(), .handle = handle, .mutation = mutation};
   step::StepHooks no_hooks;
-  step::StageTimes times;
+  v1::StepTimes times;
   step::IncomingUpdate update(/*sum_rows=*/false);
   update.Add({std::shared_ptr<const void>(), &request}, {}, /*last=*/true);
   const auto made = resources_->path->Update(name, &update, context, &no_hooks, &times);

@@ -96,7 +96,7 @@ struct ServedModel {
   internal::v1::ServedRows serves;  // the checkpoint that its rows are and stay; empty: none
   preprocess::Plan plan;
   std::vector<shard::StackSpec> shard_stacks;  // the stacks of the plan, as shards keep them
-  std::unique_ptr<preprocess::Preprocessor> preprocessor;  // refers to config and plan
+  std::shared_ptr<preprocess::Preprocessor> preprocessor;  // refers to config and plan
   absl::flat_hash_map<std::string, int> features;          // name to index in config.features
   absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables
   ops::ModelMetrics* metrics = nullptr;

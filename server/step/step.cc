@@ -30,6 +30,7 @@ class WorkTimer {
     return result;
   }
   absl::Duration worked() const { return SteadyNow() - began_ - waited_; }
+  int64_t worked_us() const { return absl::ToInt64Microseconds(worked()); }
 
  private:
   const absl::Time began_ = SteadyNow();
@@ -109,7 +110,7 @@ absl::StatusOr<GradientInput> IncomingUpdate::Finish() {
 absl::StatusOr<LookupOutput> StepPath::Lookup(const ServedModelPtr& model,
                                               const v1::LookupRequest& request,
                                               rpc::CallContext* context, StepHooks* hooks,
-                                              StageTimes* times) {
+                                              v1::StepTimes* times) {
   RETURN_IF_ERROR(CheckInference(*model, request.inference()));
   ASSIGN_OR_RETURN(const PreparedLookup prepared, Prepare(model, request, context, hooks, times));
   return LookUp(prepared, request.inference(), context, hooks, times);
@@ -118,7 +119,7 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const ServedModelPtr& model,
 absl::StatusOr<PreparedLookup> StepPath::Prepare(const ServedModelPtr& model,
                                                  const v1::LookupRequest& request,
                                                  rpc::CallContext* context, StepHooks* hooks,
-                                                 StageTimes* times) {
+                                                 v1::StepTimes* times) {
   ASSIGN_OR_RETURN(const rpc::CallContext::Room room_of_copy,
                    MakeRoomForSharedIds(options_.regions, request, context));
   const WorkTimer decoding;
@@ -143,14 +144,14 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const ServedModelPtr& model,
   }
   const bool tiny = input.activation_bytes <= kTinyAnswer && IsTiny(input.features);
   const CpuPool::Alone alone(tiny);
-  times->preprocess = decoding.worked();
+  absl::Duration preprocessing = decoding.worked();
   rpc::CallContext::Room room;
   // Before anything is computed: a few bytes may ask for very many.
   if (context != nullptr) {
     ASSIGN_OR_RETURN(room, context->MakeRoom(input.activation_bytes, kAnswer));
   }
-  ASSIGN_OR_RETURN(const Batch batch,
-                   Preprocess(*model, input.features, hooks, &times->preprocess));
+  ASSIGN_OR_RETURN(const Batch batch, Preprocess(*model, input.features, hooks, &preprocessing));
+  times->set_preprocess_us(absl::ToInt64Microseconds(preprocessing));
   model->Observe(*batch);
   return PreparedLookup{model,
                         batch,
@@ -164,7 +165,7 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const ServedModelPtr& model,
 
 absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bool inference,
                                               rpc::CallContext* context, StepHooks* hooks,
-                                              StageTimes* times) {
+                                              v1::StepTimes* times) {
   const ServedModelPtr& model = prepared.model;
   const Batch& batch = prepared.batch;
   RETURN_IF_ERROR(CheckInference(*model, inference));
@@ -184,7 +185,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
                                  : TakeOutput(*model, batch->feature_samples(), dtype);
   ASSIGN_OR_RETURN(const auto results,
                    fanout_->Gather(model, batch, output.batch_handle, dtype, memory, gather.get()));
-  times->shards = gathering.worked();
+  times->set_shards_us(gathering.worked_us());
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
   if (output.batch_handle != 0) {
@@ -204,7 +205,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   });
   CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu(),
                      [&](size_t index) { in_order.Add(index); });
-  times->combine = combining.worked();
+  times->set_combine_us(combining.worked_us());
   return output;
 }
 
@@ -249,7 +250,7 @@ void StepPath::ReadAhead(uint64_t handle, IncomingUpdate* update) {
 
 absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name, IncomingUpdate* update,
                                               rpc::CallContext* context, StepHooks* hooks,
-                                              StageTimes* times) {
+                                              v1::StepTimes* times) {
   const auto batch = Claim(name.model_id, name.handle);
   if (absl::IsNotFound(batch.status())) return FindMade(name, batch.status(), context);
   if (!batch.ok()) return batch.status();
@@ -283,12 +284,12 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name, IncomingUp
 
 absl::StatusOr<MadeMutation> StepPath::TryUpdate(const UpdateName& name, const GradientInput& input,
                                                  const KeptBatch& batch, rpc::CallContext* context,
-                                                 StepHooks* hooks, StageTimes* times) {
+                                                 StepHooks* hooks, v1::StepTimes* times) {
   WorkTimer timer;
   ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, batch, name, context));
   RETURN_IF_ERROR(timer.Wait([&] { return hooks->BeforeCommit(); }));
   ASSIGN_OR_RETURN(const host::RowCounts rows, staged->Commit());
-  times->shards = timer.worked();
+  times->set_shards_us(timer.worked_us());
   return MadeMutation{rows, staged->replayed()};
 }
 

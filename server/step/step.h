@@ -139,13 +139,6 @@ class IncomingUpdate {
   std::vector<std::shared_ptr<RowSums>> sums_;  // by shard; empty: none are made
 };
 
-// Time of a step in its stages, without what hooks waited.
-struct StageTimes {
-  absl::Duration preprocess;  // from decoding to the cuts
-  absl::Duration shards;      // lookup: gather; update: stage and commit
-  absl::Duration combine;
-};
-
 // A batch between its preprocessing and its lookups, of which there may be several.
 struct PreparedLookup {
   ServedModelPtr model;  // outlives the batch, as its preprocessor must
@@ -176,20 +169,21 @@ class StepPath {
         metrics_(metrics),
         batches_(options.batches) {}
 
-  // Fills `times` on success. The batch is kept for an update unless the request is for inference.
+  // Fills `times` on success, but for what hooks waited. The batch is kept for an update unless the
+  // request is for inference.
   absl::StatusOr<LookupOutput> Lookup(const ServedModelPtr& model, const v1::LookupRequest& request,
                                       rpc::CallContext* context, StepHooks* hooks,
-                                      StageTimes* times);
+                                      v1::StepTimes* times);
   // The same in two parts. Of the request, `inference` does not count in the first. `context` makes
   // room for the answer; null: it is to be looked up by another call, and `shared.activations` is
   // not allowed.
   absl::StatusOr<PreparedLookup> Prepare(const ServedModelPtr& model,
                                          const v1::LookupRequest& request,
                                          rpc::CallContext* context, StepHooks* hooks,
-                                         StageTimes* times);
+                                         v1::StepTimes* times);
   absl::StatusOr<LookupOutput> LookUp(const PreparedLookup& prepared, bool inference,
                                       rpc::CallContext* context, StepHooks* hooks,
-                                      StageTimes* times);
+                                      v1::StepTimes* times);
 
   // Updates the rows of the batch that `name` names, and forgets the batch. All parts of `update`
   // have come. The handle and the mutation in them do not count, nor does the attempt in the name.
@@ -199,7 +193,7 @@ class StepPath {
   // has made the update; it may be tried under the same name with another batch.
   absl::StatusOr<MadeMutation> Update(const UpdateName& name, IncomingUpdate* update,
                                       rpc::CallContext* context, StepHooks* hooks,
-                                      StageTimes* times);
+                                      v1::StepTimes* times);
   // Lets `update`, of the batch of that handle, be read as it comes. Nothing if there is no batch:
   // then all is read by Update.
   void ReadAhead(uint64_t handle, IncomingUpdate* update);
@@ -229,7 +223,7 @@ class StepPath {
   // One attempt.
   absl::StatusOr<MadeMutation> TryUpdate(const UpdateName& name, const GradientInput& input,
                                          const KeptBatch& batch, rpc::CallContext* context,
-                                         StepHooks* hooks, StageTimes* times);
+                                         StepHooks* hooks, v1::StepTimes* times);
   // The answer to an update whose batch is not here: what became of it if it came before.
   absl::StatusOr<MadeMutation> FindMade(const UpdateName& name, const absl::Status& no_batch,
                                         rpc::CallContext* context);

@@ -44,12 +44,8 @@ absl::StatusOr<step::ServedModelPtr> Program::ModelFor(const step::ServedModelPt
 }
 
 step::ServedModelPtr Program::WithLimits(const step::ServedModel& model) const {
-  auto limited = std::make_shared<step::ServedModel>();
-  limited->id = model.id;
-  limited->history = model.history;
-  limited->config = model.config;
+  auto limited = std::make_shared<step::ServedModel>(model);
   limited->config.mutable_plan()->set_allow_id_dropping(spec().allow_id_dropping());
-  limited->plan = model.plan;
   preprocess::BufferLimits buffers;
   for (size_t k = 0; k < limited->plan.stacks.size(); ++k) {
     const v1::StackProgram& stack = info_.stacks(static_cast<int>(k));
@@ -61,16 +57,10 @@ step::ServedModelPtr Program::WithLimits(const step::ServedModel& model) const {
   buffers.max_minibatches = spec().max_minibatches_per_sparsecore();
   buffers.ids_per_sample = spec().max_ids_per_chip_per_sample();
   buffers.drop = spec().allow_id_dropping();
-  limited->shard_stacks = model.shard_stacks;
   // Creating one cannot fail for a plan that is served.
   limited->preprocessor =
       preprocess::Preprocessor::Create(&limited->config, &limited->plan, cpu_).value();
   limited->preprocessor->SetBufferLimits(std::move(buffers));
-  limited->features = model.features;
-  limited->tables = model.tables;
-  limited->metrics = model.metrics;
-  limited->observed = model.observed;
-  limited->missing_gradients = model.missing_gradients;
   return limited;
 }
 

@@ -65,7 +65,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
   ASSIGN_OR_RETURN(const v1::LookupRequest request,
                    BatchRequest(program.spec(), *model, std::move(batch)));
   step::StepHooks no_hooks;
-  step::StageTimes times;
+  v1::StepTimes times;
   ASSIGN_OR_RETURN(
       step::PreparedLookup prepared,
       resources_->path->Prepare(model, request, /*context=*/nullptr, &no_hooks, &times));
@@ -82,7 +82,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
                                                rpc::CallContext* context) {
   const auto look_up = [&](const step::ServedModelPtr& model) {
     OwnedBatch owned;
-    step::StageTimes times;
+    v1::StepTimes times;
     return resources_->path->LookUp(ForModel(*batch.prepared, model), program.spec().inference(),
                                     context, &owned, &times);
   };

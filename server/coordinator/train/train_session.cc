@@ -248,13 +248,9 @@ absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest
   TrainLookupOutput output;
   output.times.set_slowest_rank(-1);
   LookupHooks hooks(this, request, &output.times, &forward);
-  step::StageTimes stages;
-  ASSIGN_OR_RETURN(output.lookup,
-                   resources_.path->Lookup(model_, *request.lookup, context_, &hooks, &stages));
+  ASSIGN_OR_RETURN(output.lookup, resources_.path->Lookup(model_, *request.lookup, context_, &hooks,
+                                                          &output.times));
   output.forwarded = hooks.forwarded();
-  output.times.set_preprocess_us(Us(stages.preprocess));
-  output.times.set_shards_us(Us(stages.shards));
-  output.times.set_combine_us(Us(stages.combine));
   absl::MutexLock lock(&mutex_);
   const auto found = steps_.find(request.step);  // gone if the trainer did not wait for the answer
   if (found != steps_.end()) found->second.lookup_time = SteadyNow() - began;
@@ -292,12 +288,10 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, Part
   }
   checkpoints_.BeforeStep(update->checkpoint, *name.group_part, context_);
   UpdateHooks hooks(this, step, times);
-  step::StageTimes stages;
   ASSIGN_OR_RETURN(const step::MadeMutation made,
-                   resources_.path->Update(name, &update->gradients, context_, &hooks, &stages));
+                   resources_.path->Update(name, &update->gradients, context_, &hooks, times));
   checkpoints_.AfterStep(context_);
   checkpoints_.Tell(&result);
-  times->set_shards_us(Us(stages.shards));
   host::SetRowCounts(made.rows, &result);
 
   absl::Duration lookup_time;
