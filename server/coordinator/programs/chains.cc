@@ -192,7 +192,7 @@ absl::Status Chain::CheckUpdate(int position) {
   if (gradients.value == nullptr) return absl::OkStatus();  // checked when it is there
   ASSIGN_OR_RETURN(const ValuePtr tuple,
                    ElementOf(gradients.value, request.inputs(1).output_index(), "argument[1]"));
-  return CheckGradients(op.program->spec(), tuple->TensorList());
+  return CheckGradients(op.program->spec(), tuple->tensors);
 }
 
 absl::Status Chain::CheckElementwise(int position) {
@@ -210,7 +210,7 @@ absl::Status Chain::CheckElementwise(int position) {
     if (source.value == nullptr) continue;
     ASSIGN_OR_RETURN(const ValuePtr argument, ElementOf(source.value, input.output_index(),
                                                         absl::StrCat("argument[", i, "]")));
-    RETURN_IF_ERROR(CheckArgument(op.program->spec(), i, argument->TensorList()));
+    RETURN_IF_ERROR(CheckArgument(op.program->spec(), i, argument->tensors));
   }
   ASSIGN_OR_RETURN(op.tensors, CountResults(op.program->spec(), counts));
   op.makes = Op::Makes::kTuple;

@@ -12,14 +12,12 @@
 #include "absl/types/span.h"
 #include "base/bfloat16.h"
 #include "base/status.h"
-#include "server/coordinator/programs/program_spec.h"
 #include "server/step/request_reader.h"
 
 namespace emberd::coordinator {
 namespace {
 
 using v1::ElementwiseOutput;
-using Tensors = std::vector<std::shared_ptr<const v1::NamedTensor>>;
 
 template <typename T>
 struct Arithmetic {
@@ -98,17 +96,16 @@ v1::Tensor Cut(const v1::Tensor& from, int64_t n) {
   return to;
 }
 
-ArgumentTensors OperandTensors(const v1::Operand& operand,
-                               const std::vector<ArgumentTensors>& arguments) {
-  const ArgumentTensors& tensors = arguments[operand.argument()];
+Tensors OperandTensors(const v1::Operand& operand, const std::vector<Tensors>& arguments) {
+  const Tensors& tensors = arguments[operand.argument()];
   if (operand.output_index() == 0) return tensors;
   return {tensors[operand.output_index() - 1]};
 }
 
 absl::StatusOr<int64_t> SizeOf(const ElementwiseOutput& output, int index,
-                               const std::vector<ArgumentTensors>& arguments) {
+                               const std::vector<Tensors>& arguments) {
   const std::string at = absl::StrCat("outputs[", index, "].size");
-  const ArgumentTensors tensors = OperandTensors(output.size(), arguments);
+  const Tensors tensors = OperandTensors(output.size(), arguments);
   if (tensors.size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(at, " is ", tensors.size(), " tensors; it must be one scalar"));
@@ -162,13 +159,13 @@ int64_t TensorBytes(const v1::NamedTensor& tensor) {
 }
 
 absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec,
-                                const std::vector<ArgumentTensors>& arguments) {
+                                const std::vector<Tensors>& arguments) {
   Tensors results;
   for (int i = 0; i < spec.outputs_size(); ++i) {
     const ElementwiseOutput& output = spec.outputs(i);
     const bool copy = output.operation() == ElementwiseOutput::COPY;
-    const ArgumentTensors a = OperandTensors(output.a(), arguments);
-    const ArgumentTensors b = copy ? ArgumentTensors() : OperandTensors(output.b(), arguments);
+    const Tensors a = OperandTensors(output.a(), arguments);
+    const Tensors b = copy ? Tensors() : OperandTensors(output.b(), arguments);
     for (size_t k = 0; k < a.size(); ++k) {
       const v1::Tensor& x = a[k]->tensor();
       const v1::Tensor* y = copy ? nullptr : &b[k]->tensor();
@@ -193,7 +190,7 @@ absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec,
 }
 
 absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
-                                    const std::vector<ArgumentTensors>& arguments) {
+                                    const std::vector<Tensors>& arguments) {
   int64_t bytes = 0;
   for (int i = 0; i < spec.outputs_size(); ++i) {
     const ElementwiseOutput& output = spec.outputs(i);
@@ -201,7 +198,7 @@ absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
     if (output.has_size()) {
       ASSIGN_OR_RETURN(n, SizeOf(output, i, arguments));
     }
-    for (const v1::NamedTensor* tensor : OperandTensors(output.a(), arguments)) {
+    for (const auto& tensor : OperandTensors(output.a(), arguments)) {
       const v1::Tensor& whole = tensor->tensor();
       int64_t data = step::ElementSize(whole.dtype());
       for (const int64_t extent : whole.shape()) data *= std::min(extent, n);

@@ -1,16 +1,13 @@
 // What ELEMENTWISE programs compute: scale * (a + b), scale * (a - b) and scale * a.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
+#include "server/coordinator/programs/program_spec.h"
 
 namespace emberd::coordinator {
-
-// The tensors of an argument.
-using ArgumentTensors = std::vector<const v1::NamedTensor*>;
 
 // What a tensor takes with its data, its name and its objects.
 int64_t TensorBytes(const v1::NamedTensor& tensor);
@@ -18,13 +15,12 @@ int64_t TensorBytes(const v1::NamedTensor& tensor);
 // The results of all outputs of a completed spec, named like the tensors of their `a`. The
 // arguments have as many tensors as operands name, and sizes that fit their shapes.
 // INVALID_ARGUMENT: tensors differ in shape or type, or a size is outside of its range.
-absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>> Compute(
-    const v1::ProgramSpec& spec, const std::vector<ArgumentTensors>& arguments);
+absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec, const std::vector<Tensors>& arguments);
 
 // What Compute's results will take, before any is made; the same arguments, and the same errors for
 // sizes.
 absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
-                                    const std::vector<ArgumentTensors>& arguments);
+                                    const std::vector<Tensors>& arguments);
 
 // More tensors than a tuple may have: programs that are chained multiply them.
 inline constexpr int64_t kMaxTupleTensors = 65'536;

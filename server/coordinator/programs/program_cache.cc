@@ -21,11 +21,7 @@ absl::StatusOr<ProgramPtr> Program::Compile(v1::ProgramSpec spec, const std::str
   info.set_model_id(model->id);
   program->plan_fingerprint_ = model->plan.fingerprint;
   if (program->kind() != v1::ProgramSpec::LOOKUP) return program;
-  ASSIGN_OR_RETURN(const std::vector<v1::StackProgram> stacks, SizeBuffers(info.spec(), *model));
-  for (const v1::StackProgram& stack : stacks) {
-    *info.add_stacks() = stack;
-    info.set_bytes_per_sparsecore(info.bytes_per_sparsecore() + stack.bytes_per_sparsecore());
-  }
+  RETURN_IF_ERROR(SizeBuffers(*model, &info));
   RETURN_IF_ERROR(program->ModelFor(model).status());
   return program;
 }

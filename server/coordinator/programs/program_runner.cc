@@ -57,7 +57,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
   if (program.kind() != v1::ProgramSpec::LOOKUP) {
     ASSIGN_OR_RETURN(const ValuePtr tuple, ReadTuple(store(), std::move(batch)));
     if (program.kind() == v1::ProgramSpec::UPDATE) {
-      RETURN_IF_ERROR(CheckGradients(program.spec(), tuple->TensorList()));
+      RETURN_IF_ERROR(CheckGradients(program.spec(), tuple->tensors));
     }
     return tuple;
   }
@@ -102,7 +102,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
   if (found->batch_handle != 0) {
     looked_up = std::make_shared<LookedUpBatch>(resources_->path, model->id, found->batch_handle);
   }
-  std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
+  Tensors tensors;
   for (int i = 0; i < program.spec().inputs_size(); ++i) {  // they come first in the request
     const int feature = found->order[i];
     const step::FeatureActivationView& view = found->activations.features[feature];
@@ -128,7 +128,7 @@ absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, con
                                                      const UpdateTerms& terms,
                                                      rpc::CallContext* context) {
   RETURN_IF_ERROR(Find(program, context).status());
-  RETURN_IF_ERROR(CheckGradients(program.spec(), gradients.TensorList()));
+  RETURN_IF_ERROR(CheckGradients(program.spec(), gradients.tensors));
   v1::ApplyGradientsRequest request;
   request.set_model_id(program.model_id());
   request.set_batch_handle(looked_up.looked_up->handle());
@@ -157,9 +157,9 @@ absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, con
 
 absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
                                                     const std::vector<ValuePtr>& arguments) {
-  std::vector<ArgumentTensors> tensors;
+  std::vector<Tensors> tensors;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    tensors.push_back(arguments[i]->TensorList());
+    tensors.push_back(arguments[i]->tensors);
     RETURN_IF_ERROR(CheckArgument(program.spec(), static_cast<int>(i), tensors.back()));
   }
   ASSIGN_OR_RETURN(const int64_t bytes, ResultBytes(program.spec(), tensors));

@@ -315,15 +315,14 @@ std::string ProgramKey(const ProgramSpec& spec, const step::ServedModel* model) 
   return Sha256Hex(text);
 }
 
-absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const ProgramSpec& spec,
-                                                          const step::ServedModel& model) {
+absl::Status SizeBuffers(const step::ServedModel& model, v1::CompileResponse* info) {
+  const ProgramSpec& spec = info->spec();
   std::vector<int64_t> samples(model.config.features_size()), ids(model.config.features_size());
   for (const ProgramInput& input : spec.inputs()) {
     const int feature = model.features.at(input.feature());
     samples[feature] = input.max_samples();
     ids[feature] = input.max_ids();
   }
-  std::vector<v1::StackProgram> sized;
   for (size_t k = 0; k < model.plan.stacks.size(); ++k) {
     const preprocess::StackPlan& stack = model.plan.stacks[k];
     const preprocess::ProgramBuffers buffers = preprocess::SizeProgramBuffers(
@@ -332,7 +331,7 @@ absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const ProgramSpec& spe
     int64_t max_ids = 0;
     for (const preprocess::FeaturePlan& feature : stack.features) max_ids += ids[feature.feature];
     const v1::TableConfig& table = model.config.tables(stack.tables.front().table);
-    v1::StackProgram& program = sized.emplace_back();
+    v1::StackProgram& program = *info->add_stacks();
     program.set_stack(stack.name);
     program.set_samples(buffers.samples);
     program.set_id_capacity(buffers.id_capacity);
@@ -340,6 +339,7 @@ absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const ProgramSpec& spe
     program.set_activation_rows_per_sparsecore(buffers.activation_rows);
     program.set_embedding_dim(stack.embedding_dim);
     program.set_bytes_per_sparsecore(buffers.bytes_per_sparsecore);
+    info->set_bytes_per_sparsecore(info->bytes_per_sparsecore() + buffers.bytes_per_sparsecore);
     *program.mutable_limits() = spec.limits(static_cast<int>(k));
     program.set_kernel(absl::StrCat("gather ", v1::DataType_Name(table.storage_dtype()), " x ",
                                     stack.embedding_dim, ", ",
@@ -352,7 +352,7 @@ absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const ProgramSpec& spe
         buffers.samples,
         " samples. Raise max_ids_per_chip_per_sample, lower max_ids, or set allow_id_dropping"));
   }
-  return sized;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec,
@@ -398,9 +398,8 @@ absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec,
   return request;
 }
 
-absl::Status CheckGradients(const ProgramSpec& spec,
-                            const std::vector<const v1::NamedTensor*>& gradients) {
-  for (const v1::NamedTensor* gradient : gradients) {
+absl::Status CheckGradients(const ProgramSpec& spec, const Tensors& gradients) {
+  for (const auto& gradient : gradients) {
     const ProgramInput* input = nullptr;
     for (const ProgramInput& candidate : spec.inputs()) {
       if (candidate.feature() == gradient->name()) input = &candidate;
@@ -421,8 +420,7 @@ absl::Status CheckGradients(const ProgramSpec& spec,
   return absl::OkStatus();
 }
 
-absl::Status CheckArgument(const ProgramSpec& spec, int index,
-                           const std::vector<const v1::NamedTensor*>& tensors) {
+absl::Status CheckArgument(const ProgramSpec& spec, int index, const Tensors& tensors) {
   const ProgramInput& input = spec.inputs(index);
   if (input.tensors().empty()) return absl::OkStatus();
   bool fits = static_cast<int>(tensors.size()) == input.tensors_size();
@@ -441,10 +439,9 @@ absl::Status CheckArgument(const ProgramSpec& spec, int index,
         absl::StrAppend(out, v1::DataType_Name(bound.dtype()), input.dynamic() ? "<=" : "",
                         step::ShapeText(bound.shape()));
       });
-  const std::string got =
-      absl::StrJoin(tensors, ", ", [](std::string* out, const v1::NamedTensor* tensor) {
-        absl::StrAppend(out, TensorText(tensor->tensor()));
-      });
+  const std::string got = absl::StrJoin(tensors, ", ", [](std::string* out, const auto& tensor) {
+    absl::StrAppend(out, TensorText(tensor->tensor()));
+  });
   return Mismatch(index, input.feature(), absl::StrCat("(", expected, ")"),
                   absl::StrCat("(", got, ")"));
 }

@@ -25,12 +25,6 @@ int64_t Value::bytes() const {
   return bytes;
 }
 
-std::vector<const v1::NamedTensor*> Value::TensorList() const {
-  std::vector<const v1::NamedTensor*> list;
-  for (const auto& tensor : tensors) list.push_back(tensor.get());
-  return list;
-}
-
 absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
                                    const std::string& what) {
   if (output_index == 0) return value;
@@ -57,19 +51,14 @@ ValuePtr BatchAlone(const Value& found) {
   return batch;
 }
 
-absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    step::BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors) {
+absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensors tensors) {
   int64_t bytes = 0;
   for (const auto& tensor : tensors) bytes += TensorBytes(*tensor);
-  return MakeTuple(store, bytes,
-                   [&]() -> absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>> {
-                     return std::move(tensors);
-                   });
+  return MakeTuple(store, bytes, [&]() -> absl::StatusOr<Tensors> { return std::move(tensors); });
 }
 
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    step::BatchStore* store, int64_t bytes,
-    absl::FunctionRef<absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>>()> make) {
+    step::BatchStore* store, int64_t bytes, absl::FunctionRef<absl::StatusOr<Tensors>()> make) {
   auto value = std::make_shared<Value>();
   ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store, kValueBytes + bytes));
   value->shares.push_back(std::move(share));
@@ -81,7 +70,7 @@ absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, v1::Li
   if (literal.features_size() > 0) {
     return absl::InvalidArgumentError("a tuple has tensors; it was given features");
   }
-  std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
+  Tensors tensors;
   for (v1::NamedTensor& tensor : *literal.mutable_tensors()) {
     const std::string path = absl::StrCat("tensors[", tensors.size(), "] '", tensor.name(), "'");
     RETURN_IF_ERROR(step::CheckedSize(tensor.tensor(), path).status());

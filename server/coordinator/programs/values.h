@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "emberd/v1/program_service.pb.h"
+#include "server/coordinator/programs/program_spec.h"
 #include "server/step/step.h"
 
 namespace emberd::coordinator {
@@ -70,7 +71,7 @@ struct Value {
   std::string program_key;
 
   // A tuple.
-  std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
+  Tensors tensors;
   std::shared_ptr<LookedUpBatch> looked_up;  // null: no update can follow
 
   v1::BatchStatistics statistics;
@@ -78,7 +79,6 @@ struct Value {
   std::vector<std::shared_ptr<const BudgetShare>> shares;
 
   int64_t bytes() const;
-  std::vector<const v1::NamedTensor*> TensorList() const;
 };
 using ValuePtr = std::shared_ptr<const Value>;
 
@@ -90,13 +90,11 @@ absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
 ValuePtr BatchAlone(const Value& found);
 
 // A tuple of these tensors. RESOURCE_EXHAUSTED if the budget has no room.
-absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    step::BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors);
+absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensors tensors);
 // Of tensors that are made only when the budget has room for them. `bytes`: the sum of their
 // TensorBytes, in advance.
-absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    step::BatchStore* store, int64_t bytes,
-    absl::FunctionRef<absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>>()> make);
+absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, int64_t bytes,
+                                                 absl::FunctionRef<absl::StatusOr<Tensors>()> make);
 // Of a caller's tensors, which are checked: INVALID_ARGUMENT for what is no tensor.
 absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, v1::Literal literal);
 
