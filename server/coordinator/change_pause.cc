@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
@@ -21,13 +20,11 @@ constexpr absl::Duration kFirstSettleWait = absl::Microseconds(500);
 constexpr absl::Duration kLongestSettleWait = absl::Milliseconds(20);
 constexpr absl::Duration kResumeDeadline = absl::Seconds(2);
 
-uint64_t RandomId() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
-
 }  // namespace
 
 ChangePause::ChangePause(const step::ShardSet& shards, step::Mutations* mutations,
                          step::ServedModelPtr model)
-    : shards_(shards), mutations_(mutations), model_(std::move(model)), id_(RandomId()) {}
+    : shards_(shards), mutations_(mutations), model_(std::move(model)), id_(rpc::RandomId()) {}
 
 absl::StatusOr<ChangePause::Answers> ChangePause::Ask(const std::string& group, int64_t after_step,
                                                       rpc::CallContext* context) {

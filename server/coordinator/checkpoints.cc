@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -93,7 +92,7 @@ void CheckpointSave::FillManifest(const ChangePause::Answers& answers) {
   const absl::Time now = absl::Now();  // a date
   manifest_.set_format_version(checkpoint::kManifestVersion);
   manifest_.set_model(model_->config.name());
-  manifest_.set_checkpoint_id(absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}));
+  manifest_.set_checkpoint_id(rpc::RandomId());
   manifest_.set_saved_at_ms(absl::ToUnixMillis(now));
   manifest_.set_model_id(model_->id);
   manifest_.set_history(model_->history);

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -29,11 +28,6 @@ constexpr absl::Duration kWatchDeadline = absl::Seconds(1);
 absl::Status NotDeclared(uint64_t model_id) {
   return absl::NotFoundError(absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
                                           " is not declared; call DeclareModel"));
-}
-
-uint64_t NewHistory() {
-  thread_local absl::BitGen generator;
-  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
 }
 
 absl::Status BeingRestored(const v1::ModelConfig& config) {
@@ -371,7 +365,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   const auto begun = shards.OnShard(0, config.name());
   const bool join = begun.model_id() == id;
   if (join && begun.restored() && !begun.serving()) return BeingRestored(config);
-  model.history = serving ? verdict.history : join ? begun.history() : NewHistory();
+  model.history = serving ? verdict.history : join ? begun.history() : rpc::RandomId();
   if (!serving) {
     std::optional<RowSource> source;
     RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/false, shards, context));
@@ -448,14 +442,13 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
   const Known known = Recall(id);
   std::shared_ptr<step::ServedModel> model;
   if (known.model != nullptr) {
-    ASSIGN_OR_RETURN(model, MakeModel(known.model->config, NewHistory()));
+    ASSIGN_OR_RETURN(model, MakeModel(known.model->config, rpc::RandomId()));
     model->serves = known.model->serves;
-    model->SetLimits(shards.LimitsOf(id, 0));
   } else {
-    ASSIGN_OR_RETURN(model, Fetch(id, NewHistory(), shards, context));
+    ASSIGN_OR_RETURN(model, Fetch(id, rpc::RandomId(), shards, context));
     model->serves = shards.ServesOf(id, 0);
-    model->SetLimits(shards.LimitsOf(id, 0));
   }
+  model->SetLimits(shards.LimitsOf(id, 0));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "it has no initial rows"));
   RETURN_IF_ERROR(CheckShared(model->config, /*changes_rows=*/true, shards, context));
   RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
@@ -469,7 +462,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig conf
                                                             const RowSource& source,
                                                             rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
-  ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, NewHistory()));
+  ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, rpc::RandomId()));
   absl::MutexLock lock(&declaring_);
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
@@ -566,7 +559,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Serve(v1::ModelConfig config
                                                           const RowSource& source,
                                                           rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
-  ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, NewHistory()));
+  ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, rpc::RandomId()));
   const v1::CheckpointManifest& manifest = source.chain.front().manifest();
   model->serves.set_model(manifest.model());
   model->serves.set_checkpoint(manifest.name());
@@ -577,7 +570,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Serve(v1::ModelConfig config
   absl::Status made = MakeServed(*model, source, context);
   if (absl::IsResourceExhausted(made) && useless != 0) {
     RETURN_IF_ERROR(changes_.DropHistory(model->id, useless, /*unless_only=*/false, context));
-    model->history = NewHistory();
+    model->history = rpc::RandomId();
     made = MakeServed(*model, source, context);
   }
   RETURN_IF_ERROR(made);

@@ -21,11 +21,7 @@ constexpr size_t kSpanSize = 16;
 constexpr size_t kSize = 55;
 
 // 16 hex digits, not all zero.
-std::string RandomDigits() {
-  thread_local absl::BitGen generator;
-  return absl::StrCat(
-      absl::Hex(absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0}), absl::kZeroPad16));
-}
+std::string RandomDigits() { return absl::StrCat(absl::Hex(RandomId(), absl::kZeroPad16)); }
 
 bool AreDigits(absl::string_view text) {
   return std::all_of(text.begin(), text.end(),
@@ -37,6 +33,11 @@ bool AreIdDigits(absl::string_view text) {
 }
 
 }  // namespace
+
+uint64_t RandomId() {
+  thread_local absl::BitGen generator;
+  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
+}
 
 bool IsTrace(absl::string_view trace) {
   return trace.size() == kSize && trace.substr(0, kIdBegin) == "00-" && trace[35] == '-' &&

@@ -42,6 +42,9 @@ absl::string_view SpanId(absl::string_view trace);
 // The same trace with a new span in place of its own.
 std::string NewSpanOf(absl::string_view trace);
 
+// For what processes are to tell apart. Never 0.
+uint64_t RandomId();
+
 // "00-" 32 hex digits "-" 16 hex digits "-" 2 hex digits, ids not zero.
 bool IsTrace(absl::string_view trace);
 

@@ -36,13 +36,6 @@ absl::Status RetryLater(const absl::Status& status) {
   return absl::IsAborted(status) ? absl::UnavailableError(status.message()) : status;
 }
 
-internal::v1::FindMutationRequest Question(const host::Mutation& mutation, uint64_t attempt) {
-  internal::v1::FindMutationRequest request;
-  *request.mutable_mutation() = host::NameToProto(mutation);
-  request.set_attempt(attempt);
-  return request;
-}
-
 }  // namespace
 
 bool MayHaveMissed(const absl::Status& status) {
@@ -79,8 +72,10 @@ absl::StatusOr<std::optional<host::RowCounts>> Mutations::Find(const host::Mutat
 
 absl::StatusOr<Mutations::Answers> Mutations::Ask(const host::Mutation& mutation, uint64_t attempt,
                                                   rpc::CallContext* context) {
-  auto answers =
-      shards_.Ask(&host::ShardBackend::FindMutation, Question(mutation, attempt), context);
+  internal::v1::FindMutationRequest request;
+  *request.mutable_mutation() = host::NameToProto(mutation);
+  request.set_attempt(attempt);
+  auto answers = shards_.Ask(&host::ShardBackend::FindMutation, request, context);
   if (!answers.ok()) return RetryLater(answers.status());
   return answers;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "absl/random/random.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -27,8 +26,7 @@ absl::Status ErrorOf(const GetTransferResponse& result) {
 
 }  // namespace
 
-ShardTransfers::ShardTransfers(const ShardSet& shards)
-    : shards_(shards), id_(absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0})) {}
+ShardTransfers::ShardTransfers(const ShardSet& shards) : shards_(shards), id_(rpc::RandomId()) {}
 
 ShardTransfers::~ShardTransfers() {
   if (over_) return;

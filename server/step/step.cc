@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/cpu_pool.h"
 #include "base/status.h"
@@ -36,12 +35,6 @@ class WorkTimer {
   const absl::Time began_ = SteadyNow();
   absl::Duration waited_;
 };
-
-// Random, so that handles of different coordinators and lives do not meet; never 0.
-uint64_t NewBatchHandle() {
-  thread_local absl::BitGen generator;
-  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
-}
 
 // What room is made for, in errors.
 constexpr char kAnswer[] = "the answer";
@@ -176,7 +169,8 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   }
   RETURN_IF_ERROR(hooks->BeforeGather());
   LookupOutput output;
-  output.batch_handle = inference ? 0 : NewBatchHandle();
+  // Random, so that handles of different coordinators and lives do not meet.
+  output.batch_handle = inference ? 0 : rpc::RandomId();
   const WorkTimer gathering;
   rpc::LinkedContext gather(context, hooks->gather_limit());
   const v1::DataType dtype = prepared.activation_dtype;

@@ -42,7 +42,7 @@ absl::StatusOr<OpenAnswers> TakeNumber(const step::ShardSet& shards, OpenGroupRe
     uint64_t newest = 0;
     for (const OpenGroupResponse& shard : asked) newest = std::max(newest, shard.generation());
     request->set_generation(newest + 1);
-    request->set_opener(absl::Uniform<uint64_t>(random, 1, ~uint64_t{0}));
+    request->set_opener(rpc::RandomId());
     absl::StatusOr<OpenAnswers> opened =
         shards.Ask(&host::ShardBackend::OpenGroup, *request, context);
     if (!absl::IsAborted(opened.status()) || attempt == kOpenAttempts) return opened;

@@ -151,10 +151,6 @@ std::optional<absl::Status> TrainStream::EndIfDrained() {
   return WriteDue();
 }
 
-int64_t TrainStream::PlaceOfError(int64_t place) const {
-  return std::min(place, refused_place_.value_or(place));
-}
-
 absl::Status TrainStream::Take(const grpc::ByteBuffer& bytes) {
   ASSIGN_OR_RETURN(TrainMessage message, DecodeTrainMessage(bytes));
   const auto length = static_cast<int64_t>(bytes.Length());
@@ -308,20 +304,16 @@ void TrainStream::RunUpdates() {
     } else {
       Deliver(work->place, result.status());
     }
-    UpdateDone();
+    std::optional<absl::Status> end;
+    {
+      absl::MutexLock lock(&mutex_);
+      --open_steps_;
+      --pending_updates_;
+      end = EndIfDrained();
+    }
+    if (end.has_value()) End(*end);
   }
   WorkerDone();
-}
-
-void TrainStream::UpdateDone() {
-  std::optional<absl::Status> end;
-  {
-    absl::MutexLock lock(&mutex_);
-    --open_steps_;
-    --pending_updates_;
-    end = EndIfDrained();
-  }
-  if (end.has_value()) End(*end);
 }
 
 void TrainStream::WorkerDone() {
@@ -382,7 +374,7 @@ void TrainStream::Append(grpc::ByteBuffer message, Answer* answer) {
 }
 
 void TrainStream::EndAt(int64_t place, const absl::Status& status) {
-  Answer& answer = answers_[PlaceOfError(place)];
+  Answer& answer = answers_[std::min(place, refused_place_.value_or(place))];
   if (answer.complete) return;
   answer.complete = true;
   answer.status = status;

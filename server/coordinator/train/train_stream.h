@@ -77,16 +77,12 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   absl::Status RefuseLookup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the stream if it is drained, as WriteDue does.
   std::optional<absl::Status> EndIfDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Where an error goes that belongs to `place`.
-  int64_t PlaceOfError(int64_t place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The two threads.
   void RunLookups(const v1::TrainStart& start);
   void RunUpdates();
   // The next of `queue`, or nothing when no more will come.
   std::optional<Work> Next(std::deque<Work>* queue);
-  // An update has been made, and answered.
-  void UpdateDone();
   // Waits until the trainer has taken enough of its answers. See CallContext.
   absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void WorkerDone();
