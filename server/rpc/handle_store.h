@@ -22,6 +22,9 @@ struct HandleStoreOptions {
   int64_t max_count = 0;  // budgets.max_batches
 };
 
+// Bytes of a budget, given back with the last reference.
+using BudgetShare = std::shared_ptr<const int64_t>;
+
 // Thread-safe. Values are shared: one that is erased lives on with whoever still uses it.
 template <typename T>
 class HandleStore {
@@ -51,8 +54,8 @@ class HandleStore {
     return bytes_ + bytes <= options_.max_bytes / 2;
   }
 
-  // Bytes that something else than its values takes of the budget, until Unreserve.
-  absl::Status Reserve(int64_t bytes) {
+  // Bytes that something else than its values takes of the budget. The store outlives them.
+  absl::StatusOr<BudgetShare> Reserve(int64_t bytes) {
     absl::MutexLock lock(&mutex_);
     if (bytes_ + bytes > options_.max_bytes) {
       return absl::ResourceExhaustedError(
@@ -60,11 +63,11 @@ class HandleStore {
                        bytes_, " kept; budgets.batch_bytes is ", options_.max_bytes));
     }
     bytes_ += bytes;
-    return absl::OkStatus();
-  }
-  void Unreserve(int64_t bytes) {
-    absl::MutexLock lock(&mutex_);
-    bytes_ -= bytes;
+    return BudgetShare(new int64_t(bytes), [this](const int64_t* taken) {
+      absl::MutexLock lock(&mutex_);
+      bytes_ -= *taken;
+      delete taken;
+    });
   }
 
   // The value, for this caller alone until Unclaim or Erase; it does not expire meanwhile.

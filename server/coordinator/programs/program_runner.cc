@@ -70,7 +70,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
       step::PreparedLookup prepared,
       resources_->path->Prepare(model, request, /*context=*/nullptr, &no_hooks, &times));
   auto value = std::make_shared<Value>();
-  ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store(), prepared.batch->bytes()));
+  ASSIGN_OR_RETURN(auto share, store()->Reserve(prepared.batch->bytes()));
   value->shares.push_back(std::move(share));
   value->statistics = prepared.batch->statistics();
   value->prepared = std::move(prepared);
@@ -116,7 +116,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
     tensors.push_back(std::move(tensor));
   }
   ASSIGN_OR_RETURN(const auto value, MakeTuple(store(), std::move(tensors)));
-  ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store(), kValueBytes));
+  ASSIGN_OR_RETURN(auto share, store()->Reserve(kValueBytes));
   value->shares.insert(value->shares.begin(), std::move(share));
   value->looked_up = std::move(looked_up);
   value->statistics = std::move(found->statistics);

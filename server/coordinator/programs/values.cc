@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/memory/memory.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -13,15 +12,9 @@
 
 namespace emberd::coordinator {
 
-absl::StatusOr<std::shared_ptr<const BudgetShare>> BudgetShare::Take(step::BatchStore* store,
-                                                                     int64_t bytes) {
-  RETURN_IF_ERROR(store->Reserve(bytes));
-  return absl::WrapUnique(new BudgetShare(store, bytes));
-}
-
 int64_t Value::bytes() const {
   int64_t bytes = 0;
-  for (const auto& share : shares) bytes += share->bytes();
+  for (const auto& share : shares) bytes += *share;
   return bytes;
 }
 
@@ -60,7 +53,7 @@ absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensor
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
     step::BatchStore* store, int64_t bytes, absl::FunctionRef<absl::StatusOr<Tensors>()> make) {
   auto value = std::make_shared<Value>();
-  ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store, kValueBytes + bytes));
+  ASSIGN_OR_RETURN(auto share, store->Reserve(kValueBytes + bytes));
   value->shares.push_back(std::move(share));
   ASSIGN_OR_RETURN(value->tensors, make());
   return value;

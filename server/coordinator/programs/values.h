@@ -19,26 +19,10 @@
 #include "absl/time/time.h"
 #include "emberd/v1/program_service.pb.h"
 #include "server/coordinator/programs/program_spec.h"
+#include "server/rpc/handle_store.h"
 #include "server/step/step.h"
 
 namespace emberd::coordinator {
-
-// Bytes of the budget of batches, given back at its end.
-class BudgetShare {
- public:
-  // RESOURCE_EXHAUSTED if there is no room for them.
-  static absl::StatusOr<std::shared_ptr<const BudgetShare>> Take(step::BatchStore* store,
-                                                                 int64_t bytes);
-  ~BudgetShare() { store_->Unreserve(bytes_); }
-  BudgetShare(const BudgetShare&) = delete;
-  BudgetShare& operator=(const BudgetShare&) = delete;
-  int64_t bytes() const { return bytes_; }
-
- private:
-  BudgetShare(step::BatchStore* store, int64_t bytes) : store_(store), bytes_(bytes) {}
-  step::BatchStore* const store_;
-  const int64_t bytes_;
-};
 
 // The batch of a lookup, which the shards keep until an update takes it or nobody has it any more.
 class LookedUpBatch {
@@ -76,7 +60,7 @@ struct Value {
 
   v1::BatchStatistics statistics;
   // Of what a lookup found, the first is that of the batch alone.
-  std::vector<std::shared_ptr<const BudgetShare>> shares;
+  std::vector<rpc::BudgetShare> shares;
 
   int64_t bytes() const;
 };
