@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -21,12 +20,6 @@ namespace {
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 constexpr int kSweepsPerSettlement = 5;
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
-
-std::string NewIdentity(int index) {
-  absl::BitGen random;
-  return absl::StrCat("coordinator ", index, ", life ",
-                      absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
-}
 
 std::vector<std::string> HttpAddresses(const v1::ClusterConfig& cluster) {
   std::vector<std::string> addresses;
@@ -88,7 +81,8 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       auto_checkpoints_(&checkpoints_, &registry_, &threads->blocking),
       steps_(&resources_),
       rows_(&resources_, cluster.budgets().max_message_bytes()),
-      resources_{.identity = NewIdentity(index),
+      resources_{.identity = absl::StrCat("coordinator ", index, ", life ",
+                                          absl::Hex(rpc::RandomId(), absl::kZeroPad16)),
                  .shards = &shards_,
                  .registry = &registry_,
                  .mutations = &mutations_,

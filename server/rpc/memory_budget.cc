@@ -54,6 +54,5 @@ absl::StatusOr<MemoryRoom> MemoryBudget::Take(int64_t bytes, absl::string_view w
 }
 
 int64_t MemoryBudget::used() const { return account_->used.load(std::memory_order_relaxed); }
-int64_t MemoryBudget::limit() const { return account_->limit; }
 
 }  // namespace emberd::rpc

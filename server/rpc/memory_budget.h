@@ -54,7 +54,6 @@ class MemoryBudget {
   absl::StatusOr<MemoryRoom> Take(int64_t bytes, absl::string_view what) const;
 
   int64_t used() const;
-  int64_t limit() const;
 
  private:
   std::shared_ptr<MemoryRoom::Account> account_;

@@ -209,7 +209,6 @@ class StepPath {
 
   // The batches between their lookup and their update.
   BatchStore& batches() { return batches_; }
-  const BatchStore& batches() const { return batches_; }
 
  private:
   using Batch = std::shared_ptr<const preprocess::PreprocessedBatch>;

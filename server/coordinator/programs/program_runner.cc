@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/coordinator/model_registry.h"
@@ -31,15 +30,11 @@ step::PreparedLookup ForModel(const step::PreparedLookup& prepared,
   return result;
 }
 
-std::string NewClientId() {
-  absl::BitGen random;
-  return absl::StrCat("programs ", absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
-}
-
 }  // namespace
 
 ProgramRunner::ProgramRunner(const CoordinatorResources* resources)
-    : resources_(resources), client_id_(NewClientId()) {}
+    : resources_(resources),
+      client_id_(absl::StrCat("programs ", absl::Hex(rpc::RandomId(), absl::kZeroPad16))) {}
 
 absl::StatusOr<step::ServedModelPtr> ProgramRunner::Find(const Program& program,
                                                          rpc::CallContext* context) {
