@@ -201,9 +201,13 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._ahead.append(_Ahead(ids))
         self._send_ahead()
 
-    def optimizer(self, lr: Optional[float] = None) -> "EmbeddingOptimizer":
-        """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says."""
-        made = EmbeddingOptimizer(self, lr)
+    def optimizer(self, lr: Optional[float] = None, weight_decay: Union[float, Mapping[str, float], None] = None) -> "EmbeddingOptimizer":
+        """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says.
+
+        weight_decay: of every table, or of some by name: rows of the batch are multiplied by 1 - lr * weight_decay before their update, as
+        torch.optim.AdamW does, and SGD. It is `group["weight_decay"]` of the table's group; default: the config's weight_decay_factor.
+        """
+        made = EmbeddingOptimizer(self, lr, weight_decay)
         self._optimizers.append(made)
         return made
 
@@ -436,25 +440,31 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
 
 # Hyper-parameters of torch's optimizers, which this one does not take by these names.
-_OF_TORCH = frozenset(("weight_decay", "momentum", "betas", "eps", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay",
+_OF_TORCH = frozenset(("momentum", "betas", "eps", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay",
                        "initial_accumulator_value", "alpha", "centered", "rho", "lambd", "t0", "etas", "step_sizes"))
 
 
 class EmbeddingOptimizer(torch.optim.Optimizer):
-    """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` goes to the cluster with
-    each step, and what else has the name of a field of the table's optimizer: `group["weight_decay_factor"] = 1e-4`. The formula and all
-    other values are those of the table; a group that has torch's `weight_decay`, `momentum` and so on is refused by `step`. Learning-rate
+    """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` and `weight_decay` go to the cluster with
+    each step, and what else has the name of a field of the table's optimizer: `group["clip_weight_max"] = 1.0`. The formula and all
+    other values are those of the table; a group that has torch's `momentum`, `eps` and so on is refused by `step`. Learning-rate
     schedulers and GradScaler work."""
 
-    def __init__(self, collection: EmbeddingBagCollection, lr: Optional[float]) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, lr: Optional[float], weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
         self.collection = collection
-        groups = []
+        names = [table.name for table in collection.config.tables]
+        decays = weight_decay if isinstance(weight_decay, Mapping) else {} if weight_decay is None else dict.fromkeys(names, weight_decay)
+        unknown = sorted(set(decays) - set(names))
+        if unknown:
+            raise errors.InvalidArgument(f"weight_decay: {unknown[0]!r} is not allowed; it must be one of the tables, {', '.join(names)}")
+        groups: List[Dict[str, Any]] = []
         for table in collection.config.tables:
             given = table.optimizer or collection.config.optimizer or "adagrad"
             declared = config.named(given, config.Optimizer, "optimizer").learning_rate
             rate = _native.real(lr, "lr") if lr is not None else 0.01 if declared is None else declared
             # Until there are activations: an optimizer must have a parameter in each group.
-            groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name})
+            groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name,
+                           **({"weight_decay": _native.real(decays[table.name], "weight_decay")} if table.name in decays else {})})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
 
@@ -472,8 +482,14 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         fields = [one.name for one in dataclasses.fields(kind) if one.name != "learning_rate" and "float" in str(one.type)]
         for name in _OF_TORCH.difference(fields).intersection(group):
             raise errors.InvalidArgument(f"group of table {table.name!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
-                                         f"{type(kind).__name__}, of which a step may have lr, {', '.join(fields)}")
+                                         f"{type(kind).__name__}, of which a step may have lr, weight_decay, {', '.join(fields)}")
         values = {"learning_rate": _native.real(group["lr"], f"group of table {table.name!r}: lr")}
+        if "weight_decay" in group and "weight_decay" not in fields:
+            if "weight_decay_factor" in group:
+                raise errors.InvalidArgument(f"group of table {table.name!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
+            decay = _native.real(group["weight_decay"], f"group of table {table.name!r}: weight_decay")
+            multiplied = getattr(kind, "multiply_weight_decay_factor_by_learning_rate", None)
+            values["weight_decay_factor"] = decay if multiplied else decay * values["learning_rate"]
         values.update((name, _native.real(group[name], f"group of table {table.name!r}: {name}")) for name in fields if name in group)
         return values
 
@@ -650,9 +666,9 @@ class Embedding(torch.nn.Module):
         found: Dict[str, torch.Tensor] = self.collection({self.feature: input})
         return found[self.feature]
 
-    def optimizer(self, lr: Optional[float] = None) -> EmbeddingOptimizer:
-        """A torch.optim.Optimizer whose step is the update."""
-        return self.collection.optimizer(lr)
+    def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
+        """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
+        return self.collection.optimizer(lr, weight_decay)
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""
@@ -704,9 +720,9 @@ class EmbeddingBag(torch.nn.Module):
         found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
         return found[self.feature]
 
-    def optimizer(self, lr: Optional[float] = None) -> EmbeddingOptimizer:
-        """A torch.optim.Optimizer whose step is the update."""
-        return self.collection.optimizer(lr)
+    def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
+        """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
+        return self.collection.optimizer(lr, weight_decay)
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""

@@ -6,6 +6,8 @@ that nobody can wait for.
 
 import tempfile
 
+import numpy as np
+
 from cluster import SGD, counting_model, emberd, main
 from test_torch import Case, Jagged, tables, torch
 
@@ -202,12 +204,49 @@ class OwnTablesTest(Case):
         with self.assertRaisesRegex(ValueError, "lr_by_table: not allowed together with a plan that stacks"):
             self.made(name="never", lr_by_table=True, plan=emberd.PlanConfig(auto_stack=True))
 
+    def test_a_decay_for_each_table(self):
+        made, sparse = self.made(optimizer=emberd.SGD(learning_rate=0.5), lr_by_table=True)
+        sparse = made.optimizer(weight_decay={"b": 0.25})
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(sparse, 0.5)
+        plain = [torch.nn.Parameter(torch.arange(64.0)[:, None].repeat(1, 4)) for _ in "ab"]
+        there = torch.optim.SGD([{"params": plain[0], "weight_decay": 0.0}, {"params": plain[1], "weight_decay": 0.25}], lr=0.5)
+        behind = torch.optim.lr_scheduler.ExponentialLR(there, 0.5)
+        rows = torch.arange(64)  # torch decays those that a batch has not, too
+        for _ in range(3):
+            self.step(made, sparse, {"a": rows, "b": rows})
+            there.zero_grad()
+            sum(one.sum() for one in plain).backward()
+            there.step()
+            scheduler.step()
+            behind.step()
+        for name, one in zip("ab", plain):
+            np.testing.assert_allclose(made.model.table(name), one.detach().numpy(), rtol=1e-6, atol=1e-6)
+        self.assertEqual([group.get("weight_decay") for group in sparse.state_dict()["param_groups"]], [None, 0.25])
+        # By the product with the rate where the table has it so, by its own field where it has one, else by the rate at each step.
+        for name, optimizer in (("product", emberd.SGD(0.5, multiply_weight_decay_factor_by_learning_rate=True)),
+                                ("adamw", emberd.AdamW(0.5, weight_decay=7.0)), ("adam", emberd.Adam(0.5))):
+            layer, _ = self.made(("t",), optimizer, name=name)
+            decayed = layer.optimizer(weight_decay=0.25)
+            (0 * layer({"t": torch.tensor([8])})["t"]).sum().backward()
+            decayed.step()
+            self.assertAlmostEqual(float(layer.model.read_rows("t", [8])[0, 0]), 8 * (1 - 0.5 * 0.25), places=5, msg=name)
+        stacked, _ = self.made(optimizer=SGD, name="stacked_decay")
+        for sparse, said in ((stacked.optimizer(weight_decay={"a": 0.5}), "weight_decay_factor: None of table 'b' is not allowed beside 0.5 of table 'a'; they are stacked"),
+                             (stacked.optimizer(weight_decay=0.5), "group of table 'a': 'weight_decay' is not allowed beside 'weight_decay_factor'")):
+            if "beside 'weight" in said:
+                sparse.param_groups[0]["weight_decay_factor"] = 0.5
+            with self.assertRaisesRegex(ValueError, said):
+                self.step(stacked, sparse)
+            sparse.zero_grad()
+        with self.assertRaisesRegex(ValueError, "weight_decay: 'c' is not allowed; it must be one of the tables, a, b"):
+            stacked.optimizer(weight_decay={"c": 0.5})
+
     def test_groups_say_what_they_take(self):
         made, sparse = self.made(optimizer=emberd.SGD(learning_rate=1.0))
         with self.assertRaisesRegex(TypeError, "add_param_group: this optimizer has one group for each table"):
             sparse.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
         self.assertEqual(len(sparse.param_groups), 2)
-        for name, value in (("weight_decay", 0.1), ("momentum", 0.9), ("betas", (0.9, 0.99)), ("eps", 1e-8)):
+        for name, value in (("momentum", 0.9), ("betas", (0.9, 0.99)), ("eps", 1e-8)):
             sparse.param_groups[0][name] = value
             with self.assertRaisesRegex(ValueError, f"group of table 'a': '{name}' is not allowed.*SGD.* lr, .*weight_decay_factor"):
                 self.step(made, sparse)
