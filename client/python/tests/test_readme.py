@@ -21,21 +21,40 @@ config = emberd.ModelConfig("clicks", tables=[emberd.TableConfig("users", vocabu
 
 
 class IssuesTest(unittest.TestCase):
-    """What this would catch: a test that was renamed or removed, and still stands in docs/issues.md as what shows something."""
+    """What this would catch: a test that was renamed or removed, and still stands in docs as what shows something."""
+
+    def rows(self, document, table):
+        """The cells of the rows of a table."""
+        with open(os.path.join(HERE, "..", "docs", document), encoding="utf-8") as file:
+            lines = re.findall(r"(?m)(?:^\|.*\n)+", file.read())[table].splitlines()[2:]
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+    def check_test(self, said):
+        path, case, name = re.fullmatch(r"`(\S+): (\w+)\.(\w+)`", said).groups()
+        with self.subTest(f"{case}.{name}"), open(os.path.join(ROOT, path), encoding="utf-8") as file:
+            text = file.read()
+            if path.endswith(".cc"):
+                self.assertRegex(text, rf"(?m)^TEST(_F|_P)?\({case}, {name}\)")
+            else:
+                of_case = re.search(rf"(?ms)^class {case}\b.*?(?=^\S|\Z)", text)
+                self.assertIn(f"    def {name}(self", of_case[0])
 
     def test_every_test_that_is_named_is_there(self):
-        with open(os.path.join(HERE, "..", "docs", "issues.md"), encoding="utf-8") as file:
-            rows = [line.split(" | ") for line in file if line.startswith("| ")][2:]
+        rows = self.rows("issues.md", 0)
         self.assertGreater(len(rows), 25)
         for row in rows:
-            path, case, name = re.fullmatch(r"`(\S+): (\w+)\.(\w+)` \|\n", row[-1]).groups()
-            with self.subTest(f"{case}.{name}"), open(os.path.join(ROOT, path), encoding="utf-8") as file:
-                text = file.read()
-                if path.endswith(".cc"):
-                    self.assertRegex(text, rf"(?m)^TEST(_F|_P)?\({case}, {name}\)")
-                else:
-                    of_case = re.search(rf"(?ms)^class {case}\b.*?(?=^\S|\Z)", text)
-                    self.assertIn(f"    def {name}(self", of_case[0])
+            self.check_test(row[-1])
+
+    def test_each_yes_of_the_comparison_has_a_test_and_each_of_others_a_document(self):
+        rows, documents = (self.rows("compared.md", table) for table in (0, 1))
+        self.assertGreater(len(rows), 15)
+        numbers = {number for number, _ in documents}
+        for what, *others, here, test in rows:
+            self.assertEqual(bool(test), not re.match(r"no\b", here), what)
+            if test:
+                self.check_test(test)
+            for said in others:
+                self.assertTrue(said == "-" or re.search(r" \[(\d)\]$", said)[1] in numbers, (what, said))
 
 
 class ReadmeTest(unittest.TestCase):
