@@ -168,88 +168,6 @@ absl::Status CheckField(const Message& message, const FieldDescriptor& field,
   return NotAllowed(path, ValueText(message, field), rule->range.ToString());
 }
 
-}  // namespace
-
-std::string FieldPath(absl::string_view parent, absl::string_view field, int index) {
-  std::string path = absl::StrCat(parent, parent.empty() ? "" : ".", field);
-  if (index >= 0) absl::StrAppend(&path, "[", index, "]");
-  return path;
-}
-
-std::string ValueText(const Message& message, const FieldDescriptor& field, int index) {
-  TextFormat::Printer printer;
-  printer.SetSingleLineMode(true);
-  printer.SetUseUtf8StringEscaping(false);
-  std::string text;
-  printer.PrintFieldValueToString(message, &field, index, &text);
-  absl::StripTrailingAsciiWhitespace(&text);
-  if (text.size() > kMaxValueText) text = text.substr(0, kMaxValueText) + "...";
-  return field.message_type() == nullptr ? text : absl::StrCat("{", text, "}");
-}
-
-std::string QuotedText(absl::string_view text) {
-  return text.size() <= kMaxValueText
-             ? absl::StrCat("\"", absl::CEscape(text), "\"")
-             : absl::StrCat("\"", absl::CEscape(text.substr(0, kMaxValueText)), "...\"");
-}
-
-std::string NumberText(double value) { return google::protobuf::SimpleDtoa(value); }
-
-absl::Status NotAllowed(absl::string_view path, absl::string_view value,
-                        absl::string_view allowed) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(path, ": ", value, " is not allowed; it must be ", allowed));
-}
-
-absl::Status CheckFields(const Message& message, const std::string& path) {
-  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
-  if (!unknown.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path.empty() ? message.GetDescriptor()->name() : path, ": field number ",
-                     unknown.field(0).number(), " is not known to this version of emberd"));
-  }
-  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
-    const FieldDescriptor& field = *message.GetDescriptor()->field(i);
-    RETURN_IF_ERROR(field.message_type() != nullptr
-                        ? ForEachChild(message, field, path, CheckFields)
-                        : CheckField(message, field, FieldPath(path, field.name())));
-  }
-  return absl::OkStatus();
-}
-
-void FillFields(Message* message) {
-  const Reflection& reflection = *message->GetReflection();
-  for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
-    const FieldDescriptor& field = *message->GetDescriptor()->field(i);
-    if (field.message_type() != nullptr && field.is_repeated()) {
-      for (int k = 0; k < reflection.FieldSize(*message, &field); ++k) {
-        FillFields(reflection.MutableRepeatedMessage(message, &field, k));
-      }
-    } else if (field.message_type() != nullptr) {
-      if (reflection.HasField(*message, &field)) {
-        FillFields(reflection.MutableMessage(message, &field));
-      }
-    } else if (const FieldRule* rule = FindFieldRule(field);
-               rule != nullptr && !field.is_repeated()) {
-      if (rule->default_value && IsAbsent(*message, field)) {
-        SetNumber(message, field, *rule->default_value);
-      } else if (!(field.has_presence() && IsAbsent(*message, field)) &&
-                 NumberOf(*message, field) == 0) {
-        SetNumber(message, field, 0);
-      }
-    }
-  }
-}
-
-std::optional<float> ToFloat(double value) {
-  // What the parser of text proto does: FLT_MAX in 8 digits is a little more than FLT_MAX.
-  const float rounded = google::protobuf::io::SafeDoubleToFloat(value);
-  if (std::isfinite(value) && !std::isfinite(rounded)) return std::nullopt;
-  return rounded == 0 ? 0 : rounded;
-}
-
-namespace {
-
 constexpr Range kFinite = {};
 constexpr Range kFraction = {.min = 0, .max = 1, .max_excluded = true};  // [0, 1)
 constexpr Range AtLeast(double min) { return {.min = min}; }
@@ -393,6 +311,84 @@ std::string BoundText(double bound) {
 }
 
 }  // namespace
+
+std::string FieldPath(absl::string_view parent, absl::string_view field, int index) {
+  std::string path = absl::StrCat(parent, parent.empty() ? "" : ".", field);
+  if (index >= 0) absl::StrAppend(&path, "[", index, "]");
+  return path;
+}
+
+std::string ValueText(const Message& message, const FieldDescriptor& field, int index) {
+  TextFormat::Printer printer;
+  printer.SetSingleLineMode(true);
+  printer.SetUseUtf8StringEscaping(false);
+  std::string text;
+  printer.PrintFieldValueToString(message, &field, index, &text);
+  absl::StripTrailingAsciiWhitespace(&text);
+  if (text.size() > kMaxValueText) text = text.substr(0, kMaxValueText) + "...";
+  return field.message_type() == nullptr ? text : absl::StrCat("{", text, "}");
+}
+
+std::string QuotedText(absl::string_view text) {
+  return text.size() <= kMaxValueText
+             ? absl::StrCat("\"", absl::CEscape(text), "\"")
+             : absl::StrCat("\"", absl::CEscape(text.substr(0, kMaxValueText)), "...\"");
+}
+
+std::string NumberText(double value) { return google::protobuf::SimpleDtoa(value); }
+
+absl::Status NotAllowed(absl::string_view path, absl::string_view value,
+                        absl::string_view allowed) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": ", value, " is not allowed; it must be ", allowed));
+}
+
+absl::Status CheckFields(const Message& message, const std::string& path) {
+  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
+  if (!unknown.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.empty() ? message.GetDescriptor()->name() : path, ": field number ",
+                     unknown.field(0).number(), " is not known to this version of emberd"));
+  }
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor& field = *message.GetDescriptor()->field(i);
+    RETURN_IF_ERROR(field.message_type() != nullptr
+                        ? ForEachChild(message, field, path, CheckFields)
+                        : CheckField(message, field, FieldPath(path, field.name())));
+  }
+  return absl::OkStatus();
+}
+
+void FillFields(Message* message) {
+  const Reflection& reflection = *message->GetReflection();
+  for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor& field = *message->GetDescriptor()->field(i);
+    if (field.message_type() != nullptr && field.is_repeated()) {
+      for (int k = 0; k < reflection.FieldSize(*message, &field); ++k) {
+        FillFields(reflection.MutableRepeatedMessage(message, &field, k));
+      }
+    } else if (field.message_type() != nullptr) {
+      if (reflection.HasField(*message, &field)) {
+        FillFields(reflection.MutableMessage(message, &field));
+      }
+    } else if (const FieldRule* rule = FindFieldRule(field);
+               rule != nullptr && !field.is_repeated()) {
+      if (rule->default_value && IsAbsent(*message, field)) {
+        SetNumber(message, field, *rule->default_value);
+      } else if (!(field.has_presence() && IsAbsent(*message, field)) &&
+                 NumberOf(*message, field) == 0) {
+        SetNumber(message, field, 0);
+      }
+    }
+  }
+}
+
+std::optional<float> ToFloat(double value) {
+  // What the parser of text proto does: FLT_MAX in 8 digits is a little more than FLT_MAX.
+  const float rounded = google::protobuf::io::SafeDoubleToFloat(value);
+  if (std::isfinite(value) && !std::isfinite(rounded)) return std::nullopt;
+  return rounded == 0 ? 0 : rounded;
+}
 
 bool Range::Contains(double value) const {
   if (!std::isfinite(value)) return false;

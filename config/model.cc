@@ -26,6 +26,7 @@
 namespace emberd::config {
 namespace {
 
+using google::protobuf::Message;
 using google::protobuf::util::MessageDifferencer;
 
 constexpr int kMaxOutputRank = 8;
@@ -247,18 +248,6 @@ absl::Status CompleteGroups(v1::ModelConfig* model) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-std::vector<std::string> TableNames(const v1::ModelConfig& model) {
-  return NamesOf(model.tables());
-}
-
-std::vector<std::string> FeatureNames(const v1::ModelConfig& model) {
-  return NamesOf(model.features());
-}
-
-namespace {
-
 // What TensorFlow does where the two systems differ; a field that is given stays.
 void CompleteTensorFlowPlan(v1::PlanConfig* plan) {
   if (plan->sample_layout() == v1::SAMPLE_LAYOUT_UNSPECIFIED) {
@@ -268,7 +257,57 @@ void CompleteTensorFlowPlan(v1::PlanConfig* plan) {
   if (!plan->has_short_stack_names()) plan->set_short_stack_names(false);
 }
 
+// Keeps the first difference that is reported. Message 1 is the declared model, message 2 the
+// requested one.
+class FirstDifferenceReporter : public MessageDifferencer::Reporter {
+ public:
+  using Path = std::vector<MessageDifferencer::SpecificField>;
+
+  void ReportAdded(const Message& declared, const Message& requested, const Path& path) override {
+    Report(path, ValueOrAbsent(declared, path), Value(requested, path, path.back().new_index));
+  }
+  void ReportDeleted(const Message& declared, const Message& requested, const Path& path) override {
+    Report(path, Value(declared, path, path.back().index), ValueOrAbsent(requested, path));
+  }
+  void ReportModified(const Message& declared, const Message& requested,
+                      const Path& path) override {
+    Report(path, Value(declared, path, path.back().index),
+           Value(requested, path, path.back().new_index));
+  }
+
+  const std::string& first() const { return first_; }
+
+ private:
+  // `message` is the one that holds the last field of `path`.
+  static std::string Value(const Message& message, const Path& path, int index) {
+    return ValueText(message, *path.back().field, index);
+  }
+  // For the side on which a field is not set: plain proto3 fields have a value all the same.
+  static std::string ValueOrAbsent(const Message& message, const Path& path) {
+    const auto& field = *path.back().field;
+    return field.is_repeated() || field.has_presence() ? "absent" : Value(message, path, -1);
+  }
+
+  void Report(const Path& path, const std::string& declared, const std::string& requested) {
+    if (!first_.empty()) return;
+    std::string name;
+    for (const auto& step : path) name = FieldPath(name, step.field->name(), step.index);
+    first_ = absl::StrCat(name, ": ", declared, " in the declared model, ", requested,
+                          " in the requested one");
+  }
+
+  std::string first_;
+};
+
 }  // namespace
+
+std::vector<std::string> TableNames(const v1::ModelConfig& model) {
+  return NamesOf(model.tables());
+}
+
+std::vector<std::string> FeatureNames(const v1::ModelConfig& model) {
+  return NamesOf(model.features());
+}
 
 absl::StatusOr<DenseShape> SamplesOf(absl::Span<const int64_t> ids,
                                      absl::Span<const int64_t> output_shape) {
@@ -330,55 +369,6 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
   *model = std::move(complete);
   return absl::OkStatus();
 }
-
-namespace {
-
-using google::protobuf::Message;
-using google::protobuf::util::MessageDifferencer;
-
-// Keeps the first difference that is reported. Message 1 is the declared model, message 2 the
-// requested one.
-class FirstDifferenceReporter : public MessageDifferencer::Reporter {
- public:
-  using Path = std::vector<MessageDifferencer::SpecificField>;
-
-  void ReportAdded(const Message& declared, const Message& requested, const Path& path) override {
-    Report(path, ValueOrAbsent(declared, path), Value(requested, path, path.back().new_index));
-  }
-  void ReportDeleted(const Message& declared, const Message& requested, const Path& path) override {
-    Report(path, Value(declared, path, path.back().index), ValueOrAbsent(requested, path));
-  }
-  void ReportModified(const Message& declared, const Message& requested,
-                      const Path& path) override {
-    Report(path, Value(declared, path, path.back().index),
-           Value(requested, path, path.back().new_index));
-  }
-
-  const std::string& first() const { return first_; }
-
- private:
-  // `message` is the one that holds the last field of `path`.
-  static std::string Value(const Message& message, const Path& path, int index) {
-    return ValueText(message, *path.back().field, index);
-  }
-  // For the side on which a field is not set: plain proto3 fields have a value all the same.
-  static std::string ValueOrAbsent(const Message& message, const Path& path) {
-    const auto& field = *path.back().field;
-    return field.is_repeated() || field.has_presence() ? "absent" : Value(message, path, -1);
-  }
-
-  void Report(const Path& path, const std::string& declared, const std::string& requested) {
-    if (!first_.empty()) return;
-    std::string name;
-    for (const auto& step : path) name = FieldPath(name, step.field->name(), step.index);
-    first_ = absl::StrCat(name, ": ", declared, " in the declared model, ", requested,
-                          " in the requested one");
-  }
-
-  std::string first_;
-};
-
-}  // namespace
 
 uint64_t ModelFingerprint(const v1::ModelConfig& model) {
   // Complete configs have no maps and no unknown fields, so their deterministic serialization is

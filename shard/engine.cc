@@ -56,6 +56,16 @@ absl::Status ModelExists(uint64_t model_id) {
       absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " exists"));
 }
 
+// Copying rows is cut into chunks of about this many bytes, so that threads share it evenly.
+constexpr int64_t kCopyChunkBytes = int64_t{1} << 20;
+// To read so much takes a few microseconds, about as long as to wake a thread.
+constexpr int64_t kTinyGatherBytes = int64_t{32} << 10;
+
+// Of a row that a gather of `entries` returns.
+int64_t BytesPerRow(const StackStore& store, const StackEntries& entries) {
+  return entries.rounded ? RoundedRowBytes(store.spec()) : static_cast<int64_t>(store.row_bytes());
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
@@ -390,20 +400,6 @@ std::vector<HotTable> Engine::HotRows(int count) const {
 
 // The reading half of the engine: a job for each stack of a batch, which pools its rows or copies
 // them.
-
-namespace {
-
-// Copying rows is cut into chunks of about this many bytes, so that threads share it evenly.
-constexpr int64_t kCopyChunkBytes = int64_t{1} << 20;
-// To read so much takes a few microseconds, about as long as to wake a thread.
-constexpr int64_t kTinyGatherBytes = int64_t{32} << 10;
-
-// Of a row that a gather of `entries` returns.
-int64_t BytesPerRow(const StackStore& store, const StackEntries& entries) {
-  return entries.rounded ? RoundedRowBytes(store.spec()) : static_cast<int64_t>(store.row_bytes());
-}
-
-}  // namespace
 
 // One Gather on its way: shared by the jobs of its stacks.
 struct Engine::GatherWork {

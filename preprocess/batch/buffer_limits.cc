@@ -57,6 +57,10 @@ absl::Status FitStack(const BufferLimits& limits, int64_t capacity, const StackP
       "fewer ids"));
 }
 
+// An entry of the buffer of ids has a row, a sample and a gain; a row pointer has 4 bytes.
+constexpr int64_t kEntryBytes = 12;
+constexpr int64_t kPointerBytes = 4;
+
 }  // namespace
 
 absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
@@ -74,14 +78,6 @@ absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
   }
   return absl::OkStatus();
 }
-
-namespace {
-
-// An entry of the buffer of ids has a row, a sample and a gain; a row pointer has 4 bytes.
-constexpr int64_t kEntryBytes = 12;
-constexpr int64_t kPointerBytes = 4;
-
-}  // namespace
 
 ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
                                   absl::Span<const int64_t> samples, int64_t ids_per_sample,

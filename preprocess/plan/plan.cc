@@ -67,36 +67,6 @@ std::vector<std::vector<int>> FirstFit(absl::Span<const StackCandidate> tables,
   return result;
 }
 
-}  // namespace
-
-std::vector<std::vector<int>> StackLikeJax(absl::Span<const StackCandidate> tables,
-                                           const StackingLimits& limits) {
-  return FirstFit(tables, limits, [&](const OpenStack& stack, const StackCandidate& table) {
-    const int64_t bytes = stack.activation_bytes + ActivationBytes(table);
-    return (limits.activation_bytes == 0 || bytes <= limits.activation_bytes) &&
-           (limits.rows == 0 || stack.rows + table.padded_rows < limits.rows);
-  });
-}
-
-std::vector<std::vector<int>> StackLikeTensorFlow(absl::Span<const StackCandidate> tables,
-                                                  const StackingLimits& limits) {
-  const auto below = [](int64_t value, int64_t limit) { return limit == 0 || value < limit; };
-  return FirstFit(tables, limits, [&](const OpenStack& stack, const StackCandidate& table) {
-    return below(static_cast<int64_t>(stack.tables.size()), limits.tables) &&
-           below(stack.activation_bytes + ActivationBytes(table), limits.activation_bytes) &&
-           below(stack.shard_bytes + ShardBytes(table, limits), limits.shard_bytes) &&
-           below(stack.rows + table.padded_rows, limits.rows);
-  });
-}
-
-std::string StackName(absl::Span<const std::string> table_names, bool shorten) {
-  const std::string name = absl::StrJoin(table_names, "_");
-  if (!shorten || name.size() <= kLongestName) return name;
-  return absl::StrCat(name.substr(0, kLongestName), "...", Sha256Hex(name).substr(0, kHashDigits));
-}
-
-namespace {
-
 constexpr int64_t kMaxPartitions = int64_t{1} << 20;
 
 uint64_t PlanFingerprint(const Plan& plan) {
@@ -390,25 +360,6 @@ class Planner {
   std::vector<StackDraft> drafts_;
 };
 
-}  // namespace
-
-absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topology) {
-  if (!IsPowerOfTwo(topology.shards) || !IsPowerOfTwo(topology.sparsecores_per_shard)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("topology: ", topology.shards, " shards of ", topology.sparsecores_per_shard,
-                     " SparseCores is not allowed; both must be powers of two"));
-  }
-  if (int64_t{topology.shards} * topology.sparsecores_per_shard > kMaxPartitions) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("topology: ", topology.shards, " shards of ", topology.sparsecores_per_shard,
-                     " SparseCores is not allowed; there may be at most ", kMaxPartitions,
-                     " SparseCores in all"));
-  }
-  return Planner(model, topology).Make();
-}
-
-namespace {
-
 // Bytes of weights and slots of one row.
 int64_t RowBytes(const StackPlan& stack, const v1::TableConfig& table) {
   int64_t bytes = config::WeightBytes(table.storage_dtype()) * stack.embedding_dim;
@@ -437,6 +388,47 @@ void WriteFeature(const FeaturePlan& feature, const StackPlan& stack, v1::Featur
 }
 
 }  // namespace
+
+std::vector<std::vector<int>> StackLikeJax(absl::Span<const StackCandidate> tables,
+                                           const StackingLimits& limits) {
+  return FirstFit(tables, limits, [&](const OpenStack& stack, const StackCandidate& table) {
+    const int64_t bytes = stack.activation_bytes + ActivationBytes(table);
+    return (limits.activation_bytes == 0 || bytes <= limits.activation_bytes) &&
+           (limits.rows == 0 || stack.rows + table.padded_rows < limits.rows);
+  });
+}
+
+std::vector<std::vector<int>> StackLikeTensorFlow(absl::Span<const StackCandidate> tables,
+                                                  const StackingLimits& limits) {
+  const auto below = [](int64_t value, int64_t limit) { return limit == 0 || value < limit; };
+  return FirstFit(tables, limits, [&](const OpenStack& stack, const StackCandidate& table) {
+    return below(static_cast<int64_t>(stack.tables.size()), limits.tables) &&
+           below(stack.activation_bytes + ActivationBytes(table), limits.activation_bytes) &&
+           below(stack.shard_bytes + ShardBytes(table, limits), limits.shard_bytes) &&
+           below(stack.rows + table.padded_rows, limits.rows);
+  });
+}
+
+std::string StackName(absl::Span<const std::string> table_names, bool shorten) {
+  const std::string name = absl::StrJoin(table_names, "_");
+  if (!shorten || name.size() <= kLongestName) return name;
+  return absl::StrCat(name.substr(0, kLongestName), "...", Sha256Hex(name).substr(0, kHashDigits));
+}
+
+absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topology) {
+  if (!IsPowerOfTwo(topology.shards) || !IsPowerOfTwo(topology.sparsecores_per_shard)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("topology: ", topology.shards, " shards of ", topology.sparsecores_per_shard,
+                     " SparseCores is not allowed; both must be powers of two"));
+  }
+  if (int64_t{topology.shards} * topology.sparsecores_per_shard > kMaxPartitions) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("topology: ", topology.shards, " shards of ", topology.sparsecores_per_shard,
+                     " SparseCores is not allowed; there may be at most ", kMaxPartitions,
+                     " SparseCores in all"));
+  }
+  return Planner(model, topology).Make();
+}
 
 v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan) {
   const int64_t partitions = plan.topology.partitions();

@@ -38,6 +38,32 @@ std::shared_ptr<grpc::Channel> Connect(const HealthOptions& options) {
   return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
 }
 
+constexpr int kRandomBytes = 32;
+
+absl::StatusOr<std::string> RandomToken() {
+  unsigned char bytes[kRandomBytes];
+  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
+    return absl::InternalError("the system's random numbers cannot be read");
+  }
+  return absl::WebSafeBase64Escape(
+      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
+}
+
+// What stands in the file; empty if there is none.
+absl::StatusOr<std::string> OldText(const std::string& path) {
+  const absl::Status status = config::LoadTokenFile(path).status();
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (file.is_open() && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
+  if (absl::IsNotFound(status) || (file.is_open() && text.str().empty())) return "";
+  if (!status.ok()) return status;
+  if (absl::StrContains(text.str(), "\"tokens\"")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": tokens can be added to text protos, not to JSON"));
+  }
+  return text.str();
+}
+
 }  // namespace
 
 absl::Status CheckHealth(const HealthOptions& options) {
@@ -72,36 +98,6 @@ absl::Status CheckHealth(const HealthOptions& options) {
   }
   return absl::OkStatus();
 }
-
-namespace {
-
-constexpr int kRandomBytes = 32;
-
-absl::StatusOr<std::string> RandomToken() {
-  unsigned char bytes[kRandomBytes];
-  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
-    return absl::InternalError("the system's random numbers cannot be read");
-  }
-  return absl::WebSafeBase64Escape(
-      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
-}
-
-// What stands in the file; empty if there is none.
-absl::StatusOr<std::string> OldText(const std::string& path) {
-  const absl::Status status = config::LoadTokenFile(path).status();
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (file.is_open() && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
-  if (absl::IsNotFound(status) || (file.is_open() && text.str().empty())) return "";
-  if (!status.ok()) return status;
-  if (absl::StrContains(text.str(), "\"tokens\"")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": tokens can be added to text protos, not to JSON"));
-  }
-  return text.str();
-}
-
-}  // namespace
 
 absl::StatusOr<std::string> MakeToken(const NewToken& token) {
   ASSIGN_OR_RETURN(std::string text, OldText(token.file));

@@ -86,6 +86,25 @@ class ProcessMetrics : public prometheus::Collectable {
   const std::optional<double> start_seconds_;
 };
 
+using Clock = std::chrono::steady_clock;
+
+// The child in `slot`, made by `make` on first use. Two threads may both call make: it gives both
+// the same child.
+template <typename Child, typename Make>
+Child& Cached(std::atomic<Child*>& slot, Make make) {
+  Child* child = slot.load(std::memory_order_acquire);
+  if (child == nullptr) {
+    child = make();
+    slot.store(child, std::memory_order_release);
+  }
+  return *child;
+}
+
+size_t CodeIndex(absl::StatusCode code) {
+  const auto index = static_cast<size_t>(code);
+  return index < kCodeCount ? index : static_cast<size_t>(absl::StatusCode::kUnknown);
+}
+
 }  // namespace
 
 std::optional<int64_t> ResidentBytes() {
@@ -110,29 +129,6 @@ std::optional<int64_t> HugePageBytes() {
   }
   return bytes;
 }
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// The child in `slot`, made by `make` on first use. Two threads may both call make: it gives both
-// the same child.
-template <typename Child, typename Make>
-Child& Cached(std::atomic<Child*>& slot, Make make) {
-  Child* child = slot.load(std::memory_order_acquire);
-  if (child == nullptr) {
-    child = make();
-    slot.store(child, std::memory_order_release);
-  }
-  return *child;
-}
-
-size_t CodeIndex(absl::StatusCode code) {
-  const auto index = static_cast<size_t>(code);
-  return index < kCodeCount ? index : static_cast<size_t>(absl::StatusCode::kUnknown);
-}
-
-}  // namespace
 
 LabelledMetrics::LabelledMetrics(MetricRegistry& registry, const std::vector<std::string>& names,
                                  const std::vector<std::string>& values, bool gauges)

@@ -83,6 +83,62 @@ class CallGuard final : public grpc::AuthMetadataProcessor {
   const std::shared_ptr<const TokenCheck> check_;
 };
 
+using grpc::experimental::ClientInterceptorFactoryInterface;
+using grpc::experimental::ClientRpcInfo;
+using grpc::experimental::InterceptionHookPoints;
+using grpc::experimental::Interceptor;
+using grpc::experimental::InterceptorBatchMethods;
+
+// Adds to the metadata of every call of a channel. Call credentials would do the same, but not on a
+// channel in plain text.
+class MetadataSender final : public Interceptor {
+ public:
+  // What it is given must outlive it; `token` may be null.
+  MetadataSender(const Security::Metadata& metadata, const std::function<std::string()>& token)
+      : metadata_(metadata), token_(token) {}
+
+  void Intercept(InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      auto* const sent = methods->GetSendInitialMetadata();
+      sent->insert(metadata_.begin(), metadata_.end());
+      if (token_) sent->emplace("authorization", absl::StrCat("Bearer ", token_()));
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const Security::Metadata& metadata_;
+  const std::function<std::string()>& token_;
+};
+
+class MetadataSenderFactory final : public ClientInterceptorFactoryInterface {
+ public:
+  MetadataSenderFactory(Security::Metadata metadata, std::function<std::string()> token)
+      : metadata_(std::move(metadata)), token_(std::move(token)) {}
+  Interceptor* CreateClientInterceptor(ClientRpcInfo*) override {
+    return new MetadataSender(metadata_, token_);
+  }
+
+ private:
+  const Security::Metadata metadata_;
+  const std::function<std::string()> token_;
+};
+
+// The cluster's token from its file, which must be in `table`: else the shards refuse it.
+absl::StatusOr<std::string> LoadClusterToken(const v1::SecurityConfig& config,
+                                             const TokenTable& table) {
+  constexpr char kField[] = "security.cluster_token_file";
+  absl::StatusOr<std::string> token = config::LoadToken(kField, config.cluster_token_file());
+  if (!token.ok()) return token;
+  const Caller* const caller = table.Find(*token);
+  if (caller != nullptr && caller->role == v1::Token::CLUSTER) return token;
+  return absl::InvalidArgumentError(absl::StrCat(
+      kField, ": ", config.cluster_token_file(), ": the token ",
+      caller == nullptr ? "is not"
+                        : absl::StrCat("has the role ", v1::Token::Role_Name(caller->role)),
+      " in ", config.tokens_file(), "; it must be there with the role CLUSTER"));
+}
+
 }  // namespace
 
 const absl::flat_hash_map<absl::string_view, Token::Role>& MethodRoles() {
@@ -170,66 +226,6 @@ std::shared_ptr<grpc::AuthMetadataProcessor> MakeCallGuard(
     std::shared_ptr<const TokenCheck> check) {
   return std::make_shared<CallGuard>(std::move(check));
 }
-
-namespace {
-
-using grpc::experimental::ClientInterceptorFactoryInterface;
-using grpc::experimental::ClientRpcInfo;
-using grpc::experimental::InterceptionHookPoints;
-using grpc::experimental::Interceptor;
-using grpc::experimental::InterceptorBatchMethods;
-
-// Adds to the metadata of every call of a channel. Call credentials would do the same, but not on a
-// channel in plain text.
-class MetadataSender final : public Interceptor {
- public:
-  // What it is given must outlive it; `token` may be null.
-  MetadataSender(const Security::Metadata& metadata, const std::function<std::string()>& token)
-      : metadata_(metadata), token_(token) {}
-
-  void Intercept(InterceptorBatchMethods* methods) override {
-    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
-      auto* const sent = methods->GetSendInitialMetadata();
-      sent->insert(metadata_.begin(), metadata_.end());
-      if (token_) sent->emplace("authorization", absl::StrCat("Bearer ", token_()));
-    }
-    methods->Proceed();
-  }
-
- private:
-  const Security::Metadata& metadata_;
-  const std::function<std::string()>& token_;
-};
-
-class MetadataSenderFactory final : public ClientInterceptorFactoryInterface {
- public:
-  MetadataSenderFactory(Security::Metadata metadata, std::function<std::string()> token)
-      : metadata_(std::move(metadata)), token_(std::move(token)) {}
-  Interceptor* CreateClientInterceptor(ClientRpcInfo*) override {
-    return new MetadataSender(metadata_, token_);
-  }
-
- private:
-  const Security::Metadata metadata_;
-  const std::function<std::string()> token_;
-};
-
-// The cluster's token from its file, which must be in `table`: else the shards refuse it.
-absl::StatusOr<std::string> LoadClusterToken(const v1::SecurityConfig& config,
-                                             const TokenTable& table) {
-  constexpr char kField[] = "security.cluster_token_file";
-  absl::StatusOr<std::string> token = config::LoadToken(kField, config.cluster_token_file());
-  if (!token.ok()) return token;
-  const Caller* const caller = table.Find(*token);
-  if (caller != nullptr && caller->role == v1::Token::CLUSTER) return token;
-  return absl::InvalidArgumentError(absl::StrCat(
-      kField, ": ", config.cluster_token_file(), ": the token ",
-      caller == nullptr ? "is not"
-                        : absl::StrCat("has the role ", v1::Token::Role_Name(caller->role)),
-      " in ", config.tokens_file(), "; it must be there with the role CLUSTER"));
-}
-
-}  // namespace
 
 // What the token files hold.
 struct Security::Tokens {

@@ -117,22 +117,6 @@ void AddLoad(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
   sum->set_batch_budget_bytes(sum->batch_budget_bytes() + more.batch_budget_bytes());
 }
 
-}  // namespace
-
-v1::GetStatsResponse Merge(const ClusterFigures& figures) {
-  v1::GetStatsResponse sum = figures.empty() ? v1::GetStatsResponse() : figures.front().stats;
-  for (size_t i = 1; i < figures.size(); ++i) {
-    if (!figures[i].status.ok()) continue;
-    AddLoad(figures[i].stats, &sum);
-    AddMethods(figures[i].stats, &sum);
-    AddModels(figures[i].stats, &sum);
-    AddGroups(figures[i].stats, &sum);
-  }
-  return sum;
-}
-
-namespace {
-
 // One that comes back is found soon.
 constexpr int kFirstReconnectMs = 200;
 constexpr int kMaxReconnectMs = 2000;
@@ -154,45 +138,6 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address,
   arguments.SetMaxReceiveMessageSize(-1);
   return security.Connect(address, arguments);
 }
-
-}  // namespace
-
-Peers::Peers(const v1::ClusterConfig& cluster, int self, const security::Security& security) {
-  for (int i = 0; i < cluster.coordinators_size(); ++i) {
-    const v1::CoordinatorConfig& coordinator = cluster.coordinators(i);
-    if (i == self || !CanBeAsked(coordinator.address())) continue;
-    peers_.push_back({.figures = {.name = absl::StrCat("coordinator-", i),
-                                  .address = coordinator.address(),
-                                  .http_address = coordinator.http_address()},
-                      .stub = v1::AdminService::NewStub(Connect(coordinator.address(), security))});
-  }
-}
-
-ClusterFigures Peers::Ask() const {
-  ClusterFigures figures(peers_.size());
-  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
-  v1::GetStatsRequest request;
-  request.set_without_shards(true);
-  absl::BlockingCounter waiting(static_cast<int>(peers_.size()));
-  const auto deadline = ToSystemTime(SteadyNow() + kPatience);
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    figures[i] = peers_[i].figures;
-    grpc::ClientContext* const context =
-        contexts.emplace_back(std::make_unique<grpc::ClientContext>()).get();
-    context->set_deadline(deadline);
-    CoordinatorFigures* const answer = &figures[i];
-    peers_[i].stub->async()->GetStats(
-        context, &request, &answer->stats, [answer, &waiting](const grpc::Status& status) {
-          answer->status = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                                        status.error_message());
-          waiting.DecrementCount();
-        });
-  }
-  waiting.Wait();
-  return figures;
-}
-
-namespace {
 
 constexpr int kHotRows = 5;  // of each table and shard
 constexpr char kJson[] = "application/json";
@@ -359,6 +304,53 @@ class Board {
 };
 
 }  // namespace
+
+v1::GetStatsResponse Merge(const ClusterFigures& figures) {
+  v1::GetStatsResponse sum = figures.empty() ? v1::GetStatsResponse() : figures.front().stats;
+  for (size_t i = 1; i < figures.size(); ++i) {
+    if (!figures[i].status.ok()) continue;
+    AddLoad(figures[i].stats, &sum);
+    AddMethods(figures[i].stats, &sum);
+    AddModels(figures[i].stats, &sum);
+    AddGroups(figures[i].stats, &sum);
+  }
+  return sum;
+}
+
+Peers::Peers(const v1::ClusterConfig& cluster, int self, const security::Security& security) {
+  for (int i = 0; i < cluster.coordinators_size(); ++i) {
+    const v1::CoordinatorConfig& coordinator = cluster.coordinators(i);
+    if (i == self || !CanBeAsked(coordinator.address())) continue;
+    peers_.push_back({.figures = {.name = absl::StrCat("coordinator-", i),
+                                  .address = coordinator.address(),
+                                  .http_address = coordinator.http_address()},
+                      .stub = v1::AdminService::NewStub(Connect(coordinator.address(), security))});
+  }
+}
+
+ClusterFigures Peers::Ask() const {
+  ClusterFigures figures(peers_.size());
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  v1::GetStatsRequest request;
+  request.set_without_shards(true);
+  absl::BlockingCounter waiting(static_cast<int>(peers_.size()));
+  const auto deadline = ToSystemTime(SteadyNow() + kPatience);
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    figures[i] = peers_[i].figures;
+    grpc::ClientContext* const context =
+        contexts.emplace_back(std::make_unique<grpc::ClientContext>()).get();
+    context->set_deadline(deadline);
+    CoordinatorFigures* const answer = &figures[i];
+    peers_[i].stub->async()->GetStats(
+        context, &request, &answer->stats, [answer, &waiting](const grpc::Status& status) {
+          answer->status = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                                        status.error_message());
+          waiting.DecrementCount();
+        });
+  }
+  waiting.Wait();
+  return figures;
+}
 
 std::vector<ops::HttpRoute> Routes(const Source& source) {
   std::vector<ops::HttpRoute> routes;
