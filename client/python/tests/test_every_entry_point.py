@@ -183,7 +183,7 @@ ELSEWHERE = {
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
     **dict.fromkeys(("DistributedEmbedding", *(f"DistributedEmbedding.{name}" for name in (
-        "build", "call", "compute_output_shape", "from_config", "get_config", "prefetch", "preprocess"))),
+        "build", "call", "compute_mask", "compute_output_shape", "from_config", "get_config", "prefetch", "preprocess")), "on_tables"),
                     "Keras calls them, or wraps what they raise: test_keras.py"),
     "Embedding.in_jit": "JAX calls it: test_jax_in_jit.py", "TableConfig": "test_descriptions, or the layer's",
     "FeatureConfig": "the same",
@@ -207,7 +207,7 @@ ALLOWED = {
     r"padding_idx:? (None|5|-1|2\*\*32 \+ 5|\{\})\)": "another padding, or none, which no row need have",
     r"\.ids (\[\]|\[\[\]\]|empty|longer|of another rank|flat or a column)\)|(EmbeddingCollection.\w+|TorchEmbedding.*)\((ids|input): (\['t'\] )?(\[\[\]\]|of another rank)": "sequences of other shapes",
     r"mask\(ids": "ids are looked at when they are looked up",
-    r"tables: {}": "no table is set",
+    r"(tables|rates|weight_decay): {}": "no table is set",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
     r"Sequences.from_lists\(samples: (''|\{\}|empty|longer|shorter)": "other samples, or none",
@@ -247,12 +247,13 @@ class Sweep(unittest.TestCase):
                              "EmbeddingBag.table": cls.tables()[0]})
             cls.good.update({"EmbeddingBagCollection.forward.ids": every, "mask.ids": every[0],
                              "EmbeddingCollection.forward.ids": Each([every[0], {"t": R(IDS, np.array([0, 1, 2]))}, every[-1]]), "prefetch.ids": every[0], "input": ids[0],
-                             "offsets": Each([None, torch.tensor([0, 1])]), "state": {"model": "m", "group": "g", "next_step": 0},
+                             "offsets": Each([None, torch.tensor([0, 1])]), "state": {"model": "m", "group": "g", "next_step": 0}, "weight_decay": Each([0.5, {"t": 0.5}]), "EmbeddingBag.optimizer.weight_decay": 0.5,
+                             "TorchEmbedding.optimizer.weight_decay": 0.5,
                              "load_state_dict.state_dict": {"param_groups": [{"table": "t", "lr": 0.5}]}})
         if jax:
             cls.good.update({"Embedding.model": cls.model, "batches": [{"ids": {"t": IDS}}], "step": 0})
         if keras:
-            cls.good.update({"inputs": IDS, "tables": {"t": np.ones((16, 4), np.float32)}, "input_shapes": (2,),
+            cls.good.update({"inputs": IDS, "tables": {"t": np.ones((16, 4), np.float32)}, "rates": {"t": 0.5}, "input_shapes": (2,),
                              "DistributedEmbedding.prefetch.batches": [IDS], "DistributedEmbedding.prefetch.inputs": None})
 
     @classmethod

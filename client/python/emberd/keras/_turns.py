@@ -7,6 +7,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
+from .. import _native
+from .._records import check_mapping
 from ..arrays import Ids, concatenate, map_arrays
 from ..trainer import Trainer
 
@@ -58,10 +60,12 @@ class Turns:
         return values
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
-        for name, rate in rates.items():
+        check_mapping(rates, "rates")
+        given = {name: _native.real(rate, f"rates: {name!r}") for name, rate in rates.items()}
+        for name, rate in given.items():
             if name not in self.declared:
-                raise ValueError(f"learning_rates: {name!r} is not allowed; it must be one of the tables with a number above 0 as their rate: "
+                raise ValueError(f"rates: {name!r} is not allowed; it must be one of the tables with a number above 0 as their rate: "
                                  f"{', '.join(self.declared) or 'there are none'}")
-            if not 0 <= rate < float("inf"):
-                raise ValueError(f"learning_rates: {name!r}: {rate} is not allowed; it must be >= 0 and finite")
-        self.rates.update({name: float(rate) for name, rate in rates.items()})
+            if rate < 0:
+                raise ValueError(f"rates: {name!r}: {rate} is not allowed; it must be >= 0")
+        self.rates.update(given)
