@@ -278,8 +278,8 @@ absl::StatusOr<v1::CheckpointFile> PartitionFileWriter::Finish() {
   if (absl::Status status = CheckLocalRows(ranges_, array_.rows_per_partition); !status.ok()) {
     return absl::InternalError(absl::StrCat(path_, ": ", status.message()));
   }
-  RETURN_IF_ERROR(AppendBytes(absl::MakeConstSpan(
-      reinterpret_cast<const char*>(ranges_.data()), ranges_.size() * sizeof(LocalRows))));
+  RETURN_IF_ERROR(AppendBytes(absl::MakeConstSpan(reinterpret_cast<const char*>(ranges_.data()),
+                                                  ranges_.size() * sizeof(LocalRows))));
   RETURN_IF_ERROR(Flush());
   const std::string header =
       EncodePartitionHeader(array_, {rows_, static_cast<int64_t>(ranges_.size())});

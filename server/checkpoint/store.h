@@ -34,8 +34,7 @@ class CheckpointStore {
   // The newest one that has all that it builds on.
   absl::StatusOr<v1::CheckpointManifest> Newest(const std::string& model) const;
   // With all that it builds on: it first, the whole one last.
-  absl::StatusOr<CheckpointChain> Chain(const std::string& model,
-                                                     const std::string& name) const;
+  absl::StatusOr<CheckpointChain> Chain(const std::string& model, const std::string& name) const;
 
   // A new folder for the files of a checkpoint. ALREADY_EXISTS: there is one of this name, which
   // may be empty if it is not known yet. Whoever writes calls Heartbeat at least every 20 seconds;

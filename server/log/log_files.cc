@@ -93,9 +93,7 @@ class Disk : public LogFiles {
     return files::SyncFile(file, path);
   }
 
-  absl::Status SyncFolder(const std::string& folder) override {
-    return files::SyncFolder(folder);
-  }
+  absl::Status SyncFolder(const std::string& folder) override { return files::SyncFolder(folder); }
 
   absl::Status Remove(const std::string& path) override {
     if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
