@@ -464,7 +464,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
             rate = _native.real(lr, "lr") if lr is not None else 0.01 if declared is None else declared
             # Until there are activations: an optimizer must have a parameter in each group.
             groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name,
-                           **({"weight_decay": _native.real(decays[table.name], "weight_decay")} if table.name in decays else {})})
+                           **({"weight_decay": _decay(decays[table.name], "weight_decay")} if table.name in decays else {})})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
 
@@ -487,7 +487,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         if "weight_decay" in group and "weight_decay" not in fields:
             if "weight_decay_factor" in group:
                 raise errors.InvalidArgument(f"group of table {table.name!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
-            decay = _native.real(group["weight_decay"], f"group of table {table.name!r}: weight_decay")
+            decay = _decay(group["weight_decay"], f"group of table {table.name!r}: weight_decay")
             multiplied = getattr(kind, "multiply_weight_decay_factor_by_learning_rate", None)
             values["weight_decay_factor"] = decay if multiplied else decay * values["learning_rate"]
         values.update((name, _native.real(group[name], f"group of table {table.name!r}: {name}")) for name in fields if name in group)
@@ -536,6 +536,13 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none=True)
         if self.collection._parts:
             self.collection._forget()
+
+
+def _decay(value: Any, what: str) -> float:
+    decay = _native.real(value, what)
+    if decay < 0:
+        raise errors.InvalidArgument(f"{what}: {decay} is not allowed; it must be at least 0")
+    return decay
 
 
 def _optimizer_again(collection: EmbeddingBagCollection, state: Mapping[str, Any]) -> EmbeddingOptimizer:

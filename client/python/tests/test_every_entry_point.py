@@ -216,6 +216,7 @@ ALLOWED = {
     r"addresses: longer": "the same coordinator twice",
     r"(vocabulary_size|_bytes_limit|seed): 2": "they have 64 bits",
     r"(deadline|timeout|step_timeout|patience|interval|lr): 0-d": "a number of NumPy",
+    r"(rates|weight_decay): (\['t'\] )?(5|2.*|1.5|0-d)\)": "other values",
 }
 
 

@@ -268,6 +268,7 @@ def read(folder):
 
 
 class EveryObjectTest(unittest.TestCase):
+    maxDiff = None
     def start(self, **environment):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

@@ -33,6 +33,6 @@ def of_batch(model: config.ModelConfig, batch: Any, chips: int, sparsecores: int
     stacks = json.loads(done.stdout)["stacks"]
 
     def most(kind: str) -> Counts:
-        return {one["stack"]: max(map(max, one[kind])) for one in stacks}
+        return {one["stack"]: int(np.max(one[kind])) for one in stacks}
 
     return most("ids_per_partition"), most("unique_ids_per_partition")
