@@ -24,18 +24,18 @@ GOOD = {
     "config/c.h": "#pragma once\n",
     "config/c_one.cc": '#include "config/c.h"\n',  # c.h has no c.cc: this is a part of it
     "config/d.cc": "int d;\n",
-    "config/d_part_test.cc": '// Covers: d.cc, server/main_loop.cc\n#include "config/c.h"\n',
+    "config/d_part_test.cc": '// Covers: d.cc, server/host/main_loop.cc\n#include "config/c.h"\n',
     "preprocess/batch/csr.h": '#pragma once\n#include "config/a.h"\n',
     "shard/engine.h": '#pragma once\n#include "preprocess/batch/csr.h"\n',
-    "server/main.cc": '#include <grpcpp/grpcpp.h>\n#include "shard/engine.h"\nauto saved = absl::Now();  // a date\n',
-    "server/main_loop.cc": '#include "emberd/internal/v1/shard_service.grpc.pb.h"\n',
+    "server/host/main.cc": '#include <grpcpp/grpcpp.h>\n#include "shard/engine.h"\nauto saved = absl::Now();  // a date\n',
+    "server/host/main_loop.cc": '#include "emberd/internal/v1/shard_service.grpc.pb.h"\n',
     "tests/bench/demo/main.cc": '#include "client/cpp/client.h"\n#include "emberd/v1/x_service.grpc.pb.h"\n',
     "client/cpp/client.h": "#pragma once\n",
     "shard/x-inl.h": "// included once per target\n",
     "tests/testing/random.h": "#pragma once\n",
-    "tests/testing/cluster.cc": '#include "server/main.h"\n#include "tests/bench/demo/x.h"\n',
+    "tests/testing/cluster.cc": '#include "server/host/main.h"\n#include "tests/bench/demo/x.h"\n',
     "tests/lint/ratchet.txt": "files 99\ngrpcpp 99\nobjects 2\nprograms 1\n" + "".join(
-        f"lines.{folder} 1500\n" for folder in ("client", "config", "preprocess", "server", "shard", "tests")),
+        f"lines.{folder} 1500\n" for folder in ("client", "config", "preprocess", "server/host", "shard", "tests")),
 }
 
 # name of the case: (file, its text, what lint must say)
@@ -52,22 +52,24 @@ BAD = {
                                           "shard/engine.h:3: shard may not include preprocess/plan.h"),
     "shard includes internal messages": ("shard/engine.h", '#pragma once\n#include "emberd/internal/v1/s.pb.h"\n',
                                          "shard/engine.h:2: shard may not include emberd/internal/v1/s.pb.h"),
-    "server waits by the wall clock": ("server/main.cc", "auto end = absl::Now() + wait;\n",
-                                       "server/main.cc:1: absl::Now(): take SteadyNow()"),
-    "server waits by the system's clock": ("server/main.cc", "auto now = std::chrono::system_clock::now();\n",
-                                           "server/main.cc:1: system_clock::now(): take SteadyNow()"),
-    "server includes client": ("server/main.cc", '#include "client/cpp/client.h"\n',
-                               "server/main.cc:1: server may not include client/cpp/client.h"),
-    "server includes tests": ("server/main.cc", '#include "tests/testing/cluster.h"\n',
-                              "server/main.cc:1: server may not include tests/testing/cluster.h"),
+    "server waits by the wall clock": ("server/host/main.cc", "auto end = absl::Now() + wait;\n",
+                                       "server/host/main.cc:1: absl::Now(): take SteadyNow()"),
+    "server waits by the system's clock": ("server/host/main.cc", "auto now = std::chrono::system_clock::now();\n",
+                                           "server/host/main.cc:1: system_clock::now(): take SteadyNow()"),
+    "server includes client": ("server/host/main.cc", '#include "client/cpp/client.h"\n',
+                               "server/host/main.cc:1: server/host may not include client/cpp/client.h"),
+    "an arrow up": ("server/host/main.cc", '#include "server/coordinator/coordinator.h"\n',
+                    "server/host/main.cc:1: server/host may not include server/coordinator/coordinator.h"),
+    "server includes tests": ("server/host/main.cc", '#include "tests/testing/cluster.h"\n',
+                              "server/host/main.cc:1: server/host may not include tests/testing/cluster.h"),
     "a call that throws": ("config/d.cc", "bool d() { return std::filesystem::exists(path); }\n",
                            "config/d.cc:1: throws where the file system has a fault"),
     "a loop that throws": ("config/d.cc", "void d() {\n  for (const auto& entry : fs::directory_iterator(path, error)) {\n",
                            "config/d.cc:2: throws where the file system has a fault"),
     "client library includes the demo": ("client/cpp/client.h", '#pragma once\n#include "tests/bench/demo/x.h"\n',
                                          "client/cpp/client.h:2: client/cpp may not include tests/bench/demo/x.h"),
-    "demo includes server": ("tests/bench/demo/main.cc", '  #  include "server/main.h"\n',
-                             "tests/bench/demo/main.cc:1: tests/bench/demo may not include server/main.h"),
+    "demo includes server": ("tests/bench/demo/main.cc", '  #  include "server/host/main.h"\n',
+                             "tests/bench/demo/main.cc:1: tests/bench/demo may not include server/host/main.h"),
     "demo includes internal service": ("tests/bench/demo/main.cc", '#include "emberd/internal/v1/s.grpc.pb.h"\n',
                                        "tests/bench/demo/main.cc:1: tests/bench/demo may not include emberd/internal"),
     "include by bare name": ("config/a.cc", '#include "config/b.h"\n#include "x.h"\n',
@@ -83,7 +85,7 @@ BAD = {
     "source without a test": ("shard/lonely.cc", "int x;\n", "shard/lonely.cc:1: no test reaches it"),
     "part of a header without a test": ("shard/engine_part.cc", '#include "shard/engine.h"\n',
                                         "shard/engine_part.cc:1: no test reaches it"),
-    "test for a file that is gone": ("config/d_part_test.cc", "// Covers: d.cc, gone.cc, server/main_loop.cc\n"
+    "test for a file that is gone": ("config/d_part_test.cc", "// Covers: d.cc, gone.cc, server/host/main_loop.cc\n"
                                      '#include "config/c.h"\n',
                                      "config/d_part_test.cc:1: Covers: there is no file gone.cc"),
 }
@@ -122,8 +124,8 @@ class RatchetTest(unittest.TestCase):
         return lint(GOOD | {"tests/lint/ratchet.txt": text} | (planted or {}))
 
     def test_a_planted_file_that_sees_grpc_and_long_additions_are_named(self):
-        planted = {"server/new.cc": "#include <grpcpp/grpcpp.h>\n" + "\n" * 100, "server/new_test.cc": "// Covers: new.cc\n"}
-        for name, ratchet in (("files", "13"), ("grpcpp", "2"), ("lines.server", "10")):
+        planted = {"server/host/new.cc": "#include <grpcpp/grpcpp.h>\n" + "\n" * 100, "server/host/new_test.cc": "// Covers: new.cc\n"}
+        for name, ratchet in (("files", "13"), ("grpcpp", "2"), ("lines.server/host", "10")):
             with self.subTest(name):
                 result = self.faults_with({name: ratchet}, planted)
                 self.assertIn(f": {name} is ", result.stdout)
@@ -138,7 +140,7 @@ class RatchetTest(unittest.TestCase):
 
     def test_far_below_is_a_hint(self):
         result = self.faults_with({})
-        self.assertIn("lines.server is 4, far below its ratchet of 1500: lower it", result.stderr)
+        self.assertIn("lines.server/host is 4, far below its ratchet of 1500: lower it", result.stderr)
         self.assertEqual((result.stdout, result.returncode), ("", 0))
 
     def test_objects_and_programs_of_a_build(self):
