@@ -76,7 +76,8 @@ class LocalServer {
     bool any_user = false;       // else peers of this process's user alone
     absl::Duration ticket_life = absl::Seconds(10);
   };
-  // Null: nobody is let in for that. UNAVAILABLE if the system gives no socket.
+  // `memory` and `calls` take the guests of their kind; null: these are refused. UNAVAILABLE if the
+  // system gives no socket.
   static absl::StatusOr<std::unique_ptr<LocalServer>> Start(Options options, LocalHost* memory,
                                                             LocalHost* calls);
   // Its guests go first.

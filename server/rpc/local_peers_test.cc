@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include "base/lane_server.h"
+#include "base/local_server.h"
+#include "base/region_server.h"
 #include "base/shared_arena.h"
 #include "base/shared_region.h"
+#include "base/steady_time.h"
 
 namespace emberd::rpc {
 namespace local_peers_test {
@@ -34,6 +38,24 @@ TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
   }
   EXPECT_EQ(InvitePeer(nullptr, {}).status(),
             absl::UnimplementedError("this process shares no memory"));
+}
+
+// Would catch: a connection that is given to the other of the two.
+TEST(LocalServerTest, OneSocketLetsInBothKinds) {
+  RegionServer regions({.max_bytes = 1 << 20});
+  LaneServer lanes([](LaneCall*) { return LaneAnswer(); });
+  const auto server = *LocalServer::Start({}, &regions, &lanes);
+  const LocalInvitation first = server->Invite({}), second = server->Invite({});
+  EXPECT_EQ(first.socket, second.socket);
+  const absl::Time late = SteadyNow() + absl::Minutes(2);
+  const auto memory = ConnectLocal(first, LocalKind::kMemory, late);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(regions.peers(), 1);
+  EXPECT_EQ(lanes.lanes(), 0);
+  const auto calls = ConnectLocal(second, LocalKind::kCalls, late);
+  ASSERT_TRUE(calls.ok()) << calls.status();
+  EXPECT_EQ(regions.peers(), 1);
+  EXPECT_EQ(lanes.lanes(), 1);
 }
 
 }  // namespace local_peers_test
