@@ -22,6 +22,9 @@ namespace {
 // How long a channel that cannot connect may take to say why.
 constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
+// How long the first coordinator may leave a connection unanswered before the next one is tried.
+constexpr absl::Duration kSilence = absl::Seconds(1);
+
 // How long a coordinator may take to say where memory can be shared; without it, TCP does.
 constexpr absl::Duration kMemoryPatience = absl::Seconds(2);
 // Of one client, to one coordinator.
@@ -34,6 +37,16 @@ constexpr absl::Duration kWatch = absl::Microseconds(200);
 // for a quarter of an hour.
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 15'000;
+
+// Whether a connection is there by `until`; false as soon as it is refused.
+bool Connects(grpc::Channel& channel, absl::Time until) {
+  grpc_connectivity_state state;
+  do {
+    state = channel.GetState(/*try_to_connect=*/true);
+  } while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_TRANSIENT_FAILURE &&
+           channel.WaitForStateChange(state, ToSystemTime(until)));
+  return state == GRPC_CHANNEL_READY;
+}
 
 grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -190,13 +203,15 @@ absl::StatusOr<LocalInvitation> Transport::AskForInvitation(int coordinator, abs
 
 absl::Status Transport::WaitForConnection() {
   const absl::Time deadline = SteadyNow() + options_.connect_timeout;
-  // Every coordinator in turn gets as long as a pause would be; all of them go on connecting
-  // meanwhile.
-  for (int round = 1; SteadyNow() < deadline; ++round) {
-    const absl::Duration patience = BackoffPause(options_, round, 0.5);
+  // At first a coordinator is left for the next one when it refuses, or is silent for a while: who
+  // is only busy stays the first. Then each gets as long as a pause would be; all of them go on
+  // connecting meanwhile.
+  for (int round = 0; SteadyNow() < deadline; ++round) {
+    const absl::Duration patience = round == 0 ? kSilence : BackoffPause(options_, round, 0.5);
     for (size_t i = 0; i < options_.addresses.size(); ++i) {
       const absl::Time until = std::min(SteadyNow() + patience, deadline);
-      if (channel(static_cast<int>(i))->WaitForConnected(ToSystemTime(until))) {
+      grpc::Channel& to = *channel(static_cast<int>(i));
+      if (round == 0 ? Connects(to, until) : to.WaitForConnected(ToSystemTime(until))) {
         current_ = static_cast<int>(i);
         return absl::OkStatus();
       }

@@ -10,6 +10,7 @@
 #include "client/cpp/testing/fake_service.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/relay.h"
 
 namespace emberd::client {
 namespace transport_test {
@@ -60,6 +61,22 @@ TEST(TransportTest, ConnectWaitsForAServerThatStartsLate) {
       Transport::Connect(FastOptions({port->address()}));
   starter.join();
   EXPECT_TRUE(transport.ok()) << transport.status();
+}
+
+// Which coordinator a trainer uses does not depend on how busy its machine is.
+TEST(TransportTest, ACoordinatorThatAnswersLateStaysTheFirst) {
+  FakeService busy, idle;
+  const auto link = *emberd::testing::Relay::Start(busy.address());
+  link->Stall();
+  std::thread healer([&] {
+    absl::SleepFor(absl::Milliseconds(50));
+    link->Heal();
+  });
+  absl::StatusOr<std::unique_ptr<Transport>> transport =
+      Transport::Connect(FastOptions({link->address(), idle.address()}));
+  healer.join();
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  EXPECT_EQ((*transport)->current(), 0);
 }
 
 TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
