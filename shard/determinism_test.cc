@@ -31,12 +31,6 @@ using testing::TestEntry;
 using testing::TestShape;
 
 constexpr int kPartitions = 8, kSteps = 100, kPadding = 3;
-// Other numbers show a sanitizer nothing new, and it takes minutes for them.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kSeeds = 1;
-#else
-constexpr int kSeeds = 3;
-#endif
 const TestShape kShape{kPartitions, 8, 16};
 
 // Bytes whose digest is compared.
@@ -243,24 +237,21 @@ std::string ScalarTraining(const Training& training) {
 
 // Every variant against the plain one, and that against scalar code.
 void ExpectOneResult(const std::vector<StackSpec>& stacks) {
-  const uint64_t first_seed = TestSeed();
-  for (uint64_t seed = first_seed; seed < first_seed + kSeeds; ++seed) {
-    const Training training(stacks, seed);
-    const auto expected = Cluster(training, {"base"}).Train();
-    EXPECT_EQ(ScalarTraining(training), expected.second) << "scalar code";
-    for (const Variant& variant : {Variant{"2 threads", 2, 1, 5, 3}, Variant{"4 threads", 4, 1, 1},
-                                   Variant{"2 shards", 2, 2, 2, 1, true}, Variant{"4 shards", 1, 4},
-                                   Variant{"8 shards", 1, 8}}) {
-      EXPECT_EQ(Cluster(training, variant).Train(), expected) << variant.name;
-    }
-    const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-    EXPECT_GE(targets.size(), 2u) << "nothing to compare on this CPU";
-    for (const int64_t target : targets) {
-      hwy::SetSupportedTargetsForTest(target);
-      EXPECT_EQ(Cluster(training, {"target"}).Train(), expected) << hwy::TargetName(target);
-    }
-    hwy::SetSupportedTargetsForTest(0);
+  const Training training(stacks, TestSeed());
+  const auto expected = Cluster(training, {"base"}).Train();
+  EXPECT_EQ(ScalarTraining(training), expected.second) << "scalar code";
+  for (const Variant& variant : {Variant{"2 threads", 2, 1, 5, 3}, Variant{"4 threads", 4, 1, 1},
+                                 Variant{"2 shards", 2, 2, 2, 1, true}, Variant{"4 shards", 1, 4},
+                                 Variant{"8 shards", 1, 8}}) {
+    EXPECT_EQ(Cluster(training, variant).Train(), expected) << variant.name;
   }
+  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  EXPECT_GE(targets.size(), 2u) << "nothing to compare on this CPU";
+  for (const int64_t target : targets) {
+    hwy::SetSupportedTargetsForTest(target);
+    EXPECT_EQ(Cluster(training, {"target"}).Train(), expected) << hwy::TargetName(target);
+  }
+  hwy::SetSupportedTargetsForTest(0);
 }
 
 // Of any width, and of a width that some kernels are made for.

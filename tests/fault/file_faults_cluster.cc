@@ -48,7 +48,7 @@ void FileFaultsCluster::Start(const std::string& storage, int shards, const std:
   shards_ = shards;
   auto cluster = Cluster::Start(
       {.shards = shards,
-       .config = absl::StrCat("timeouts { shard_call_ms: 2000 drain_ms: 1000 } ",
+       .config = absl::StrCat("timeouts { shard_call_ms: 60000 drain_ms: 1000 } ",
                               "storage { directory: \"", data_, "\" ", storage, " } ", config),
        .failpoints = failpoints,
        .file_faults = faults_.environment()});

@@ -144,6 +144,9 @@ class Page:
         return self.browser.call(method, session=self.session, **parameters)
 
     def on_event(self, method, event):
+        # Chromium gives up its requests when the machine gets another network, say a container's; the page asks again.
+        if "ERR_NETWORK_CHANGED" in (event.get("errorText") or event.get("entry", {}).get("text", "")):
+            return
         if method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning", "assert"):
             self.complaints.append(f"console: {event['args']}")
         elif method == "Runtime.exceptionThrown":

@@ -98,7 +98,7 @@ class Trainer:
         model_id = self.declare()
         client = f"alone-{time.time_ns()}"
         for sequence in range(1 << 30):
-            if self.stopping.wait(0.02 * (1.2 + np.sin(sequence / 60))):
+            if self.stopping.wait(0.08 * (1.2 + np.sin(sequence / 15))):
                 return
             self.step(model_id, rng, client, sequence)
 
@@ -112,7 +112,7 @@ class Trainer:
         answers = self.stub.Train(iter(requests.get, None))
         try:
             step = next(answers).started.next_step
-            while not self.stopping.wait(0.05 if rank == 0 else 0.03 + 0.06 * rng.random()):
+            while not self.stopping.wait(0.2 if rank == 0 else 0.12 + 0.24 * rng.random()):
                 requests.put(self.train.TrainRequest(lookup=self.train.TrainLookup(
                     step=step, features=self.features(rng))))
                 found = next(answers).lookup

@@ -130,7 +130,7 @@ TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfShards) {
   std::vector<std::string> checksums;
   for (const auto& [shards, sparsecores] : {std::pair("1", "4"), {"2", "2"}, {"4", "1"}}) {
     Start(absl::StrCat("shards", shards),
-          {"--quick", "--examples", "12000", "--shards", shards, "--sparsecores", sparsecores});
+          {"--quick", "--examples", "6000", "--shards", shards, "--sparsecores", sparsecores});
     checksums.push_back(FieldOf(Finish(), "table_sha256"));
   }
   EXPECT_EQ(checksums[0], checksums[1]);
@@ -140,7 +140,7 @@ TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfShards) {
 TEST_F(DemoTest, TablesDoNotDependOnMinibatches) {
   std::vector<std::string> checksums;
   for (const char* limits : {"none", "tight"}) {
-    Start(absl::StrCat("limits_", limits), {"--quick", "--examples", "12000", "--limits", limits});
+    Start(absl::StrCat("limits_", limits), {"--quick", "--examples", "6000", "--limits", limits});
     checksums.push_back(FieldOf(Finish(), "table_sha256"));
     const bool one = Output().find("mini-batches of a step     1.00") != std::string::npos;
     EXPECT_EQ(one, limits == std::string("none")) << Output();
@@ -156,7 +156,7 @@ TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfTrainers) {
     for (const Arguments& trainers :
          {Arguments{"--trainers", "1", "--coordinators", "1", "--batch", "1024"},
           Arguments{"--trainers", "4", "--coordinators", "2", "--batch", "256"}}) {
-      Arguments arguments = {"--quick", "--examples", "12000"};
+      Arguments arguments = {"--quick", "--examples", "6000"};
       arguments.insert(arguments.end(), trainers.begin(), trainers.end());
       arguments.insert(arguments.end(), more.begin(), more.end());
       Start(absl::StrCat("trainers", trainers[1], more.size()), arguments);
@@ -168,7 +168,7 @@ TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfTrainers) {
 
 TEST_F(DemoTest, GroupsMayBeAsynchronous) {
   for (const char* consistency : {"async", "bounded:2"}) {
-    Start(consistency, {"--quick", "--examples", "12000", "--consistency", consistency});
+    Start(consistency, {"--quick", "--examples", "6000", "--consistency", consistency});
     EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
   }
 }
@@ -183,7 +183,7 @@ TEST_F(DemoTest, MeetsThePlainRunOnFiles) {
 }
 
 TEST_F(DemoTest, GoesOnAfterAShardIsKilled) {
-  Start("kill", {"--quick", "--examples", "150000"});
+  Start("kill", {"--quick", "--examples", "60000"});
   AwaitOutput(" examples  ");  // it trains
   const std::vector<pid_t> pids = ServerPids();
   ASSERT_EQ(pids.size(), 6u);
@@ -206,7 +206,7 @@ TEST_F(DemoTest, GoesOnAfterAShardIsKilled) {
 
 // On a cluster that somebody else runs, whose shards keep a log: nothing is lost with the process.
 TEST_F(DemoTest, ARunningClusterThatLosesAShardEndsWithTheTablesOfAnUndisturbedRun) {
-  const std::vector<std::string> run = {"--quick", "--examples", "150000"};
+  const std::vector<std::string> run = {"--quick", "--examples", "60000"};
   Start("undisturbed", run);
   const std::string expected = FieldOf(Finish(), "table_sha256");
 
@@ -247,7 +247,7 @@ TEST_F(DemoTest, ARunningClusterThatLosesAShardEndsWithTheTablesOfAnUndisturbedR
 
 // Both, for on a busy machine trainer 1 may have turned to the first when it began.
 TEST_F(DemoTest, GoesOnAfterItsCoordinatorsAreKilled) {
-  Start("coordinator", {"--quick", "--examples", "150000"});
+  Start("coordinator", {"--quick", "--examples", "60000"});
   AwaitOutput(" examples  ");
   const std::vector<pid_t> pids = ServerPids();
   ASSERT_EQ(pids.size(), 6u);
@@ -258,7 +258,7 @@ TEST_F(DemoTest, GoesOnAfterItsCoordinatorsAreKilled) {
 }
 
 TEST_F(DemoTest, ReplacesATrainerThatIsKilled) {
-  Start("trainer", {"--quick", "--examples", "150000"});
+  Start("trainer", {"--quick", "--examples", "60000"});
   AwaitOutput(" examples  ");
   pid_t trainer = 0;
   // The one of rank 1 has it on its command line.
@@ -338,7 +338,7 @@ TEST_F(DemoTest, WithoutACheckpointThereIsNothingToGoOnFrom) {
 }
 
 TEST_F(DemoTest, AModelThatIsNotGoodEnoughFails) {
-  Start("bad", {"--quick", "--examples", "12000", "--max-gap", "0.0001"});
+  Start("bad", {"--quick", "--examples", "6000", "--max-gap", "0.0001"});
   EXPECT_THAT(Finish("exited with status 1"), MatchesRegex(kLastLine));
   EXPECT_THAT(Output(), HasSubstr("NOT GOOD ENOUGH"));
 }
