@@ -23,7 +23,7 @@ sys.path[:0] = [os.path.join(ROOT, "tests", "testing"), os.path.dirname(os.path.
 import grpc  # noqa: E402
 import engine  # noqa: E402
 from certificates import credentials_of, make_certificates  # noqa: E402
-from engine import docker  # noqa: E402
+from engine import docker, remove_container  # noqa: E402
 from processes import Program, free_ports, wait_until  # noqa: E402
 from stubs import generate_stubs  # noqa: E402
 from trainer import Trainer  # noqa: E402
@@ -168,7 +168,7 @@ class ContainerTest(ClusterTest):
         guest = docker("run", "-d", "--rm", "--label", f"com.docker.compose.project={self.project.name}",
                        "--network", network, "--entrypoint", "sleep", engine.EMBERD, "600")
         docker("network", "connect", "--alias", LOST, network, shard)
-        docker("rm", "-f", guest)
+        remove_container(guest)
         self.try_for_a_minute(lambda timeout: self.trainer.apply(found, timeout))
         self.trainer.train(5)
         self.assert_trained_undisturbed()

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 
 # Names that stay between runs: images, as a cache.
 BASE, PROMETHEUS, EMBERD = "emberd-base", "emberd-prometheus", "emberd-container-test"
@@ -48,6 +49,17 @@ def run(argv, environment=None):
 
 def docker(*arguments):
     return run(["docker", *arguments])
+
+
+def remove_container(container):
+    """What has just died may be refused until the engine has heard of it."""
+    for last in (False,) * 30 + (True,):
+        try:
+            return docker("rm", "-f", container)
+        except AssertionError:
+            if last:
+                raise
+            time.sleep(1)
 
 
 def image_exists(name):
