@@ -3,7 +3,6 @@
 #include <array>
 #include <bit>
 #include <new>
-#include <utility>
 #include <vector>
 
 #include <sys/mman.h>

@@ -1,7 +1,6 @@
 #include "base/lane_pool.h"
 
 #include <algorithm>
-#include <cerrno>
 
 #include <poll.h>
 #include <sched.h>

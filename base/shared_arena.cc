@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
-#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -11,7 +9,6 @@
 #include <sys/time.h>
 
 #include "absl/status/status.h"
-#include "base/region_protocol.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 

@@ -1,7 +1,5 @@
 #include "base/steady_time.h"
 
-#include <algorithm>
-
 #include "absl/time/clock.h"
 
 namespace emberd {

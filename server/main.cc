@@ -13,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
-#include "absl/synchronization/mutex.h"
 #include "base/command_line.h"
 #include "base/status.h"
 #include "config/config.h"

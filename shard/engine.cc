@@ -1,7 +1,6 @@
 #include "shard/engine.h"
 
 #include <algorithm>
-#include <atomic>
 #include <tuple>
 #include <utility>
 
@@ -9,11 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/finite.h"
 #include "base/status.h"
-#include "shard/batch/batch.h"
-#include "shard/executor.h"
 #include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"
-#include "shard/store/model.h"
 #include "shard/store/stack_store.h"
 #include "shard/update/update_work.h"
 

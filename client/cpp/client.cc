@@ -1,8 +1,5 @@
 #include "client/cpp/client.h"
 
-#include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
 
 #include <google/protobuf/arena.h>
@@ -11,18 +8,13 @@
 #include <google/protobuf/util/json_util.h>
 
 #include "absl/memory/memory.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "client/cpp/batch.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/coordinator.h"
-#include "client/cpp/model.h"
 #include "client/cpp/model_codec.h"
 #include "client/cpp/transport.h"
 #include "config/config.h"

@@ -1,9 +1,7 @@
 #include "client/cpp/train_request.h"
 
 #include <limits>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
@@ -12,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "client/cpp/batch_codec.h"
-#include "emberd/v1/train.pb.h"
 
 namespace emberd::client {
 namespace {

@@ -3,11 +3,8 @@
 #include <deque>
 #include <functional>
 #include <iterator>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/channel.h>
@@ -18,7 +15,6 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <string>
 #include <vector>
 
 #include <google/protobuf/text_format.h>

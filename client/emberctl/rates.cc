@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <tuple>
-#include <utility>
 
 namespace emberd::emberctl {
 

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <memory>
-#include <string>
 #include <system_error>
 #include <vector>
 
@@ -17,17 +16,14 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/time/time.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
-#include "client/cpp/options.h"
 #include "config/address.h"
 
 namespace emberd::emberctl {

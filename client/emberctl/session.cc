@@ -9,9 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "base/status.h"
 #include "client/cpp/coordinator.h"
-#include "client/cpp/options.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/reachability.h"
 

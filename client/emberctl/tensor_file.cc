@@ -1,7 +1,6 @@
 #include "client/emberctl/tensor_file.h"
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>

@@ -1,12 +1,9 @@
 #include "preprocess/batch/keys.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 #include <variant>
-
-#include "preprocess/plan/placement.h"
 
 namespace emberd::preprocess {
 namespace {

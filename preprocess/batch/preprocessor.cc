@@ -1,7 +1,6 @@
 #include "preprocess/batch/preprocessor.h"
 
 #include <limits>
-#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 #include "preprocess/plan/plan.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"

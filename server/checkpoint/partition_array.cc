@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/types/span.h"
 #include "base/safetensors.h"
 #include "base/status.h"
 #include "config/config.h"

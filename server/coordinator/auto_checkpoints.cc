@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "base/steady_time.h"
 #include "config/config.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/files/files.h"

@@ -17,7 +17,6 @@
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/table_reader.h"
 #include "server/ops/logging.h"
-#include "server/step/shard_set.h"
 
 namespace emberd::coordinator {
 namespace {

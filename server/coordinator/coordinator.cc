@@ -1,13 +1,9 @@
 #include "server/coordinator/coordinator.h"
 
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/steady_time.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/train/group_member.h"

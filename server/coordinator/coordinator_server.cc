@@ -4,12 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
@@ -21,7 +18,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/time/time.h"
 #include "base/lane_server.h"
 #include "base/periodic_task.h"
 #include "base/status.h"
@@ -41,8 +37,6 @@
 #include "server/coordinator/row_access.h"
 #include "server/coordinator/train/train_stream.h"
 #include "server/coordinator/unary_steps.h"
-#include "server/host/shard_backend.h"
-#include "server/ops/metrics.h"
 #include "server/ops/rpc_names.h"
 #include "server/ops/samples.h"
 #include "server/rpc/call_context.h"
@@ -51,7 +45,6 @@
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
-#include "server/security/security.h"
 #include "server/step/lookup_response.h"
 
 namespace emberd::coordinator {

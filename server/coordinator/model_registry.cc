@@ -1,15 +1,11 @@
 #include "server/coordinator/model_registry.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "base/status.h"
 #include "base/steady_time.h"
 #include "base/suggest.h"
 #include "config/config.h"

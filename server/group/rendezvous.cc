@@ -1,11 +1,9 @@
 #include "server/group/rendezvous.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/group/group_rules.h"

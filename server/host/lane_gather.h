@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "base/lane_pool.h"
 #include "base/lane_server.h"

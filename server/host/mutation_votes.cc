@@ -1,7 +1,5 @@
 #include "server/host/mutation_votes.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "base/status.h"

@@ -1,14 +1,12 @@
 #include "server/host/row_files.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/optimizers.h"
 #include "server/checkpoint/table_reader.h"

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/cluster.pb.h"
 

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <functional>
 #include <utility>
 
 #include <unistd.h>
@@ -16,11 +15,7 @@
 #include "base/steady_time.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/coordinator_server.h"
 #include "server/host/shard_server.h"
-#include "server/launcher/files.h"
-#include "server/ops/http.h"
-#include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"

@@ -6,12 +6,10 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <unistd.h>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "emberd/v1/cluster.pb.h"

@@ -1,7 +1,6 @@
 #include "server/launcher/supervisor.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
 #include <utility>
 

@@ -5,9 +5,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <google/protobuf/text_format.h>
 #include <unistd.h>
@@ -24,7 +22,6 @@
 #include "config/config.h"
 #include "server/coordinator/coordinator_server.h"
 #include "server/host/shard_backend.h"
-#include "server/launcher/files.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/shard_count.h"
 #include "server/launcher/supervisor.h"

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <system_error>
 #include <tuple>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

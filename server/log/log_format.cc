@@ -5,11 +5,9 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
-#include <type_traits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "base/crc32c.h"

@@ -23,7 +23,6 @@
 #include "absl/strings/strip.h"
 #include "base/steady_time.h"
 #include "config/address.h"
-#include "server/ops/logging.h"
 
 namespace emberd::ops {
 namespace {

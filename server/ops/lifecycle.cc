@@ -14,7 +14,6 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "base/steady_time.h"
 #include "server/ops/logging.h"
 
 namespace emberd::ops {

@@ -1,7 +1,6 @@
 #include "server/ops/logging.h"
 
-#include <memory>
-#include <utility>
+#include <cmath>
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>

@@ -12,7 +12,6 @@
 // errors are statuses and figures are metrics.
 #pragma once
 
-#include <cmath>
 #include <concepts>
 #include <memory>
 #include <string>

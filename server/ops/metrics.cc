@@ -1,13 +1,8 @@
 #include "server/ops/metrics.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <fstream>
-#include <optional>
 #include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <dirent.h>
 #include <prometheus/metric_family.h>
@@ -17,7 +12,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/ops/metric_catalogue.h"
-#include "server/ops/rpc_names.h"
 
 namespace emberd::ops {
 namespace {

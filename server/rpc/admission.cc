@@ -1,7 +1,5 @@
 #include "server/rpc/admission.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 

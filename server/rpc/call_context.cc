@@ -1,8 +1,5 @@
 #include "server/rpc/call_context.h"
 
-#include <algorithm>
-#include <cstdint>
-
 #include <grpcpp/client_context.h>
 #include <grpcpp/server_context.h>
 

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
-#include <memory>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <grpcpp/resource_quota.h>
@@ -22,7 +18,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/file_descriptor.h"

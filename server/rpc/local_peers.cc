@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include <grpc/grpc_security_constants.h>
@@ -12,7 +11,6 @@
 #include "base/sha256.h"
 #include "base/steady_time.h"
 #include "config/address.h"
-#include "server/ops/logging.h"
 #include "server/security/callers.h"
 
 namespace emberd::rpc {

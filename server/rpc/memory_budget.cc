@@ -1,6 +1,7 @@
 #include "server/rpc/memory_budget.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"

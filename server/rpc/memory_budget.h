@@ -2,7 +2,6 @@
 // it, and what is on its way out.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>

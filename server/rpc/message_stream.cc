@@ -1,7 +1,5 @@
 #include "server/rpc/message_stream.h"
 
-#include <utility>
-
 #include "base/steady_time.h"
 #include "server/rpc/wire.h"
 

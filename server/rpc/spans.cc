@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/steady_time.h"
 
 namespace emberd::rpc {
 namespace {

@@ -1,8 +1,5 @@
 #include "server/security/callers.h"
 
-#include <algorithm>
-#include <utility>
-
 #include <grpcpp/server_context.h>
 #include <openssl/crypto.h>
 

@@ -1,9 +1,6 @@
 #include "server/security/security.h"
 
 #include <algorithm>
-#include <functional>
-#include <utility>
-#include <vector>
 
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/channel.h>
@@ -22,9 +19,7 @@
 #include "base/steady_time.h"
 #include "config/config.h"
 #include "config/credentials.h"
-#include "server/ops/logging.h"
 #include "server/ops/rpc_names.h"
-#include "server/security/callers.h"
 
 namespace emberd::security {
 namespace {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <memory>
-#include <string>
 #include <utility>
 
 #include <fcntl.h>

@@ -1,9 +1,7 @@
 #include "server/status_page/status_page.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
-#include <memory>
 #include <set>
 #include <utility>
 

@@ -9,7 +9,6 @@
 #include "server/step/activations.h"
 #include "server/step/mutations.h"
 #include "server/step/row_gradients.h"
-#include "server/step/shared_tensors.h"
 
 namespace emberd::step {
 namespace {

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <numeric>
-#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "base/bfloat16.h"

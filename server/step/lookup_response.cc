@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>

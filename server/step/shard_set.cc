@@ -4,7 +4,6 @@
 #include <string>
 
 #include "absl/time/clock.h"
-#include "base/status.h"
 #include "base/steady_time.h"
 
 namespace emberd::step {

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status.h"
 #include "preprocess/batch/feature_input.h"
 

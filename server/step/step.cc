@@ -1,9 +1,6 @@
 #include "server/step/step.h"
 
 #include <algorithm>
-#include <optional>
-#include <utility>
-#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"

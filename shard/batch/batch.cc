@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <numeric>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "base/cpu_pool.h"
 #include "preprocess/batch/csr.h"

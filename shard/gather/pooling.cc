@@ -1,8 +1,6 @@
 #include "shard/gather/pooling.h"
 
 #include <algorithm>
-#include <memory>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"

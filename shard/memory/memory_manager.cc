@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <optional>
 #include <system_error>
-#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"

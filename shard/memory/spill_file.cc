@@ -1,8 +1,6 @@
 #include "shard/memory/spill_file.h"
 
-#include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 

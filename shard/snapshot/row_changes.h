@@ -10,8 +10,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
-
 namespace emberd::shard {
 
 // Numbers of chunks: a bit for each of [first, first + count).

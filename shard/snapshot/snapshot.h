@@ -8,7 +8,6 @@
 // See docs/checkpoint.md.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "shard/batch/hot_rows.h"
 #include "shard/memory/memory_manager.h"
 #include "shard/store/shared_stacks.h"

@@ -1,8 +1,6 @@
 #include "shard/store/portable_numbers.h"
 
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 
 namespace emberd::shard {

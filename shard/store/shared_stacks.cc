@@ -1,7 +1,6 @@
 #include "shard/store/shared_stacks.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
-#include "base/mapped_memory.h"
 #include "base/status.h"
 #include "preprocess/batch/csr.h"
 #include "shard/store/model.h"

@@ -4,7 +4,6 @@
 #include <limits>
 #include <numeric>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 #include "shard/update/update_kernel.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <variant>

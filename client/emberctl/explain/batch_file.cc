@@ -8,9 +8,6 @@
 #include <sstream>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

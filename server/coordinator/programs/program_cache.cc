@@ -1,11 +1,9 @@
 #include "server/coordinator/programs/program_cache.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/steady_time.h"
 #include "server/coordinator/programs/program_spec.h"
 
 namespace emberd::coordinator {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "absl/random/random.h"
@@ -17,7 +16,6 @@
 #include "server/group/collective_router.h"
 #include "server/group/group_rules.h"
 #include "server/ops/logging.h"
-#include "server/rpc/call_context.h"
 
 namespace emberd::coordinator {
 namespace {

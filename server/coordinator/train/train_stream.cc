@@ -6,8 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/coordinator/train/train_message.h"
-#include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
 #include "server/step/lookup_response.h"

@@ -8,7 +8,6 @@
 #include <set>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/file.h>
