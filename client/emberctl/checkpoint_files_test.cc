@@ -9,7 +9,7 @@
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/tensor_file.h"
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

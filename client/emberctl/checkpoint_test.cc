@@ -3,7 +3,7 @@
 // emberctl checkpoint against a service that says what the test wants.
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
 #include "server/log/testing/sample.h"
 

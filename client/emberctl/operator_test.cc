@@ -1,7 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

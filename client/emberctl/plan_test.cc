@@ -1,6 +1,6 @@
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

@@ -2,7 +2,7 @@
 // their bucket, and the huge numbers that a restart makes of a difference.
 #include "client/emberctl/rates.h"
 
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {

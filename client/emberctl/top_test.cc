@@ -7,7 +7,7 @@
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/stats_view.h"
-#include "client/emberctl/testing.h"
+#include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
