@@ -203,8 +203,8 @@ std::string DetailsOf(const internal::v1::OpenGroupRequest& opened) {
 
 std::string DetailsOf(const internal::v1::LogPart& from) {
   const internal::v1::GroupPart& part = from.part();
-  return absl::StrCat("rank ", part.rank(), " of ", part.size(), ", generation ", part.generation(),
-                      part.skip() ? ", skipped" : "");
+  return absl::StrCat("rank ", part.rank(), " of ", part.size(), ", generation ",
+                      part.generation());
 }
 
 // What a record is called: the name of its field.
@@ -275,42 +275,28 @@ void EntryWriter::DescribeKind(const Kind& kind, LogEntry* entry) const {
 
 void EntryWriter::Describe(const LogRecord& record, LogEntry* entry) const {
   switch (record.kind_case()) {
-    case LogRecord::kState:
-      return DescribeKind(record.state(), entry);
-    case LogRecord::kModelMade:
-      return DescribeKind(record.model_made(), entry);
-    case LogRecord::kModelRemoved:
-      return DescribeKind(record.model_removed(), entry);
-    case LogRecord::kModelServed:
-      return DescribeKind(record.model_served(), entry);
-    case LogRecord::kModelPinned:
-      return DescribeKind(record.model_pinned(), entry);
-    case LogRecord::kModelRenewed:
-      return DescribeKind(record.model_renewed(), entry);
-    case LogRecord::kHistoryDropped:
-      return DescribeKind(record.history_dropped(), entry);
-    case LogRecord::kCheckpoint:
-      return DescribeKind(record.checkpoint(), entry);
-    case LogRecord::kVote:
-      return DescribeKind(record.vote(), entry);
-    case LogRecord::kAttempt:
-      return DescribeKind(record.attempt(), entry);
-    case LogRecord::kDecision:
-      return DescribeKind(record.decision(), entry);
-    case LogRecord::kMade:
-      return DescribeKind(record.made(), entry);
-    case LogRecord::kGroupOpened:
-      return DescribeKind(record.group_opened(), entry);
-    case LogRecord::kPart:
-      return DescribeKind(record.part(), entry);
-    case LogRecord::kStepDecided:
-      return DescribeKind(record.step_decided(), entry);
-    case LogRecord::kStepMade:
-      return DescribeKind(record.step_made(), entry);
-    case LogRecord::kGroupEnded:
-      return DescribeKind(record.group_ended(), entry);
-    case LogRecord::kGroupForgotten:
-      return DescribeKind(record.group_forgotten(), entry);
+#define EMBERD_KIND(number, field) \
+  case LogRecord::number:          \
+    return DescribeKind(record.field(), entry)
+    EMBERD_KIND(kState, state);
+    EMBERD_KIND(kModelMade, model_made);
+    EMBERD_KIND(kModelRemoved, model_removed);
+    EMBERD_KIND(kModelServed, model_served);
+    EMBERD_KIND(kModelPinned, model_pinned);
+    EMBERD_KIND(kModelRenewed, model_renewed);
+    EMBERD_KIND(kHistoryDropped, history_dropped);
+    EMBERD_KIND(kCheckpoint, checkpoint);
+    EMBERD_KIND(kVote, vote);
+    EMBERD_KIND(kAttempt, attempt);
+    EMBERD_KIND(kDecision, decision);
+    EMBERD_KIND(kMade, made);
+    EMBERD_KIND(kGroupOpened, group_opened);
+    EMBERD_KIND(kPart, part);
+    EMBERD_KIND(kStepDecided, step_decided);
+    EMBERD_KIND(kStepMade, step_made);
+    EMBERD_KIND(kGroupEnded, group_ended);
+    EMBERD_KIND(kGroupForgotten, group_forgotten);
+#undef EMBERD_KIND
     case LogRecord::KIND_NOT_SET:
       return;
   }

@@ -93,7 +93,6 @@ class LogSegment {
       : head_(head), reserve_bytes_(reserve_bytes) {}
   absl::Status Begin(LogFiles& files, const std::string& folder, std::string state,
                      SpareBlobs& spares);
-  absl::Status Write(std::string frame);
   absl::Status MakeRoom(int64_t bytes);
   static absl::Status SyncIf(std::atomic<bool>* written, LogFile& file);
 
