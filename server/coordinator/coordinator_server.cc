@@ -198,7 +198,7 @@ class EmbeddingServiceImpl final : public BytesService<v1::EmbeddingService::Ser
     Serve<v1::LookupRequest>(
         ops::Rpc::kLookup,
         [steps](const Context& context, const v1::LookupRequest& request, rpc::CallContext* call) {
-          return steps->Lookup(request, call, security::MayTrain(context));
+          return steps->Lookup(request, security::RoleOf(context), call);
         },
         &step::EncodeLookupResponse);
     Serve<v1::ShareMemoryRequest>(ops::Rpc::kShareMemory,

@@ -227,7 +227,8 @@ TEST_P(CoordinatorTest, LookupsAndUpdatesAgreeWithPlainLoops) {
   }
   for (int step = 0; step < 5; ++step) {
     const Batch batch = RandomBatch(random);
-    auto output = cluster->resources().steps->Lookup(LookupOf(model, batch), cluster.context());
+    auto output = cluster->resources().steps->Lookup(LookupOf(model, batch), v1::Token::TRAINER,
+                                                     cluster.context());
     ASSERT_TRUE(output.ok()) << output.status();
 
     v1::ApplyGradientsRequest apply;
@@ -313,7 +314,8 @@ v1::ApplyGradientsRequest SmallApply(uint64_t model, uint64_t handle, uint64_t s
 TEST_P(CoordinatorTest, ARetriedUpdateIsAnsweredFromTheRecord) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
+  auto output =
+      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   const auto request = SmallApply(model, output->batch_handle, 1);
   auto first = cluster->resources().steps->ApplyGradients(request, cluster.context());
@@ -337,7 +339,8 @@ TEST_P(CoordinatorTest, ARetriedUpdateIsAnsweredFromTheRecord) {
 TEST_P(CoordinatorTest, ARefusedUpdateLeavesBatchAndNumberUsable) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
+  auto output =
+      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   const std::vector<float> rows = cluster.Read(model, "user", 100);
   auto bad = SmallApply(model, output->batch_handle, 1);
@@ -374,7 +377,8 @@ TEST_P(CoordinatorTest, DeclaringTwiceFindsTheModelAndAConflictNamesTheField) {
 TEST_P(CoordinatorTest, AReleasedBatchIsGone) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
+  auto output =
+      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   v1::ReleaseBatchRequest release;
   release.set_model_id(model);
@@ -392,7 +396,7 @@ TEST_P(CoordinatorTest, InferenceKeepsNothing) {
   const uint64_t model = cluster.Declare();
   v1::LookupRequest request = SmallLookup(model);
   request.set_inference(true);
-  auto output = cluster->resources().steps->Lookup(request, cluster.context());
+  auto output = cluster->resources().steps->Lookup(request, v1::Token::TRAINER, cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
   EXPECT_EQ(output->batch_handle, 0u);
   const v1::GetStatusResponse status = cluster->GetStatus(cluster.context());
@@ -454,12 +458,15 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
   Cluster cluster(2, 1, /*remote=*/true);
   const uint64_t model = cluster.Declare();
   const std::vector<float> initial = cluster.Read(model, "user", 100);
-  auto output = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
+  auto output =
+      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
   ASSERT_TRUE(output.ok()) << output.status();
 
   cluster.StopShard(1);
   const absl::Status down =
-      cluster->resources().steps->Lookup(SmallLookup(model), cluster.context()).status();
+      cluster->resources()
+          .steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context())
+          .status();
   EXPECT_EQ(down.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(down.message()), HasSubstr("shard 1 at 127.0.0.1:"));
   const absl::Status not_applied =
@@ -479,14 +486,17 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("shard 1 no longer has its rows"));
   const absl::Status lost =
-      cluster->resources().steps->Lookup(SmallLookup(model), cluster.context()).status();
+      cluster->resources()
+          .steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context())
+          .status();
   EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss) << lost;
   v1::ResetModelRequest reset;
   reset.set_name("m");
   ASSERT_TRUE(cluster->ResetModel(reset, cluster.context()).ok());
   EXPECT_EQ(cluster.Read(model, "user", 100), initial) << "something was applied";
 
-  auto again = cluster->resources().steps->Lookup(SmallLookup(model), cluster.context());
+  auto again =
+      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(
       cluster->resources()

@@ -51,7 +51,7 @@ class LaneLookup {
     }
     ASSIGN_OR_RETURN(
         const step::LookupOutput output,
-        resources_->steps->Lookup(request, &call_.context, security::MayTrain(authorization)));
+        resources_->steps->Lookup(request, security::RoleOf(authorization), &call_.context));
     ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
     answer->body = step::EncodeLookupText(output);
     answer->elsewhere = answer->body.size() > kMaxBody;

@@ -42,7 +42,7 @@ void DeclareAndLookUp(Coordinator& coordinator, int number) {
   tensor.set_dtype(v1::INT64);
   tensor.add_shape(static_cast<int64_t>(ids.size()));
   tensor.set_data(ids.data(), ids.size() * sizeof(int64_t));
-  const auto found = coordinator.resources().steps->Lookup(lookup, &context);
+  const auto found = coordinator.resources().steps->Lookup(lookup, v1::Token::TRAINER, &context);
   ASSERT_TRUE(found.ok()) << found.status();
 }
 

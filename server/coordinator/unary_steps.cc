@@ -5,12 +5,14 @@
 #include "base/status.h"
 #include "server/coordinator/model_registry.h"
 #include "server/ops/metrics.h"
+#include "server/security/callers.h"
 
 namespace emberd::coordinator {
 
 absl::StatusOr<step::LookupOutput> UnarySteps::Lookup(const v1::LookupRequest& request,
-                                                      rpc::CallContext* context, bool may_train) {
-  if (!may_train && !request.inference()) {
+                                                      v1::Token::Role role,
+                                                      rpc::CallContext* context) {
+  if (!request.inference() && !security::Suffices(role, v1::Token::TRAINER)) {
     return absl::PermissionDeniedError(
         "inference is false, so the batch would be kept, which needs the role TRAINER; it must be "
         "true for a READER");

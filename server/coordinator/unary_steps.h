@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/resources.h"
 #include "server/rpc/call_context.h"
@@ -16,9 +17,10 @@ class UnarySteps {
   // `resources` must outlive it.
   explicit UnarySteps(const CoordinatorResources* resources) : resources_(resources) {}
 
-  // PERMISSION_DENIED for a lookup that would keep a batch of a caller who may not train.
-  absl::StatusOr<step::LookupOutput> Lookup(const v1::LookupRequest& request,
-                                            rpc::CallContext* context, bool may_train = true);
+  // `role`: the caller's. PERMISSION_DENIED for a lookup that would keep a batch of one who may not
+  // train.
+  absl::StatusOr<step::LookupOutput> Lookup(const v1::LookupRequest& request, v1::Token::Role role,
+                                            rpc::CallContext* context);
   absl::StatusOr<v1::ApplyGradientsResponse> ApplyGradients(
       const v1::ApplyGradientsRequest& request, rpc::CallContext* context);
   absl::StatusOr<v1::ReleaseBatchResponse> ReleaseBatch(const v1::ReleaseBatchRequest& request,

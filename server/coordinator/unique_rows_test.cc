@@ -72,7 +72,7 @@ class Cluster {
   // The bytes of all activations.
   std::string Look(v1::LookupRequest request) {
     request.set_model_id(model_);
-    auto output = coordinator_->resources().steps->Lookup(request, &context_);
+    auto output = coordinator_->resources().steps->Lookup(request, v1::Token::TRAINER, &context_);
     EXPECT_TRUE(output.ok()) << output.status();
     std::string all;
     if (!output.ok()) return all;
@@ -86,7 +86,7 @@ class Cluster {
   // The same; then an update that depends on them.
   std::string Step(v1::LookupRequest request) {
     request.set_model_id(model_);
-    auto output = coordinator_->resources().steps->Lookup(request, &context_);
+    auto output = coordinator_->resources().steps->Lookup(request, v1::Token::TRAINER, &context_);
     EXPECT_TRUE(output.ok()) << output.status();
     if (!output.ok()) return "";
     v1::ApplyGradientsRequest apply;

@@ -101,13 +101,15 @@ std::string ClientName(absl::string_view authorization, const std::string& addre
   return caller == nullptr ? address : caller->name;
 }
 
-bool MayTrain(const grpc::ServerContextBase& context) { return MayTrain(Authorization(context)); }
+v1::Token::Role RoleOf(const grpc::ServerContextBase& context) {
+  return RoleOf(Authorization(context));
+}
 
-bool MayTrain(absl::string_view authorization) {
+v1::Token::Role RoleOf(absl::string_view authorization) {
   const std::shared_ptr<const TokenTable> tokens = ProcessTokens().Get();
-  if (tokens == nullptr) return true;
+  if (tokens == nullptr) return v1::Token::ADMIN;
   const Caller* const caller = FindCaller(*tokens, authorization);
-  return caller != nullptr && Suffices(caller->role, v1::Token::TRAINER);
+  return caller == nullptr ? v1::Token::ROLE_UNSPECIFIED : caller->role;
 }
 
 void NameClientsBy(std::shared_ptr<const TokenTable> tokens) {

@@ -76,9 +76,10 @@ std::string ClientName(const grpc::ServerContextBase& context);
 // The same of a call that came another way, with this header, from this address.
 std::string ClientName(absl::string_view authorization, const std::string& address);
 
-// Whether the call may do what needs the role TRAINER; always where tokens do not count.
-bool MayTrain(const grpc::ServerContextBase& context);
-bool MayTrain(absl::string_view authorization);
+// The role of the call's token: ADMIN where tokens do not count, ROLE_UNSPECIFIED of one that is
+// not known.
+v1::Token::Role RoleOf(const grpc::ServerContextBase& context);
+v1::Token::Role RoleOf(absl::string_view authorization);
 
 // From now on, in the whole process, tokens have names. Null: they do not count.
 void NameClientsBy(std::shared_ptr<const TokenTable> tokens);
