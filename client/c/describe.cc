@@ -4,49 +4,63 @@
 
 #include "absl/time/time.h"
 
+namespace emberd::client {
+
+using Json = nlohmann::json;
+
+// What is told whole, under the names of its fields.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TableInfo, name, vocabulary_size, embedding_dim, stack,
+                                   optimizer, slots)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FeatureInfo, name, table, embedding_dim, output_shape)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StackInfo, name, embedding_dim, rows_per_partition,
+                                   bytes_per_partition, tables)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ShardStatus, index, address, reachable, error, incarnation,
+                                   uptime_ms, models, table_bytes, batches, batch_bytes,
+                                   rows_gathered, rows_updated)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StackStatistics, stack, ids, unique_ids, duplicate_ids,
+                                   max_ids_per_partition, max_unique_ids_per_partition,
+                                   required_buffer_size, dropped_ids, pad_cells, bytes_gathered,
+                                   activation_bytes_per_sparsecore, imbalance,
+                                   limit_ids_per_partition, limit_unique_ids_per_partition)
+
+static void to_json(Json& json, const CheckpointInfo& checkpoint) {
+  json = {{"model", checkpoint.model},
+          {"name", checkpoint.name},
+          {"saved_at_ms", absl::ToUnixMillis(checkpoint.saved_at)},
+          {"bytes", checkpoint.bytes},
+          {"rows", checkpoint.rows},
+          {"parent", checkpoint.parent},
+          {"chain", checkpoint.chain},
+          {"groups", Json::object()},
+          {"automatic", checkpoint.automatic},
+          {"changes", checkpoint.changes}};
+  for (const GroupStep& group : checkpoint.groups) json["groups"][group.group] = group.next_step;
+}
+
+}  // namespace emberd::client
+
 namespace emberd::c {
 namespace {
 
-using Json = nlohmann::json;
+using client::Json;
 
 // Names come from a server, which need not be right about UTF-8.
 std::string Print(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Json JsonOf(const client::CheckpointInfo& checkpoint) {
-  Json json = {{"model", checkpoint.model},
-               {"name", checkpoint.name},
-               {"saved_at_ms", absl::ToUnixMillis(checkpoint.saved_at)},
-               {"bytes", checkpoint.bytes},
-               {"rows", checkpoint.rows},
-               {"parent", checkpoint.parent},
-               {"chain", checkpoint.chain},
-               {"groups", Json::object()},
-               {"automatic", checkpoint.automatic},
-               {"changes", checkpoint.changes}};
-  for (const client::GroupStep& group : checkpoint.groups) {
-    json["groups"][group.group] = group.next_step;
-  }
-  return json;
-}
-
 }  // namespace
 
 std::string Describe(const client::SavedCheckpoint& saved) {
-  Json json = JsonOf(saved.checkpoint);
+  Json json = saved.checkpoint;
   json["pause_us"] = absl::ToInt64Microseconds(saved.pause);
   return Print(json);
 }
 
-std::string Describe(const client::CheckpointInfo& checkpoint) { return Print(JsonOf(checkpoint)); }
+std::string Describe(const client::CheckpointInfo& checkpoint) { return Print(checkpoint); }
 
 std::string Describe(const client::CheckpointList& list) {
-  Json json = {{"checkpoints", Json::array()}, {"damaged", list.damaged}};
-  for (const client::CheckpointInfo& checkpoint : list.checkpoints) {
-    json["checkpoints"].push_back(JsonOf(checkpoint));
-  }
-  return Print(json);
+  return Print({{"checkpoints", list.checkpoints}, {"damaged", list.damaged}});
 }
 
 std::string Describe(const client::CheckpointProgress& progress) {
@@ -61,37 +75,15 @@ std::string DescribeEnd(const std::string& checkpoint, const std::string& error)
 }
 
 std::string Describe(const client::Model& model) {
-  Json json = {{"id", std::to_string(model.id)},  // JSON's numbers have 53 bits in many languages
-               {"name", model.name},
-               {"created", model.created},
-               {"tables", Json::array()},
-               {"features", Json::array()},
-               {"stacks", Json::array()},
-               {"shards", model.shards},
-               {"sparsecores_per_shard", model.sparsecores_per_shard},
-               {"table_bytes", model.table_bytes}};
-  for (const client::TableInfo& table : model.tables) {
-    json["tables"].push_back({{"name", table.name},
-                              {"vocabulary_size", table.vocabulary_size},
-                              {"embedding_dim", table.embedding_dim},
-                              {"stack", table.stack},
-                              {"optimizer", table.optimizer},
-                              {"slots", table.slots}});
-  }
-  for (const client::FeatureInfo& feature : model.features) {
-    json["features"].push_back({{"name", feature.name},
-                                {"table", feature.table},
-                                {"embedding_dim", feature.embedding_dim},
-                                {"output_shape", feature.output_shape}});
-  }
-  for (const client::StackInfo& stack : model.stacks) {
-    json["stacks"].push_back({{"name", stack.name},
-                              {"embedding_dim", stack.embedding_dim},
-                              {"rows_per_partition", stack.rows_per_partition},
-                              {"bytes_per_partition", stack.bytes_per_partition},
-                              {"tables", stack.tables}});
-  }
-  return Print(json);
+  return Print({{"id", std::to_string(model.id)},  // JSON's numbers have 53 bits in many languages
+                {"name", model.name},
+                {"created", model.created},
+                {"tables", model.tables},
+                {"features", model.features},
+                {"stacks", model.stacks},
+                {"shards", model.shards},
+                {"sparsecores_per_shard", model.sparsecores_per_shard},
+                {"table_bytes", model.table_bytes}});
 }
 
 std::string Describe(const client::ClusterStatus& status) {
@@ -106,41 +98,14 @@ std::string Describe(const client::ClusterStatus& status) {
                               {"table_bytes", model.table_bytes}});
   }
   for (const client::ShardStatus& shard : status.shards) {
-    json["shards"].push_back({{"index", shard.index},
-                              {"address", shard.address},
-                              {"reachable", shard.reachable},
-                              {"error", shard.error},
-                              {"incarnation", std::to_string(shard.incarnation)},
-                              {"uptime_ms", shard.uptime_ms},
-                              {"models", shard.models},
-                              {"table_bytes", shard.table_bytes},
-                              {"batches", shard.batches},
-                              {"batch_bytes", shard.batch_bytes},
-                              {"rows_gathered", shard.rows_gathered},
-                              {"rows_updated", shard.rows_updated}});
+    Json& to = json["shards"].emplace_back(shard);
+    to["incarnation"] = std::to_string(shard.incarnation);
   }
   return Print(json);
 }
 
 std::string Describe(const client::BatchStatistics& statistics, const client::StepTimes* times) {
-  Json json = {{"num_minibatches", statistics.num_minibatches}, {"stacks", Json::array()}};
-  for (const client::StackStatistics& stack : statistics.stacks) {
-    json["stacks"].push_back(
-        {{"stack", stack.stack},
-         {"ids", stack.ids},
-         {"unique_ids", stack.unique_ids},
-         {"duplicate_ids", stack.duplicate_ids},
-         {"max_ids_per_partition", stack.max_ids_per_partition},
-         {"max_unique_ids_per_partition", stack.max_unique_ids_per_partition},
-         {"required_buffer_size", stack.required_buffer_size},
-         {"dropped_ids", stack.dropped_ids},
-         {"pad_cells", stack.pad_cells},
-         {"bytes_gathered", stack.bytes_gathered},
-         {"activation_bytes_per_sparsecore", stack.activation_bytes_per_sparsecore},
-         {"imbalance", stack.imbalance},
-         {"limit_ids_per_partition", stack.limit_ids_per_partition},
-         {"limit_unique_ids_per_partition", stack.limit_unique_ids_per_partition}});
-  }
+  Json json = {{"num_minibatches", statistics.num_minibatches}, {"stacks", statistics.stacks}};
   if (times != nullptr) {
     json["times_us"] = {{"preprocess", absl::ToInt64Microseconds(times->preprocess)},
                         {"wait_for_ranks", absl::ToInt64Microseconds(times->wait_for_ranks)},
