@@ -15,13 +15,15 @@
 #include "config/config.h"
 #include "config/optimizers.h"
 #include "server/coordinator/model_registry.h"
+#include "server/host/rows_codec.h"
 #include "server/ops/metrics.h"
 #include "server/step/request_reader.h"
 #include "server/step/shard_set.h"
 
 namespace emberd::coordinator {
-
 namespace {
+
+using internal::v1::AssignShardRowsRequest;
 
 constexpr int64_t kExportMessageBytes = int64_t{1} << 20;
 
@@ -112,19 +114,18 @@ std::vector<ShardRows> PlaceRows(const preprocess::Topology& topology, const Row
   return shards;
 }
 
-// The rows of one shard with their values, which are those of the request.
-host::AssignCommand AssignTo(const ShardRows& rows, const step::ServedModel& model,
-                             const RowTarget& target, absl::Span<const float> values) {
-  auto here = std::make_shared<std::vector<float>>(rows.positions.size() * target.columns);
+// The rows of one shard with their values, which are those of the request. Without its mutation.
+AssignShardRowsRequest AssignTo(const ShardRows& rows, const step::ServedModel& model,
+                                const RowTarget& target, absl::Span<const float> values) {
+  std::vector<float> here(rows.positions.size() * target.columns);
   for (size_t i = 0; i < rows.positions.size(); ++i) {
     std::copy_n(values.data() + rows.positions[i] * target.columns, target.columns,
-                here->data() + i * target.columns);
+                here.data() + i * target.columns);
   }
   host::AssignCommand command;
   command.rows = rows.Selection(model, target);
-  command.values = *here;
-  command.owner = std::move(here);
-  return command;
+  command.values = here;
+  return host::EncodeAssign(command);
 }
 
 std::vector<int> NonEmpty(const std::vector<ShardRows>& shards) {
@@ -199,16 +200,21 @@ absl::Status RowAccess::ReadRowsTo(const step::ServedModel& model, const RowTarg
                                    rpc::CallContext* context) {
   const size_t row_bytes = target.columns * sizeof(float);
   const std::vector<ShardRows> shards = PlaceRows(model.plan.topology, target, ids);
-  const auto read = [&](int shard) {
-    const ShardRows& rows = shards[shard];
-    std::vector<float> values(rows.positions.size() * target.columns);
-    absl::Status status = (*resources_->shards)[shard].ReadRows(rows.Selection(model, target),
-                                                                absl::MakeSpan(values), context);
-    for (size_t i = 0; status.ok() && i < rows.positions.size(); ++i) {
-      std::memcpy(data + rows.positions[i] * row_bytes, values.data() + i * target.columns,
-                  row_bytes);
+  const auto read = [&](int index) -> absl::Status {
+    const ShardRows& rows = shards[index];
+    host::ShardBackend& shard = (*resources_->shards)[index];
+    const auto request = host::EncodeRead(rows.Selection(model, target));
+    ASSIGN_OR_RETURN(const auto response, shard.ReadRows(request, context));
+    const std::string& values = response.values();
+    if (values.size() != rows.positions.size() * row_bytes) {
+      return absl::InternalError(absl::StrCat(shard.name(), ": ", values.size(),
+                                              " bytes of rows instead of ",
+                                              rows.positions.size() * row_bytes));
     }
-    return status;
+    for (size_t i = 0; i < rows.positions.size(); ++i) {
+      std::memcpy(data + rows.positions[i] * row_bytes, values.data() + i * row_bytes, row_bytes);
+    }
+    return absl::OkStatus();
   };
   return resources_->shards->On(NonEmpty(shards), read);
 }
@@ -252,13 +258,13 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRow
   const auto attempt = [&](uint64_t number) -> absl::StatusOr<step::MadeMutation> {
     // All shards vote, also those without a row of it, as on updates: so any of them can tell
     // whether it may have been decided.
-    std::vector<host::AssignCommand> commands;
+    std::vector<AssignShardRowsRequest> requests;
     for (const ShardRows& rows : shards) {
-      host::AssignCommand& command = commands.emplace_back(AssignTo(rows, *model, target, values));
-      command.mutation = mutation;
-      command.attempt = number;
+      auto& part = requests.emplace_back(AssignTo(rows, *model, target, values));
+      *part.mutable_mutation() = host::NameToProto(mutation);
+      part.set_attempt(number);
     }
-    return TryAssign(commands, context);
+    return TryAssign(mutation, requests, context);
   };
   const auto made = resources_->mutations->Make(mutation, context, attempt);
   if (!made.ok()) return resources_->registry->Explain(model->id, model->history, made.status());
@@ -269,16 +275,17 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRow
 }
 
 absl::StatusOr<step::MadeMutation> RowAccess::TryAssign(
-    const std::vector<host::AssignCommand>& commands, rpc::CallContext* context) {
-  std::vector<char> staged(commands.size());  // not bool: written by several threads
+    const host::Mutation& mutation, const std::vector<AssignShardRowsRequest>& requests,
+    rpc::CallContext* context) {
+  std::vector<char> staged(requests.size());  // not bool: written by several threads
   const auto stage = [&](int shard) {
-    const auto replayed = (*resources_->shards)[shard].StageAssign(commands[shard], context);
-    staged[shard] = replayed.ok() && !*replayed;
-    return replayed.status();
+    const auto answer = (*resources_->shards)[shard].AssignRows(requests[shard], context);
+    staged[shard] = answer.ok() && !answer->replayed();
+    return answer.status();
   };
-  const host::AssignCommand* const any = &commands.front();
+  const uint64_t attempt = requests.front().attempt();
   if (absl::Status status = resources_->shards->OnAll(stage); !status.ok()) {
-    resources_->mutations->Abandon(any->mutation, any->attempt);
+    resources_->mutations->Abandon(mutation, attempt);
     return status;
   }
   std::vector<int> holding;
@@ -288,8 +295,7 @@ absl::StatusOr<step::MadeMutation> RowAccess::TryAssign(
   ReachFailpoint("assign.votes_are_in");
   RETURN_IF_ERROR(resources_->shards->On(holding, [&](int shard) {
     ReachFailpoint("assign.word_is_next");
-    return resources_->mutations->Commit(shard, any->mutation, any->attempt, context->trace())
-        .status();
+    return resources_->mutations->Commit(shard, mutation, attempt, context->trace()).status();
   }));
   ReachFailpoint("assign.is_made");
   return step::MadeMutation{{}, /*replayed=*/holding.empty()};

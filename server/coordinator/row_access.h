@@ -54,9 +54,10 @@ class RowAccess {
   // To `data`, row by row in the order of the ids.
   absl::Status ReadRowsTo(const step::ServedModel& model, const RowTarget& target,
                           absl::Span<const int64_t> ids, char* data, rpc::CallContext* context);
-  // One attempt at an assignment; command i is for shard i.
-  absl::StatusOr<step::MadeMutation> TryAssign(const std::vector<host::AssignCommand>& commands,
-                                               rpc::CallContext* context);
+  // One attempt at an assignment; request i is for shard i.
+  absl::StatusOr<step::MadeMutation> TryAssign(
+      const host::Mutation& mutation,
+      const std::vector<internal::v1::AssignShardRowsRequest>& requests, rpc::CallContext* context);
 
   const CoordinatorResources* const resources_;
   const int64_t max_message_bytes_;

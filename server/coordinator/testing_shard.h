@@ -26,12 +26,6 @@ class TestingShard : public host::ShardBackend {
   std::unique_ptr<host::ApplyCall> Apply(host::ApplyCommand, rpc::CallContext*) override {
     return nullptr;
   }
-  absl::Status ReadRows(const shard::RowSelection&, absl::Span<float>, rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<bool> StageAssign(const host::AssignCommand&, rpc::CallContext*) override {
-    return No();
-  }
   group::Collective* collective() override { return nullptr; }
 
  protected:

@@ -74,17 +74,6 @@ class LocalShard final : public ShardBackend {
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalApply>(host_.get(), std::move(command), name_);
   }
-  absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
-                        rpc::CallContext*) override {
-    return Annotate(WaitForAnswer<absl::Status>(
-                        [&](const auto& done) { host_->ReadRows(selection, values, done); }),
-                    name_);
-  }
-  absl::StatusOr<bool> StageAssign(const AssignCommand& command, rpc::CallContext*) override {
-    const auto replayed = WaitForAnswer<absl::StatusOr<bool>>(
-        [&](const auto& done) { host_->StageAssign(command, done); });
-    return replayed.ok() ? replayed : Annotate(replayed.status(), name_);
-  }
   group::Collective* collective() override { return &rendezvous_; }
 
  private:

@@ -26,7 +26,6 @@
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/group/collective_rpc.h"
 #include "server/host/lane_gather.h"
-#include "server/host/rows_codec.h"
 #include "server/host/shard_backend.h"
 #include "server/host/step_codec.h"
 #include "server/rpc/call_context.h"
@@ -408,30 +407,6 @@ class RemoteShard final : public ShardBackend {
   std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) override { return memory_.Take(bytes); }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
     return std::make_unique<RemoteApply>(Open("Apply", context), command, &reconnector_);
-  }
-
-  absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
-                        rpc::CallContext* context) override {
-    internal::v1::ReadShardRowsResponse response;
-    RETURN_IF_ERROR(Unary("ReadRows", EncodeRead(selection), &response, context));
-    const std::string& bytes = response.values();
-    if (bytes.size() != values.size() * sizeof(float)) {
-      return absl::InternalError(absl::StrCat(reconnector_.context(), ": ", bytes.size(),
-                                              " bytes of rows instead of ",
-                                              values.size() * sizeof(float)));
-    }
-    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<bool> StageAssign(const AssignCommand& command,
-                                   rpc::CallContext* context) override {
-    internal::v1::AssignShardRowsRequest request = EncodeAssign(command);
-    *request.mutable_mutation() = NameToProto(command.mutation);
-    request.set_attempt(command.attempt);
-    internal::v1::AssignShardRowsResponse response;
-    RETURN_IF_ERROR(Unary("AssignRows", request, &response, context));
-    return response.replayed();
   }
 
   group::Collective* collective() override { return collective_.get(); }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -44,7 +45,7 @@ Request EncodeSelection(const shard::RowSelection& selection) {
 }
 
 template <typename Request>
-absl::Status ReadSelection(const Request& request, NamedRows* rows) {
+absl::Status DecodeSelection(const Request& request, NamedRows* rows) {
   ASSIGN_OR_RETURN(rows->partitions, Unpack<int32_t>(request.partitions(), "partitions"));
   ASSIGN_OR_RETURN(rows->local_rows, Unpack<int64_t>(request.local_rows(), "local_rows"));
   if (rows->partitions.size() != rows->local_rows.size()) {
@@ -70,30 +71,21 @@ internal::v1::AssignShardRowsRequest EncodeAssign(const AssignCommand& command) 
   return request;
 }
 
-absl::Status DecodeSelection(const internal::v1::ReadShardRowsRequest& request, NamedRows* rows) {
-  return ReadSelection(request, rows);
+absl::Status DecodeRead(const internal::v1::ReadShardRowsRequest& request, NamedRows* rows) {
+  return DecodeSelection(request, rows);
 }
 
-absl::Status DecodeSelection(const internal::v1::AssignShardRowsRequest& request, NamedRows* rows) {
-  return ReadSelection(request, rows);
-}
-
-absl::Status DecodeValues(const internal::v1::AssignShardRowsRequest& request, NamedRows* rows) {
-  ASSIGN_OR_RETURN(rows->values, Unpack<float>(request.values(), "values"));
-  if (rows->values.size() == rows->floats()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("values has ", rows->values.size(), " floats; ", rows->partitions.size(),
-                   " rows of ", rows->selection.columns, " columns need ", rows->floats()));
-}
-
-absl::StatusOr<AssignCommand> DecodeAssign(absl::Span<const char> bytes) {
-  internal::v1::AssignShardRowsRequest request;
-  if (!request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-    return absl::InvalidArgumentError("the assignment of rows cannot be read");
-  }
+absl::StatusOr<AssignCommand> DecodeAssign(const internal::v1::AssignShardRowsRequest& request,
+                                           rpc::MemoryRoom room) {
   const auto rows = std::make_shared<NamedRows>();
+  rows->room = std::move(room);
   RETURN_IF_ERROR(DecodeSelection(request, rows.get()));
-  RETURN_IF_ERROR(DecodeValues(request, rows.get()));
+  ASSIGN_OR_RETURN(rows->values, Unpack<float>(request.values(), "values"));
+  if (rows->values.size() != rows->floats()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("values has ", rows->values.size(), " floats; ", rows->partitions.size(),
+                     " rows of ", rows->selection.columns, " columns need ", rows->floats()));
+  }
   AssignCommand command;
   command.rows = rows->selection;
   command.values = rows->values;

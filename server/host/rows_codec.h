@@ -11,12 +11,14 @@
 #include "absl/types/span.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/host/shard_backend.h"
+#include "server/rpc/memory_budget.h"
 #include "shard/types.h"
 
 namespace emberd::host {
 
 // A selection of rows with what it points to.
 struct NamedRows {
+  rpc::MemoryRoom room;  // in which it lies; none: nobody counts
   std::vector<int32_t> partitions;
   std::vector<int64_t> local_rows;
   std::vector<float> values;  // [rows, columns]
@@ -26,15 +28,12 @@ struct NamedRows {
 };
 
 internal::v1::ReadShardRowsRequest EncodeRead(const shard::RowSelection& selection);
-// Without its mutation.
-internal::v1::AssignShardRowsRequest EncodeAssign(const AssignCommand& command);
+// INVALID_ARGUMENT names what is wrong, here and below. Without values.
+absl::Status DecodeRead(const internal::v1::ReadShardRowsRequest& request, NamedRows* rows);
 
-// INVALID_ARGUMENT names what is wrong.
-absl::Status DecodeSelection(const internal::v1::ReadShardRowsRequest& request, NamedRows* rows);
-absl::Status DecodeSelection(const internal::v1::AssignShardRowsRequest& request, NamedRows* rows);
-// Of the rows that were decoded before.
-absl::Status DecodeValues(const internal::v1::AssignShardRowsRequest& request, NamedRows* rows);
-// All of an EncodeAssign. The command owns what it points to.
-absl::StatusOr<AssignCommand> DecodeAssign(absl::Span<const char> bytes);
+// Both without its mutation. The command owns what it points to, and `room`.
+internal::v1::AssignShardRowsRequest EncodeAssign(const AssignCommand& command);
+absl::StatusOr<AssignCommand> DecodeAssign(const internal::v1::AssignShardRowsRequest& request,
+                                           rpc::MemoryRoom room = {});
 
 }  // namespace emberd::host

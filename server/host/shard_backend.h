@@ -214,14 +214,6 @@ class ShardBackend {
   // will do.
   virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
-  // Rows in the order asked for, into (from) [rows, selection.columns].
-  virtual absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
-                                rpc::CallContext* context) = 0;
-  // Holds the rows until DecideMutation. True: they were written before, there is nothing to
-  // decide.
-  virtual absl::StatusOr<bool> StageAssign(const AssignCommand& command,
-                                           rpc::CallContext* context) = 0;
-
   // The training groups that the shard hosts.
   virtual group::Collective* collective() = 0;
 

@@ -34,6 +34,7 @@ namespace pb = internal::v1;
 
 constexpr int kMaxQueuedCalls = 64;
 
+using google::protobuf::Message;
 using MessageReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 // The two calls of a step, Gather and Apply: streams of long messages. Each deletes itself when its
@@ -188,67 +189,28 @@ class RefusedStream final : public MessageReactor {
   void OnDone() override { delete this; }
 };
 
-// Calls with a single answer, and those of them that bring or take rows.
+// Calls with a single answer.
 
 class UnaryCall {
  public:
-  UnaryCall(ShardHost* host, ops::Rpc rpc, grpc::ServerUnaryReactor* reactor,
-            size_t request_bytes = 0)
-      : reactor_(reactor), timer_(host->metrics(), rpc, static_cast<int64_t>(request_bytes)) {}
+  // The messages stay where they are until the end.
+  UnaryCall(ShardHost* host, ops::Rpc rpc, const Message& request, const Message* response,
+            grpc::ServerUnaryReactor* reactor)
+      : response_(response),
+        reactor_(reactor),
+        timer_(host->metrics(), rpc, static_cast<int64_t>(request.ByteSizeLong())) {}
 
-  void End(const absl::Status& status, size_t response_bytes = 0) {
-    timer_.AddResponseBytes(static_cast<int64_t>(response_bytes));
+  void End(const absl::Status& status) {
+    if (status.ok()) timer_.AddResponseBytes(static_cast<int64_t>(response_->ByteSizeLong()));
     timer_.Finish(status.code());
     reactor_->Finish(rpc::ToGrpcStatus(status));
   }
-  template <typename Response>
-  void End(absl::StatusOr<Response> result, Response* response) {
-    const absl::Status status = result.status();
-    if (status.ok()) *response = *std::move(result);
-    End(status);
-  }
 
  private:
+  const Message* const response_;
   grpc::ServerUnaryReactor* const reactor_;
   ops::RpcTimer timer_;
 };
-
-// One ReadRows or AssignRows: owns what the engine works on.
-struct RowsCall : UnaryCall {
-  using UnaryCall::UnaryCall;
-
-  NamedRows rows;
-  rpc::MemoryRoom room;
-};
-
-// INVALID_ARGUMENT names what is wrong, RESOURCE_EXHAUSTED what there is no room for.
-absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, const rpc::MessageLimits& limits,
-                         RowsCall* call) {
-  RETURN_IF_ERROR(DecodeSelection(request, &call->rows));
-  const size_t bytes = call->rows.floats() * sizeof(float);
-  if (bytes > static_cast<size_t>(limits.max_bytes)) {
-    return absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
-                                                     " bytes; budgets.max_message_bytes is ",
-                                                     limits.max_bytes));
-  }
-  // Where they lie, the rows, and the message that is made of them.
-  const size_t places = request.partitions().size() + request.local_rows().size();
-  ASSIGN_OR_RETURN(call->room,
-                   limits.memory.Take(static_cast<int64_t>(places + 2 * bytes), "the answer"));
-  call->rows.values.resize(call->rows.floats());
-  return absl::OkStatus();
-}
-
-absl::Status ReadRequest(const pb::AssignShardRowsRequest& request,
-                         const rpc::MessageLimits& limits, RowsCall* call) {
-  RETURN_IF_ERROR(DecodeSelection(request, &call->rows));
-  // Before memory is taken for the values.
-  ASSIGN_OR_RETURN(call->room,
-                   limits.memory.Take(static_cast<int64_t>(request.values().size()), "a request"));
-  RETURN_IF_ERROR(MutationOf(request.mutation()).status());
-  RETURN_IF_ERROR(CheckAttempt(request.attempt()));
-  return DecodeValues(request, &call->rows);
-}
 
 using Service = pb::ShardService;
 // Streams of the hot path as bytes, all others as messages.
@@ -258,8 +220,7 @@ using Control = EMBERD_SHARD_VERBS(EMBERD_WITH) Service::Service EMBERD_SHARD_VE
 #undef EMBERD_WITH
 #undef EMBERD_CLOSE
 using ShardServiceBase = Service::WithRawCallbackMethod_Gather<
-    Service::WithRawCallbackMethod_Apply<Service::WithCallbackMethod_ReadRows<
-        Service::WithCallbackMethod_AssignRows<Service::WithCallbackMethod_ShareMemory<Control>>>>>;
+    Service::WithRawCallbackMethod_Apply<Service::WithCallbackMethod_ShareMemory<Control>>>;
 
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
@@ -297,42 +258,13 @@ class ShardServiceImpl final : public ShardServiceBase {
   EMBERD_SHARD_VERBS(EMBERD_VERB)
 #undef EMBERD_VERB
 
-  Reactor* ReadRows(Context* context, const pb::ReadShardRowsRequest* request,
-                    pb::ReadShardRowsResponse* response) override {
-    return Start(Check(*context), context, [=, this](Reactor* reactor) {
-      auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
-      const absl::Status bad = ReadRequest(*request, limits_, call.get());
-      if (!bad.ok()) return call->End(bad);
-      host_->ReadRows(call->rows.selection, absl::MakeSpan(call->rows.values),
-                      [call, response](const absl::Status& status) {
-                        const size_t bytes = call->rows.values.size() * sizeof(float);
-                        if (status.ok()) response->set_values(call->rows.values.data(), bytes);
-                        call->End(status, status.ok() ? bytes : 0);
-                      });
-    });
-  }
-
-  Reactor* AssignRows(Context* context, const pb::AssignShardRowsRequest* request,
-                      pb::AssignShardRowsResponse* response) override {
-    return Start(Check(*context), context, [=, this](Reactor* reactor) {
-      auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardAssignRows, reactor,
-                                             request->values().size());
-      const absl::Status bad = ReadRequest(*request, limits_, call.get());
-      if (!bad.ok()) return call->End(bad);
-      host_->StageAssign({call->rows.selection, call->rows.values, call,
-                          *MutationOf(request->mutation()), request->attempt()},
-                         [call, response](const absl::StatusOr<bool>& replayed) {
-                           if (replayed.ok()) response->set_replayed(*replayed);
-                           call->End(replayed.status());
-                         });
-    });
-  }
-
-  Reactor* ShareMemory(Context* context, const v1::ShareMemoryRequest*,
+  Reactor* ShareMemory(Context* context, const v1::ShareMemoryRequest* request,
                        v1::ShareMemoryResponse* response) override {
     return Start(Check(*context), context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardShareMemory, reactor);
-      call.End(rpc::InvitePeer(local_, rpc::LocalPeerOf(*context)), response);
+      UnaryCall call(host_, ops::Rpc::kShardShareMemory, *request, response, reactor);
+      const auto invitation = rpc::InvitePeer(local_, rpc::LocalPeerOf(*context));
+      if (invitation.ok()) *response = *invitation;
+      call.End(invitation.status());
     });
   }
 
@@ -350,13 +282,13 @@ class ShardServiceImpl final : public ShardServiceBase {
     return reactor;
   }
 
-  Reactor* Run(ShardVerb verb, Context* context, const google::protobuf::Message& request,
-               google::protobuf::Message* response) {
+  Reactor* Run(ShardVerb verb, Context* context, const Message& request, Message* response) {
     const VerbRuns runs = RunsOf(verb);
     const absl::Status status =
         runs == VerbRuns::kApart ? place_->Check(*context) : Check(*context);
     return Start(status, context, [&](Reactor* reactor) {
-      auto call = std::make_shared<UnaryCall>(host_, ops::ShardRpc(NameOf(verb)), reactor);
+      auto call = std::make_shared<UnaryCall>(host_, ops::ShardRpc(NameOf(verb)), request, response,
+                                              reactor);
       auto work = [=, this, request = &request] {
         if (runs == VerbRuns::kIfHeard && context->IsCancelled()) {
           return call->End(absl::CancelledError("the caller is gone"));

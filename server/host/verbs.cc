@@ -1,16 +1,23 @@
 #include "server/host/verbs.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/status.h"
 #include "server/group/rendezvous.h"
 #include "server/host/mutation_votes.h"
+#include "server/host/rows_codec.h"
 #include "server/host/shard_backend.h"
 #include "server/host/shard_host.h"
+#include "server/rpc/memory_budget.h"
 
 namespace emberd::host {
 namespace {
@@ -44,6 +51,39 @@ absl::StatusOr<pb::DropGroupsResponse> ForgetGroups(ShardHost* host, group::Rend
     RETURN_IF_ERROR(rendezvous->Forget({request.model_id(), name}));
   }
   return host->DropGroups(request);
+}
+
+// Both: INVALID_ARGUMENT names what is wrong, RESOURCE_EXHAUSTED what there is no room for.
+
+// With room for the values, too.
+absl::StatusOr<std::shared_ptr<NamedRows>> RowsToRead(const pb::ReadShardRowsRequest& request,
+                                                      const rpc::MessageLimits& limits) {
+  auto rows = std::make_shared<NamedRows>();
+  RETURN_IF_ERROR(DecodeRead(request, rows.get()));
+  const size_t bytes = rows->floats() * sizeof(float);
+  if (bytes > static_cast<size_t>(limits.max_bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
+                                                     " bytes; budgets.max_message_bytes is ",
+                                                     limits.max_bytes));
+  }
+  // Where they lie, the rows, and the message that is made of them.
+  const size_t places = request.partitions().size() + request.local_rows().size();
+  ASSIGN_OR_RETURN(rows->room,
+                   limits.memory.Take(static_cast<int64_t>(places + 2 * bytes), "the answer"));
+  rows->values.resize(rows->floats());
+  return rows;
+}
+
+absl::StatusOr<AssignCommand> RowsToAssign(const pb::AssignShardRowsRequest& request,
+                                           const rpc::MessageLimits& limits) {
+  ASSIGN_OR_RETURN(const Mutation mutation, MutationOf(request.mutation()));
+  RETURN_IF_ERROR(CheckAttempt(request.attempt()));
+  ASSIGN_OR_RETURN(rpc::MemoryRoom room,
+                   limits.memory.Take(static_cast<int64_t>(request.values().size()), "a request"));
+  ASSIGN_OR_RETURN(AssignCommand command, DecodeAssign(request, std::move(room)));
+  command.mutation = mutation;
+  command.attempt = request.attempt();
+  return command;
 }
 
 }  // namespace
@@ -163,6 +203,28 @@ void ShardVerbs::ListUndecided(const pb::ListUndecidedRequest& request,
     *response->add_mutations() = NameToProto(mutation);
   }
   done(absl::OkStatus());
+}
+
+void ShardVerbs::ReadRows(const pb::ReadShardRowsRequest& request,
+                          pb::ReadShardRowsResponse* response, Done done) {
+  const auto read = RowsToRead(request, host_->limits());
+  if (!read.ok()) return done(read.status());
+  host_->ReadRows((*read)->selection, absl::MakeSpan((*read)->values),
+                  [rows = *read, response, done = std::move(done)](const absl::Status& status) {
+                    const size_t bytes = rows->values.size() * sizeof(float);
+                    if (status.ok()) response->set_values(rows->values.data(), bytes);
+                    done(status);
+                  });
+}
+
+void ShardVerbs::AssignRows(const pb::AssignShardRowsRequest& request,
+                            pb::AssignShardRowsResponse* response, Done done) {
+  absl::StatusOr<AssignCommand> command = RowsToAssign(request, host_->limits());
+  if (!command.ok()) return done(command.status());
+  host_->StageAssign(*std::move(command), [response, done = std::move(done)](const auto& replayed) {
+    if (replayed.ok()) response->set_replayed(*replayed);
+    done(replayed.status());
+  });
 }
 
 void ShardVerbs::GetStatus(const pb::GetShardStatusRequest& request, v1::ShardStatus* response,

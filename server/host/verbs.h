@@ -28,29 +28,32 @@ enum class VerbRuns {
 };
 
 // VERB(name, request, response, VerbRuns) of each.
-#define EMBERD_SHARD_VERBS(VERB)                                                \
-  EMBERD_OWN_VERB(VERB, CreateModel, kIfHeard)                                  \
-  EMBERD_OWN_VERB(VERB, FindModel, kAtOnce)                                     \
-  EMBERD_OWN_VERB(VERB, ServeModel, kAtOnce)                                    \
-  EMBERD_OWN_VERB(VERB, ListModels, kAtOnce)                                    \
-  EMBERD_OWN_VERB(VERB, DropModel, kInTurn)                                     \
-  EMBERD_OWN_VERB(VERB, OpenGroup, kAtOnce)                                     \
-  EMBERD_OWN_VERB(VERB, DecideStep, kAtOnce)                                    \
-  EMBERD_OWN_VERB(VERB, DropGroups, kAtOnce)                                    \
-  EMBERD_OWN_VERB(VERB, ReleaseBatch, kAtOnce)                                  \
-  EMBERD_OWN_VERB(VERB, RenewBatches, kAtOnce)                                  \
-  EMBERD_OWN_VERB(VERB, FindMutation, kAtOnce)                                  \
-  EMBERD_OWN_VERB(VERB, DecideMutation, kAtOnce)                                \
-  EMBERD_OWN_VERB(VERB, ListUndecided, kAtOnce)                                 \
-  EMBERD_OWN_VERB(VERB, ListMade, kAtOnce)                                      \
-  EMBERD_OWN_VERB(VERB, PauseChanges, kAtOnce)                                  \
-  EMBERD_OWN_VERB(VERB, ResumeChanges, kAtOnce)                                 \
-  EMBERD_OWN_VERB(VERB, BeginSave, kAtOnce)                                     \
-  EMBERD_OWN_VERB(VERB, CompleteSave, kAtOnce)                                  \
-  EMBERD_OWN_VERB(VERB, BeginRestore, kAtOnce)                                  \
-  EMBERD_OWN_VERB(VERB, GetTransfer, kAtOnce)                                   \
-  EMBERD_OWN_VERB(VERB, CancelTransfer, kAtOnce)                                \
-  VERB(GetStatus, internal::v1::GetShardStatusRequest, v1::ShardStatus, kApart) \
+#define EMBERD_SHARD_VERBS(VERB)                                                                   \
+  EMBERD_OWN_VERB(VERB, CreateModel, kIfHeard)                                                     \
+  EMBERD_OWN_VERB(VERB, FindModel, kAtOnce)                                                        \
+  EMBERD_OWN_VERB(VERB, ServeModel, kAtOnce)                                                       \
+  EMBERD_OWN_VERB(VERB, ListModels, kAtOnce)                                                       \
+  EMBERD_OWN_VERB(VERB, DropModel, kInTurn)                                                        \
+  EMBERD_OWN_VERB(VERB, OpenGroup, kAtOnce)                                                        \
+  EMBERD_OWN_VERB(VERB, DecideStep, kAtOnce)                                                       \
+  EMBERD_OWN_VERB(VERB, DropGroups, kAtOnce)                                                       \
+  EMBERD_OWN_VERB(VERB, ReleaseBatch, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, RenewBatches, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, FindMutation, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, DecideMutation, kAtOnce)                                                   \
+  EMBERD_OWN_VERB(VERB, ListUndecided, kAtOnce)                                                    \
+  EMBERD_OWN_VERB(VERB, ListMade, kAtOnce)                                                         \
+  EMBERD_OWN_VERB(VERB, PauseChanges, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, ResumeChanges, kAtOnce)                                                    \
+  EMBERD_OWN_VERB(VERB, BeginSave, kAtOnce)                                                        \
+  EMBERD_OWN_VERB(VERB, CompleteSave, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, BeginRestore, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, GetTransfer, kAtOnce)                                                      \
+  EMBERD_OWN_VERB(VERB, CancelTransfer, kAtOnce)                                                   \
+  VERB(ReadRows, internal::v1::ReadShardRowsRequest, internal::v1::ReadShardRowsResponse, kAtOnce) \
+  VERB(AssignRows, internal::v1::AssignShardRowsRequest, internal::v1::AssignShardRowsResponse,    \
+       kAtOnce)                                                                                    \
+  VERB(GetStatus, internal::v1::GetShardStatusRequest, v1::ShardStatus, kApart)                    \
   VERB(ChangeMemory, v1::ChangeMemoryRequest, v1::ShardMemoryChange, kInTurn)
 #define EMBERD_OWN_VERB(VERB, name, runs) \
   VERB(name, internal::v1::name##Request, internal::v1::name##Response, runs)

@@ -411,7 +411,11 @@ class ShardRecovery {
     if (vote.assigns_rows()) {
       std::shared_ptr<const void> owner;
       ASSIGN_OR_RETURN(const absl::Span<const char> bytes, Read(vote.blob(), &owner));
-      ASSIGN_OR_RETURN(const AssignCommand command, DecodeAssign(bytes));
+      internal::v1::AssignShardRowsRequest request;
+      if (!request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+        return absl::InvalidArgumentError("the assignment of rows cannot be read");
+      }
+      ASSIGN_OR_RETURN(const AssignCommand command, DecodeAssign(request));
       const absl::Status room =
           WithRoom([&] { return (change = parts_.assignment(command)).status(); });
       if (!room.ok()) change = room;
