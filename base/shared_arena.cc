@@ -23,6 +23,11 @@ constexpr absl::Duration kPatience = absl::Seconds(2);
 
 size_t Rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+// A server on another machine stays there, so that it is asked less and less often. But one that is
+// being restarted may fail in any way, and share in the next moment.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
+constexpr absl::Duration kLongestPause = absl::Seconds(30);
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::string& socket,
@@ -166,15 +171,6 @@ void SharedBlock::Part() {
   ++lent_;
   region_->memory->KeepFromOthers(offset_, taken_);
 }
-
-namespace {
-
-// A server on another machine stays there, so that it is asked less and less often. But one that is
-// being restarted may fail in any way, and share in the next moment.
-constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
-constexpr absl::Duration kLongestPause = absl::Seconds(30);
-
-}  // namespace
 
 std::shared_ptr<SharedArena> ArenaLink::Get() {
   MutexLock lock(&mutex_);

@@ -82,6 +82,18 @@ absl::Status AtFeature(const char* name, const absl::Status& status) {
   return Annotate(status, absl::StrCat("feature \"", Text(name), "\""));
 }
 
+// Floats from the first row of a gradient to the end of the last; none if no array can be that
+// long.
+std::optional<int64_t> FloatsOf(const emberd_gradient& gradient, int64_t row_stride) {
+  if (gradient.samples < 0 || gradient.dim < 1) return std::nullopt;
+  if (row_stride != 0 && row_stride < gradient.dim) return std::nullopt;
+  if (gradient.samples == 0) return 0;
+  const int64_t stride = row_stride == 0 ? gradient.dim : row_stride;
+  const int64_t most = std::numeric_limits<int64_t>::max() - gradient.dim;
+  if (gradient.samples - 1 > most / stride) return std::nullopt;
+  return (gradient.samples - 1) * stride + gradient.dim;
+}
+
 }  // namespace
 
 absl::StatusOr<client::ClientOptions> ReadClientOptions(const emberd_client_options* options) {
@@ -133,22 +145,6 @@ absl::StatusOr<std::vector<client::FeatureIds>> ReadFeatures(const emberd_featur
   }
   return result;
 }
-
-namespace {
-
-// Floats from the first row of a gradient to the end of the last; none if no array can be that
-// long.
-std::optional<int64_t> FloatsOf(const emberd_gradient& gradient, int64_t row_stride) {
-  if (gradient.samples < 0 || gradient.dim < 1) return std::nullopt;
-  if (row_stride != 0 && row_stride < gradient.dim) return std::nullopt;
-  if (gradient.samples == 0) return 0;
-  const int64_t stride = row_stride == 0 ? gradient.dim : row_stride;
-  const int64_t most = std::numeric_limits<int64_t>::max() - gradient.dim;
-  if (gradient.samples - 1 > most / stride) return std::nullopt;
-  return (gradient.samples - 1) * stride + gradient.dim;
-}
-
-}  // namespace
 
 absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_gradient* gradients,
                                                                    const int64_t* row_strides,

@@ -89,6 +89,17 @@ absl::Status ReadTensor(CodedInputStream* input, v1::Tensor* head,
   return input->CheckEntireMessageConsumedAndPopLimit(limit) ? absl::OkStatus() : Malformed();
 }
 
+void FromBfloat16Block(const ExpectedLookup& expected, float* floats) {
+  const char* from = expected.activations->data();
+  if (expected.concat) {
+    return FromBfloat16Bytes(from, absl::MakeSpan(floats, expected.floats));
+  }
+  for (const ExpectedLookup::Feature& feature : expected.features) {
+    FromBfloat16Bytes(from, absl::MakeSpan(floats + feature.offset, feature.span()));
+    from += AlignTensor(feature.span() * ElementBytes(expected.type));
+  }
+}
+
 }  // namespace
 
 void ExpectedLookup::Lend() {
@@ -143,21 +154,6 @@ size_t SharedBytes(const ExpectedLookup& expected) {
   }
   return bytes;
 }
-
-namespace {
-
-void FromBfloat16Block(const ExpectedLookup& expected, float* floats) {
-  const char* from = expected.activations->data();
-  if (expected.concat) {
-    return FromBfloat16Bytes(from, absl::MakeSpan(floats, expected.floats));
-  }
-  for (const ExpectedLookup::Feature& feature : expected.features) {
-    FromBfloat16Bytes(from, absl::MakeSpan(floats + feature.offset, feature.span()));
-    from += AlignTensor(feature.span() * ElementBytes(expected.type));
-  }
-}
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
                                                   BufferPool* pool,

@@ -54,35 +54,6 @@ absl::Status SetParameter(const std::string& path, const FieldDescriptor* field,
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status EncodeOptimizer(const Optimizer& optimizer, const std::string& path,
-                             v1::OptimizerConfig* config) {
-  const Descriptor& common = *v1::OptimizerConfig::descriptor();
-  const FieldDescriptor* kind = common.FindFieldByName(optimizer.name);
-  if (kind == nullptr || IsParameter(kind)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": there is no optimizer \"",
-                                                   optimizer.name,
-                                                   "\"; there are: ", Names({&common}, false)));
-  }
-  Message* details = config->GetReflection()->MutableMessage(config, kind);
-  for (const auto& [name, value] : optimizer.parameters) {
-    const FieldDescriptor* shared = common.FindFieldByName(name);
-    const FieldDescriptor* own = kind->message_type()->FindFieldByName(name);
-    const bool is_shared = IsParameter(shared);
-    if (!is_shared && !IsParameter(own)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ".", name, ": ", optimizer.name,
-          " has no such parameter; it has: ", Names({&common, kind->message_type()}, true)));
-    }
-    RETURN_IF_ERROR(SetParameter(absl::StrCat(path, ".", name), is_shared ? shared : own, value,
-                                 is_shared ? config : details));
-  }
-  return absl::OkStatus();
-}
-
-namespace {
-
 v1::Combiner EncodeCombiner(Combiner combiner) {
   switch (combiner) {
     case Combiner::kMean:
@@ -164,6 +135,31 @@ void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Mode
 }
 
 }  // namespace
+
+absl::Status EncodeOptimizer(const Optimizer& optimizer, const std::string& path,
+                             v1::OptimizerConfig* config) {
+  const Descriptor& common = *v1::OptimizerConfig::descriptor();
+  const FieldDescriptor* kind = common.FindFieldByName(optimizer.name);
+  if (kind == nullptr || IsParameter(kind)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": there is no optimizer \"",
+                                                   optimizer.name,
+                                                   "\"; there are: ", Names({&common}, false)));
+  }
+  Message* details = config->GetReflection()->MutableMessage(config, kind);
+  for (const auto& [name, value] : optimizer.parameters) {
+    const FieldDescriptor* shared = common.FindFieldByName(name);
+    const FieldDescriptor* own = kind->message_type()->FindFieldByName(name);
+    const bool is_shared = IsParameter(shared);
+    if (!is_shared && !IsParameter(own)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ".", name, ": ", optimizer.name,
+          " has no such parameter; it has: ", Names({&common, kind->message_type()}, true)));
+    }
+    RETURN_IF_ERROR(SetParameter(absl::StrCat(path, ".", name), is_shared ? shared : own, value,
+                                 is_shared ? config : details));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<v1::ModelConfig> EncodeModel(const ModelDescription& description) {
   v1::ModelConfig config;

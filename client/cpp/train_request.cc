@@ -28,41 +28,6 @@ std::string FieldHead(int field, size_t length) {
 
 void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
 
-}  // namespace
-
-// One TrainRequest with an update, made of pieces of which the large ones stay where they are.
-class UpdateMessage {
- public:
-  void Add(const std::string& bytes) {
-    slices_.emplace_back(bytes);
-    size_ += bytes.size();
-  }
-  void Add(const void* bytes, size_t size, std::shared_ptr<const void> owner) {
-    if (size == 0) return;
-    auto* held = new std::shared_ptr<const void>(std::move(owner));
-    slices_.emplace_back(const_cast<void*>(bytes), size, ReleaseOwner, held);
-    size_ += size;
-  }
-  size_t size() const { return size_; }
-
-  // `rest`: the fields that are not gradients.
-  grpc::ByteBuffer Finish(const v1::TrainUpdate& rest) {
-    Add(rest.SerializeAsString());
-    slices_.insert(slices_.begin(),
-                   grpc::Slice(FieldHead(v1::TrainRequest::kUpdateFieldNumber, size_)));
-    grpc::ByteBuffer message(slices_.data(), slices_.size());
-    slices_.clear();
-    size_ = 0;
-    return message;
-  }
-
- private:
-  std::vector<grpc::Slice> slices_;
-  size_t size_ = 0;
-};
-
-namespace {
-
 struct Payload {
   const void* bytes = nullptr;
   size_t size = 0;
@@ -131,6 +96,37 @@ absl::Status CheckTensorBytes(const std::string& feature, size_t bytes) {
 }
 
 }  // namespace
+
+// One TrainRequest with an update, made of pieces of which the large ones stay where they are.
+class UpdateMessage {
+ public:
+  void Add(const std::string& bytes) {
+    slices_.emplace_back(bytes);
+    size_ += bytes.size();
+  }
+  void Add(const void* bytes, size_t size, std::shared_ptr<const void> owner) {
+    if (size == 0) return;
+    auto* held = new std::shared_ptr<const void>(std::move(owner));
+    slices_.emplace_back(const_cast<void*>(bytes), size, ReleaseOwner, held);
+    size_ += size;
+  }
+  size_t size() const { return size_; }
+
+  // `rest`: the fields that are not gradients.
+  grpc::ByteBuffer Finish(const v1::TrainUpdate& rest) {
+    Add(rest.SerializeAsString());
+    slices_.insert(slices_.begin(),
+                   grpc::Slice(FieldHead(v1::TrainRequest::kUpdateFieldNumber, size_)));
+    grpc::ByteBuffer message(slices_.data(), slices_.size());
+    slices_.clear();
+    size_ = 0;
+    return message;
+  }
+
+ private:
+  std::vector<grpc::Slice> slices_;
+  size_t size_ = 0;
+};
 
 grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& options) {
   v1::TrainRequest request;

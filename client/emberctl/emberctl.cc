@@ -56,25 +56,6 @@ void AddSecurityOptions(CLI::App& app, Session& session) {
       ->envname("EMBERD_TOKEN_FILE");
 }
 
-}  // namespace
-
-void AddCommonOptions(CLI::App& app, Session& session) {
-  session.addresses = {"127.0.0.1:7400"};
-  app.add_option(
-         "-a,--address", session.addresses,
-         "host:port of a coordinator; may be given several times: they are tried in this order")
-      ->allow_extra_args(false)  // what follows the address is not another one
-      ->envname("EMBERD_ADDRESS")
-      ->capture_default_str();
-  app.add_flag("--json", session.json, "Write results and errors as JSON");
-  app.add_option("--timeout", session.timeout_seconds, "Seconds to wait for each answer")
-      ->check(Within(0.001, 86400.0))
-      ->capture_default_str();
-  AddSecurityOptions(app, session);
-}
-
-namespace {
-
 int Report(const absl::Status& status, bool json, std::ostream& err) {
   if (status.ok()) return kOk;
   const std::string code = absl::StatusCodeToString(status.code());
@@ -128,6 +109,21 @@ int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& 
 }
 
 }  // namespace
+
+void AddCommonOptions(CLI::App& app, Session& session) {
+  session.addresses = {"127.0.0.1:7400"};
+  app.add_option(
+         "-a,--address", session.addresses,
+         "host:port of a coordinator; may be given several times: they are tried in this order")
+      ->allow_extra_args(false)  // what follows the address is not another one
+      ->envname("EMBERD_ADDRESS")
+      ->capture_default_str();
+  app.add_flag("--json", session.json, "Write results and errors as JSON");
+  app.add_option("--timeout", session.timeout_seconds, "Seconds to wait for each answer")
+      ->check(Within(0.001, 86400.0))
+      ->capture_default_str();
+  AddSecurityOptions(app, session);
+}
 
 int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   const int code = Execute(argc, argv, out, err);

@@ -34,6 +34,30 @@ void WriteIdsAsHex(nlohmann::ordered_json& json) {
   }
 }
 
+constexpr char kUnfinishedUrl[] = "emberctl/unfinished";
+
+// Appends to a line until it is `width` characters long.
+class Line {
+ public:
+  Line(bool colors, int width) : colors_(colors), room_(width > 0 ? width : -1) {}
+
+  void Append(const std::string& text, Style style) {
+    std::string shown = room_ < 0 ? text : text.substr(0, room_);
+    // What a server says must not move the cursor.
+    std::replace_if(
+        shown.begin(), shown.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+    if (room_ > 0) room_ -= static_cast<int>(shown.size());
+    if (shown.empty()) return;
+    absl::StrAppend(&line_, colors_ ? Styled(shown, style) : shown);
+  }
+  std::string Take() { return std::move(line_); }
+
+ private:
+  const bool colors_;
+  int room_;  // < 0: as much as one likes
+  std::string line_;
+};
+
 }  // namespace
 
 absl::Status PrintJson(const google::protobuf::Message& message, std::ostream& out) {
@@ -108,10 +132,6 @@ std::string Float(float value) {
   return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
-namespace {
-constexpr char kUnfinishedUrl[] = "emberctl/unfinished";
-}  // namespace
-
 absl::Status Unfinished(absl::string_view message) {
   absl::Status status = absl::DeadlineExceededError(message);
   status.SetPayload(kUnfinishedUrl, absl::Cord());
@@ -121,32 +141,6 @@ absl::Status Unfinished(absl::string_view message) {
 bool IsUnfinished(const absl::Status& status) {
   return status.GetPayload(kUnfinishedUrl).has_value();
 }
-
-namespace {
-
-// Appends to a line until it is `width` characters long.
-class Line {
- public:
-  Line(bool colors, int width) : colors_(colors), room_(width > 0 ? width : -1) {}
-
-  void Append(const std::string& text, Style style) {
-    std::string shown = room_ < 0 ? text : text.substr(0, room_);
-    // What a server says must not move the cursor.
-    std::replace_if(
-        shown.begin(), shown.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
-    if (room_ > 0) room_ -= static_cast<int>(shown.size());
-    if (shown.empty()) return;
-    absl::StrAppend(&line_, colors_ ? Styled(shown, style) : shown);
-  }
-  std::string Take() { return std::move(line_); }
-
- private:
-  const bool colors_;
-  int room_;  // < 0: as much as one likes
-  std::string line_;
-};
-
-}  // namespace
 
 std::string Styled(const std::string& text, Style style) {
   if (style == Style::kPlain) return text;

@@ -16,32 +16,6 @@ std::string ShareRead(const v1::LogStatus& log) {
   return absl::StrCat(" ", 100 * log.recovered_bytes() / log.recovery_bytes(), "%");
 }
 
-}  // namespace
-
-Cell StateOf(const v1::ShardStatus& shard) {
-  if (!shard.reachable()) return Cell("DOWN", Style::kAlarm);
-  const v1::LogStatus& log = shard.log();
-  if (log.recovering()) return Cell(absl::StrCat("RECOVERING", ShareRead(log)), Style::kWarning);
-  return log.failure().empty() ? Cell("ok") : Cell("NO CHANGES", Style::kAlarm);
-}
-
-absl::Status CheckShard(const v1::ShardStatus& shard) {
-  const std::string name = absl::StrCat("shard ", shard.index(), " (", shard.address(), ")");
-  if (!shard.reachable()) {
-    return absl::UnavailableError(absl::StrCat(name, " does not answer: ", shard.error()));
-  }
-  const v1::LogStatus& log = shard.log();
-  if (log.recovering()) {
-    const std::string share = ShareRead(log);
-    return absl::UnavailableError(
-        absl::StrCat(name, " reads its log", share.empty() ? "" : ":", share));
-  }
-  if (log.failure().empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(name, " refuses changes: ", log.failure()));
-}
-
-namespace {
-
 // A line of a table and what it is sorted by.
 struct Row {
   double busy = 0;
@@ -216,50 +190,6 @@ Table View::HotRows() const {
   return table;
 }
 
-}  // namespace
-
-std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& address) {
-  const v1::GetStatsResponse& now = rates.stats;
-  CellLine first = {Cell(absl::StrCat("coordinator ", address), Style::kBold),
-                    absl::StrCat(", up ", Uptime(now.uptime_ms()), ", ")};
-  first.push_back(now.draining() ? Cell("DRAINING", Style::kAlarm) : Cell("in service"));
-  const CellLine second = {
-      absl::StrCat(Counted(now.in_flight_requests(), "request"), " in progress (",
-                   Bytes(now.in_flight_bytes()), " of ", Bytes(now.in_flight_budget_bytes()),
-                   "), "),
-      Cell(absl::StrCat(now.queued_requests(), " waiting"),
-           now.queued_requests() > 0 ? Style::kWarning : Style::kPlain),
-      absl::StrCat("; ", Counted(now.train_streams(), "training stream"), "; ",
-                   Counted(now.batches(), "batch", "batches"), " (", Bytes(now.batch_bytes()),
-                   " of ", Bytes(now.batch_budget_bytes()), ")")};
-  std::vector<CellLine> lines = {first, second};
-  for (const v1::ModelStats& model : now.models()) {
-    if (model.examples() == 0) continue;
-    lines.push_back({absl::StrCat("model ", model.model(), ": "),
-                     Cell(absl::StrCat(Quantity(model.examples() / rates.seconds), " examples/s"),
-                          Style::kBold)});
-  }
-  for (const v1::ShardStatus& shard : now.shards()) {
-    if (shard.reachable()) continue;
-    lines.push_back(
-        {Cell(absl::StrCat("shard ", shard.index(), " does not answer: "), Style::kAlarm),
-         shard.error()});
-  }
-  return lines;
-}
-
-std::vector<Table> StatsTables(const Rates& rates, const StatsViewOptions& options) {
-  const View view(rates, options);
-  std::vector<Table> tables;
-  for (Table& table : std::vector<Table>{view.Methods(), view.Shards(), view.Stacks(),
-                                         view.Stages(), view.Groups(), view.HotRows()}) {
-    if (!table.empty()) tables.push_back(std::move(table));
-  }
-  return tables;
-}
-
-namespace {
-
 float PerSecond(const Rates& rates, int64_t count) {
   return static_cast<float>(count / rates.seconds);
 }
@@ -358,33 +288,6 @@ Json GroupJson(const Rates& rates, const v1::GroupStats& group) {
           {"last_share", static_cast<float>(share)}};
 }
 
-}  // namespace
-
-Json StatsJson(const Rates& rates) {
-  const v1::GetStatsResponse& now = rates.stats;
-  const auto each = [&rates](const auto& elements, const auto& json_of) {
-    return JsonOfEach(elements, [&](const auto& element) { return json_of(rates, element); });
-  };
-  return {{"time_ms", now.time_ms()},
-          {"uptime_ms", now.uptime_ms()},
-          {"seconds", static_cast<float>(rates.seconds)},
-          {"draining", now.draining()},
-          {"in_flight_requests", now.in_flight_requests()},
-          {"in_flight_bytes", now.in_flight_bytes()},
-          {"queued_requests", now.queued_requests()},
-          {"train_streams", now.train_streams()},
-          {"batches", now.batches()},
-          {"batch_bytes", now.batch_bytes()},
-          {"methods", each(now.methods(), MethodJson)},
-          {"shards", each(now.shards(), ShardJson)},
-          {"stacks", each(now.stacks(), StackStatsJson)},
-          {"models", each(now.models(), ModelJson)},
-          {"stages", each(now.stages(), StageJson)},
-          {"groups", each(now.groups(), GroupJson)}};
-}
-
-namespace {
-
 // Everything, however low the window is.
 std::vector<std::string> AllLines(const Rates& rates, const std::string& address,
                                   const FrameOptions& options) {
@@ -408,6 +311,91 @@ int RoomOf(const FrameOptions& options) {
 }
 
 }  // namespace
+
+Cell StateOf(const v1::ShardStatus& shard) {
+  if (!shard.reachable()) return Cell("DOWN", Style::kAlarm);
+  const v1::LogStatus& log = shard.log();
+  if (log.recovering()) return Cell(absl::StrCat("RECOVERING", ShareRead(log)), Style::kWarning);
+  return log.failure().empty() ? Cell("ok") : Cell("NO CHANGES", Style::kAlarm);
+}
+
+absl::Status CheckShard(const v1::ShardStatus& shard) {
+  const std::string name = absl::StrCat("shard ", shard.index(), " (", shard.address(), ")");
+  if (!shard.reachable()) {
+    return absl::UnavailableError(absl::StrCat(name, " does not answer: ", shard.error()));
+  }
+  const v1::LogStatus& log = shard.log();
+  if (log.recovering()) {
+    const std::string share = ShareRead(log);
+    return absl::UnavailableError(
+        absl::StrCat(name, " reads its log", share.empty() ? "" : ":", share));
+  }
+  if (log.failure().empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(name, " refuses changes: ", log.failure()));
+}
+
+std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& address) {
+  const v1::GetStatsResponse& now = rates.stats;
+  CellLine first = {Cell(absl::StrCat("coordinator ", address), Style::kBold),
+                    absl::StrCat(", up ", Uptime(now.uptime_ms()), ", ")};
+  first.push_back(now.draining() ? Cell("DRAINING", Style::kAlarm) : Cell("in service"));
+  const CellLine second = {
+      absl::StrCat(Counted(now.in_flight_requests(), "request"), " in progress (",
+                   Bytes(now.in_flight_bytes()), " of ", Bytes(now.in_flight_budget_bytes()),
+                   "), "),
+      Cell(absl::StrCat(now.queued_requests(), " waiting"),
+           now.queued_requests() > 0 ? Style::kWarning : Style::kPlain),
+      absl::StrCat("; ", Counted(now.train_streams(), "training stream"), "; ",
+                   Counted(now.batches(), "batch", "batches"), " (", Bytes(now.batch_bytes()),
+                   " of ", Bytes(now.batch_budget_bytes()), ")")};
+  std::vector<CellLine> lines = {first, second};
+  for (const v1::ModelStats& model : now.models()) {
+    if (model.examples() == 0) continue;
+    lines.push_back({absl::StrCat("model ", model.model(), ": "),
+                     Cell(absl::StrCat(Quantity(model.examples() / rates.seconds), " examples/s"),
+                          Style::kBold)});
+  }
+  for (const v1::ShardStatus& shard : now.shards()) {
+    if (shard.reachable()) continue;
+    lines.push_back(
+        {Cell(absl::StrCat("shard ", shard.index(), " does not answer: "), Style::kAlarm),
+         shard.error()});
+  }
+  return lines;
+}
+
+std::vector<Table> StatsTables(const Rates& rates, const StatsViewOptions& options) {
+  const View view(rates, options);
+  std::vector<Table> tables;
+  for (Table& table : std::vector<Table>{view.Methods(), view.Shards(), view.Stacks(),
+                                         view.Stages(), view.Groups(), view.HotRows()}) {
+    if (!table.empty()) tables.push_back(std::move(table));
+  }
+  return tables;
+}
+
+Json StatsJson(const Rates& rates) {
+  const v1::GetStatsResponse& now = rates.stats;
+  const auto each = [&rates](const auto& elements, const auto& json_of) {
+    return JsonOfEach(elements, [&](const auto& element) { return json_of(rates, element); });
+  };
+  return {{"time_ms", now.time_ms()},
+          {"uptime_ms", now.uptime_ms()},
+          {"seconds", static_cast<float>(rates.seconds)},
+          {"draining", now.draining()},
+          {"in_flight_requests", now.in_flight_requests()},
+          {"in_flight_bytes", now.in_flight_bytes()},
+          {"queued_requests", now.queued_requests()},
+          {"train_streams", now.train_streams()},
+          {"batches", now.batches()},
+          {"batch_bytes", now.batch_bytes()},
+          {"methods", each(now.methods(), MethodJson)},
+          {"shards", each(now.shards(), ShardJson)},
+          {"stacks", each(now.stacks(), StackStatsJson)},
+          {"models", each(now.models(), ModelJson)},
+          {"stages", each(now.stages(), StageJson)},
+          {"groups", each(now.groups(), GroupJson)}};
+}
 
 int LastScroll(const Rates& rates, const std::string& address, const FrameOptions& options) {
   if (options.rows == 0) return 0;

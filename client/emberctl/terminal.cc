@@ -50,6 +50,11 @@ bool IsSet(const char* variable) {
   return value != nullptr && *value != '\0';
 }
 
+// Without a terminal, lines of one phase are this far apart.
+constexpr absl::Duration kPause = absl::Seconds(10);
+constexpr int kMinBar = 4;
+constexpr int kMaxBar = 24;
+
 }  // namespace
 
 bool CanDraw() {
@@ -133,15 +138,6 @@ Terminal::Event Terminal::WaitUntil(absl::Time time) {
     if (absl::Now() >= time) return {};
   }
 }
-
-namespace {
-
-// Without a terminal, lines of one phase are this far apart.
-constexpr absl::Duration kPause = absl::Seconds(10);
-constexpr int kMinBar = 4;
-constexpr int kMaxBar = 24;
-
-}  // namespace
 
 std::string ProgressText(int64_t bytes, int64_t total, int64_t done, absl::Duration passed) {
   std::string text;

@@ -46,21 +46,6 @@ void StackThenSplit(absl::Span<const int64_t> counts, int slots, std::vector<Slo
   }
 }
 
-}  // namespace
-
-void LayOutSamples(v1::SampleLayout kind, absl::Span<const int64_t> sample_counts, int slots,
-                   std::vector<SlotLayout>* layout) {
-  layout->resize(slots);
-  for (SlotLayout& slot : *layout) slot.slices.clear();
-  if (kind == v1::STACK_THEN_SPLIT) {
-    StackThenSplit(sample_counts, slots, layout);
-  } else {
-    SplitThenStack(sample_counts, slots, layout);
-  }
-}
-
-namespace {
-
 // With fewer keys, a group takes in the next table: passing over counters would cost too much.
 constexpr int64_t kLeastGroup = 1024;
 
@@ -328,6 +313,17 @@ void MakeKeysOf(const StackShape& shape, StackInputs inputs, const KeyGroup& gro
 }
 
 }  // namespace
+
+void LayOutSamples(v1::SampleLayout kind, absl::Span<const int64_t> sample_counts, int slots,
+                   std::vector<SlotLayout>* layout) {
+  layout->resize(slots);
+  for (SlotLayout& slot : *layout) slot.slices.clear();
+  if (kind == v1::STACK_THEN_SPLIT) {
+    StackThenSplit(sample_counts, slots, layout);
+  } else {
+    SplitThenStack(sample_counts, slots, layout);
+  }
+}
 
 GainKind GainKindOf(const StackShape& shape, StackInputs inputs) {
   GainKind kind = GainKind::kOne;

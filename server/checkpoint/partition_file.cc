@@ -26,6 +26,10 @@ absl::Status WrongChecksum(const std::string& path) {
   return files::DamagedFile(path, "its checksum is not that of the manifest: it was changed");
 }
 
+constexpr size_t kBufferBytes = size_t{1} << 20;
+// So many bytes are told to go to the disk at once: Finish then has little to wait for.
+constexpr int64_t kWritebackBytes = int64_t{8} << 20;
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PartitionFileReader>> PartitionFileReader::Open(
@@ -168,14 +172,6 @@ absl::StatusOr<bool> PartitionFileReader::ReadRow(int64_t row, absl::Span<char> 
               array_.row_bytes());
   return true;
 }
-
-namespace {
-
-constexpr size_t kBufferBytes = size_t{1} << 20;
-// So many bytes are told to go to the disk at once: Finish then has little to wait for.
-constexpr int64_t kWritebackBytes = int64_t{8} << 20;
-
-}  // namespace
 
 absl::Status CheckLocalRows(absl::Span<const LocalRows> ranges, int64_t rows_per_partition) {
   std::vector<LocalRows> sorted(ranges.begin(), ranges.end());

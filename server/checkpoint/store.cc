@@ -94,6 +94,57 @@ bool Newer(const v1::CheckpointInfo& a, const v1::CheckpointInfo& b) {
                           : std::pair(a.model(), a.name()) < std::pair(b.model(), b.name());
 }
 
+constexpr char kGivenUpFile[] = ".given_up";  // of a model
+constexpr char kSaving[] = ".saving-";
+constexpr char kDeleted[] = ".deleted-";
+constexpr char kMerging[] = ".merging";  // in a checkpoint: it may have files that it does not list
+constexpr char kBegins[] = ".begins-";
+constexpr int64_t kAbandonedAfterSeconds = 60;
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  if (Mistake("files.rename_unchecked")) return absl::OkStatus();
+  return files::FileError(errno, from, absl::StrCat("cannot be renamed to ", to));
+}
+
+// Of a folder, within the one that it stands in; to survive a loss of power. After an error it has
+// its old name.
+absl::Status RenameOrNot(const std::string& from, const std::string& to, const char* failpoint) {
+  RETURN_IF_ERROR(Rename(from, to));
+  ReachFailpoint(failpoint);
+  const absl::Status synced = files::SyncFolder(to.substr(0, to.rfind('/')));
+  if (!synced.ok()) RETURN_IF_ERROR(Rename(to, from));
+  return synced;
+}
+
+absl::Status AlreadyThere(const std::string& model, const std::string& name) {
+  return absl::AlreadyExistsError(absl::StrCat("model \"", model, "\" already has a checkpoint \"",
+                                               name,
+                                               "\"; delete it first, or choose another name"));
+}
+
+std::string BeginsName(uint64_t history) {
+  return absl::StrCat(kBegins, absl::Hex(history, absl::kZeroPad16));
+}
+
+absl::Status CheckIsThere(const std::string& folder, const v1::CheckpointFile& file) {
+  return files::OpenNamedFile(files::PathIn(folder, file.path()), file.bytes()).status();
+}
+
+// Files that a merge moved in before it died, or did not come to remove.
+void RemoveUnlisted(const std::string& folder, const v1::CheckpointManifest& manifest) {
+  std::set<std::string> listed = {kManifestFile};
+  for (const v1::CheckpointFile& file : manifest.files()) listed.insert(file.path());
+  for (const v1::CheckpointFile& file : manifest.states()) listed.insert(file.path());
+  const auto names = files::FilesIn(folder);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    const bool ours = absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".tmp");
+    if (ours && listed.count(name) == 0) unlink(files::PathIn(folder, name).c_str());
+  }
+  unlink(files::PathIn(folder, kMerging).c_str());
+}
+
 }  // namespace
 
 std::string CheckpointStore::ModelFolder(const std::string& model) const {
@@ -199,61 +250,6 @@ absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,
 }
 
 // How checkpoints come and go.
-
-namespace {
-
-constexpr char kGivenUpFile[] = ".given_up";  // of a model
-constexpr char kSaving[] = ".saving-";
-constexpr char kDeleted[] = ".deleted-";
-constexpr char kMerging[] = ".merging";  // in a checkpoint: it may have files that it does not list
-constexpr char kBegins[] = ".begins-";
-constexpr int64_t kAbandonedAfterSeconds = 60;
-
-absl::Status Rename(const std::string& from, const std::string& to) {
-  if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-  if (Mistake("files.rename_unchecked")) return absl::OkStatus();
-  return files::FileError(errno, from, absl::StrCat("cannot be renamed to ", to));
-}
-
-// Of a folder, within the one that it stands in; to survive a loss of power. After an error it has
-// its old name.
-absl::Status RenameOrNot(const std::string& from, const std::string& to, const char* failpoint) {
-  RETURN_IF_ERROR(Rename(from, to));
-  ReachFailpoint(failpoint);
-  const absl::Status synced = files::SyncFolder(to.substr(0, to.rfind('/')));
-  if (!synced.ok()) RETURN_IF_ERROR(Rename(to, from));
-  return synced;
-}
-
-absl::Status AlreadyThere(const std::string& model, const std::string& name) {
-  return absl::AlreadyExistsError(absl::StrCat("model \"", model, "\" already has a checkpoint \"",
-                                               name,
-                                               "\"; delete it first, or choose another name"));
-}
-
-std::string BeginsName(uint64_t history) {
-  return absl::StrCat(kBegins, absl::Hex(history, absl::kZeroPad16));
-}
-
-absl::Status CheckIsThere(const std::string& folder, const v1::CheckpointFile& file) {
-  return files::OpenNamedFile(files::PathIn(folder, file.path()), file.bytes()).status();
-}
-
-// Files that a merge moved in before it died, or did not come to remove.
-void RemoveUnlisted(const std::string& folder, const v1::CheckpointManifest& manifest) {
-  std::set<std::string> listed = {kManifestFile};
-  for (const v1::CheckpointFile& file : manifest.files()) listed.insert(file.path());
-  for (const v1::CheckpointFile& file : manifest.states()) listed.insert(file.path());
-  const auto names = files::FilesIn(folder);
-  if (!names.ok()) return;
-  for (const std::string& name : *names) {
-    const bool ours = absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".tmp");
-    if (ours && listed.count(name) == 0) unlink(files::PathIn(folder, name).c_str());
-  }
-  unlink(files::PathIn(folder, kMerging).c_str());
-}
-
-}  // namespace
 
 // Best effort: litter that cannot be removed now is there the next time.
 void CheckpointStore::RemoveLitter(const std::string& model_folder, int64_t now) const {

@@ -28,6 +28,93 @@ std::string TimeName(absl::Time time) {
   return absl::FormatTime("%Y%m%d-%H%M%S", time, absl::UTCTimeZone());
 }
 
+// How far a save, restore or the like is: turns the progress of one phase into messages, at most
+// ten in a second.
+class ProgressReporter {
+ public:
+  explicit ProgressReporter(const Checkpoints::Report& report) : report_(report) {}
+
+  absl::Status Begin(const std::string& phase) {
+    progress_.set_phase(phase);
+    progress_.set_bytes(0);
+    progress_.set_total_bytes(0);
+    return Send();
+  }
+  absl::Status operator()(int64_t bytes, int64_t total_bytes) {
+    progress_.set_bytes(bytes);
+    progress_.set_total_bytes(std::max(bytes, total_bytes));
+    return SteadyNow() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
+  }
+  // `model`: what has the rows now; null: none.
+  v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint,
+                              const step::ServedModel* model = nullptr) {
+    progress_.set_done(true);
+    if (model != nullptr) {
+      progress_.set_model_id(model->id);
+      progress_.set_history(model->history);
+    }
+    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(SteadyNow() - began_));
+    *progress_.mutable_checkpoint() = checkpoint;
+    return progress_;
+  }
+
+ private:
+  absl::Status Send() {
+    sent_ = SteadyNow();
+    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(sent_ - began_));
+    return report_(progress_);
+  }
+
+  const Checkpoints::Report& report_;
+  const absl::Time began_ = SteadyNow();
+  absl::Time sent_ = absl::InfinitePast();
+  v1::CheckpointProgress progress_;
+};
+
+constexpr int64_t kExportBytes = int64_t{1} << 20;
+// How long a save that somebody asks for waits for another one of the model, such as one that came
+// by itself.
+constexpr absl::Duration kOtherSavePatience = absl::Minutes(1);
+// Of the bytes of a model's tables, what its checkpoints saved on request take before a warning.
+constexpr int64_t kMuchStored = 3;
+constexpr absl::Duration kOtherSavePause = absl::Milliseconds(100);
+
+// The config that a restored model is to have. FAILED_PRECONDITION if its tables are not those of
+// the checkpoint.
+absl::StatusOr<v1::ModelConfig> ConfigFor(const v1::RestoreCheckpointRequest& request,
+                                          const v1::CheckpointManifest& manifest) {
+  if (!request.has_config()) return manifest.config();
+  v1::ModelConfig config = request.config();
+  RETURN_IF_ERROR(config::CompleteModel(&config));
+  if (config.name() != manifest.model()) {
+    return absl::InvalidArgumentError(absl::StrCat("config.name is '", config.name(),
+                                                   "'; the checkpoint is of model '",
+                                                   manifest.model(), "'"));
+  }
+  RETURN_IF_ERROR(checkpoint::CheckSameTables(manifest, config));
+  return config;
+}
+
+// A model of this name for lookups alone: what is looked up is the same, and nothing is kept for
+// updates. `dtype` UNSPECIFIED: rows are stored as they were.
+absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std::string& name,
+                                              v1::DataType dtype) {
+  config.set_name(name);
+  config.clear_optimizer();
+  config.mutable_optimizer()->mutable_none();
+  config.clear_enable_variable_deduplication();  // rows that stay as they are, of its own
+  for (v1::TableConfig& table : *config.mutable_tables()) {
+    table.clear_optimizer();
+    table.clear_update_rounding();
+    table.clear_on_nonfinite_gradient();
+    table.clear_resource();
+    table.clear_residency();
+    if (dtype != v1::DATA_TYPE_UNSPECIFIED) table.set_storage_dtype(dtype);
+  }
+  RETURN_IF_ERROR(config::CompleteModel(&config));
+  return config;
+}
+
 }  // namespace
 
 CheckpointSave::CheckpointSave(const step::ShardSet& shards,
@@ -184,77 +271,6 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   }
   return manifest_;
 }
-
-namespace {
-
-// How far a save, restore or the like is: turns the progress of one phase into messages, at most
-// ten in a second.
-class ProgressReporter {
- public:
-  explicit ProgressReporter(const Checkpoints::Report& report) : report_(report) {}
-
-  absl::Status Begin(const std::string& phase) {
-    progress_.set_phase(phase);
-    progress_.set_bytes(0);
-    progress_.set_total_bytes(0);
-    return Send();
-  }
-  absl::Status operator()(int64_t bytes, int64_t total_bytes) {
-    progress_.set_bytes(bytes);
-    progress_.set_total_bytes(std::max(bytes, total_bytes));
-    return SteadyNow() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
-  }
-  // `model`: what has the rows now; null: none.
-  v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint,
-                              const step::ServedModel* model = nullptr) {
-    progress_.set_done(true);
-    if (model != nullptr) {
-      progress_.set_model_id(model->id);
-      progress_.set_history(model->history);
-    }
-    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(SteadyNow() - began_));
-    *progress_.mutable_checkpoint() = checkpoint;
-    return progress_;
-  }
-
- private:
-  absl::Status Send() {
-    sent_ = SteadyNow();
-    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(sent_ - began_));
-    return report_(progress_);
-  }
-
-  const Checkpoints::Report& report_;
-  const absl::Time began_ = SteadyNow();
-  absl::Time sent_ = absl::InfinitePast();
-  v1::CheckpointProgress progress_;
-};
-
-constexpr int64_t kExportBytes = int64_t{1} << 20;
-// How long a save that somebody asks for waits for another one of the model, such as one that came
-// by itself.
-constexpr absl::Duration kOtherSavePatience = absl::Minutes(1);
-// Of the bytes of a model's tables, what its checkpoints saved on request take before a warning.
-constexpr int64_t kMuchStored = 3;
-constexpr absl::Duration kOtherSavePause = absl::Milliseconds(100);
-
-// The config that a restored model is to have. FAILED_PRECONDITION if its tables are not those of
-// the checkpoint.
-absl::StatusOr<v1::ModelConfig> ConfigFor(const v1::RestoreCheckpointRequest& request,
-                                          const v1::CheckpointManifest& manifest) {
-  if (!request.has_config()) return manifest.config();
-  v1::ModelConfig config = request.config();
-  RETURN_IF_ERROR(config::CompleteModel(&config));
-  if (config.name() != manifest.model()) {
-    return absl::InvalidArgumentError(absl::StrCat("config.name is '", config.name(),
-                                                   "'; the checkpoint is of model '",
-                                                   manifest.model(), "'"));
-  }
-  RETURN_IF_ERROR(checkpoint::CheckSameTables(manifest, config));
-  return config;
-}
-
-}  // namespace
 
 absl::Status Checkpoints::CheckEnabled() const {
   if (!storage_.directory().empty()) return absl::OkStatus();
@@ -564,30 +580,6 @@ absl::StatusOr<Checkpoints::NextRows> Checkpoints::StartExport(
 }
 
 // Checkpoints that are served: the weights of a model under training, read-only.
-
-namespace {
-
-// A model of this name for lookups alone: what is looked up is the same, and nothing is kept for
-// updates. `dtype` UNSPECIFIED: rows are stored as they were.
-absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std::string& name,
-                                              v1::DataType dtype) {
-  config.set_name(name);
-  config.clear_optimizer();
-  config.mutable_optimizer()->mutable_none();
-  config.clear_enable_variable_deduplication();  // rows that stay as they are, of its own
-  for (v1::TableConfig& table : *config.mutable_tables()) {
-    table.clear_optimizer();
-    table.clear_update_rounding();
-    table.clear_on_nonfinite_gradient();
-    table.clear_resource();
-    table.clear_residency();
-    if (dtype != v1::DATA_TYPE_UNSPECIFIED) table.set_storage_dtype(dtype);
-  }
-  RETURN_IF_ERROR(config::CompleteModel(&config));
-  return config;
-}
-
-}  // namespace
 
 Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& request,
                                          const Report& report, rpc::CallContext* context) {

@@ -42,6 +42,8 @@ void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response)
   }
 }
 
+constexpr absl::Duration kUnpinDeadline = absl::Seconds(2);
+
 }  // namespace
 
 Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
@@ -255,12 +257,6 @@ void Coordinator::AddStacks(v1::GetStatsResponse* stats) const {
 
 // What operators do with the memory of the shards' SparseCores: each shard does it, and a pin that
 // one of them refuses is taken back on the others.
-
-namespace {
-
-constexpr absl::Duration kUnpinDeadline = absl::Seconds(2);
-
-}  // namespace
 
 absl::StatusOr<v1::ChangeMemoryResponse> Coordinator::ChangeMemory(
     const v1::ChangeMemoryRequest& request, rpc::CallContext* context) {

@@ -115,6 +115,13 @@ absl::StatusOr<std::string> LostBetween(const host::ShardBackend& ahead, const M
                       now.NewestOf(lost->client_id()));
 }
 
+bool HasPinnedTable(const v1::ModelConfig& config) {
+  return std::any_of(config.tables().begin(), config.tables().end(),
+                     [](const v1::TableConfig& table) { return table.residency() == v1::PINNED; });
+}
+
+constexpr absl::Duration kUndoDeadline = absl::Seconds(2);
+
 }  // namespace
 
 absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_t model_id,
@@ -133,17 +140,6 @@ absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_
   }
   return std::string();
 }
-
-namespace {
-
-bool HasPinnedTable(const v1::ModelConfig& config) {
-  return std::any_of(config.tables().begin(), config.tables().end(),
-                     [](const v1::TableConfig& table) { return table.residency() == v1::PINNED; });
-}
-
-constexpr absl::Duration kUndoDeadline = absl::Seconds(2);
-
-}  // namespace
 
 ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
   ShardModels models = ShardModels::Ask(shards_, context);

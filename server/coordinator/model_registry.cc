@@ -31,6 +31,62 @@ absl::Status BeingRestored(const v1::ModelConfig& config) {
       absl::StrCat("model '", config.name(), "' is being restored from a checkpoint; retry"));
 }
 
+// So long shards keep rows that others have followed: coordinators hear of these within a second or
+// two, and calls that began on the old rows end on them.
+constexpr absl::Duration kFollowedPatience = absl::Seconds(5);
+constexpr absl::Duration kUnserveDeadline = absl::Seconds(2);
+
+// How often a change begins again after another one has come between.
+constexpr int kLimitAttempts = 8;
+
+std::string LimitsText(const internal::v1::ModelLimits& limits) {
+  return absl::StrJoin(limits.stacks(), ", ", [](std::string* out, const v1::StackLimit& stack) {
+    absl::StrAppend(out, stack.stack(), " ", stack.max_ids_per_partition(), "/",
+                    stack.max_unique_ids_per_partition());
+  });
+}
+
+// What a request makes of the limits of now: one for each stack, in plan order. INVALID_ARGUMENT
+// names the stack.
+absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedModel& model,
+                                                          const preprocess::Plan& now,
+                                                          const v1::SetLimitsRequest& request) {
+  const preprocess::Plan& from = request.declared() ? model.plan : now;
+  std::vector<v1::StackLimit> limits;
+  std::vector<std::string> names;
+  for (const preprocess::StackPlan& stack : from.stacks) {
+    v1::StackLimit& limit = limits.emplace_back();
+    limit.set_stack(stack.name);
+    limit.set_max_ids_per_partition(stack.max_ids_per_partition);
+    limit.set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
+    names.push_back(stack.name);
+  }
+  std::vector<bool> given(limits.size());
+  for (int i = 0; i < request.limits_size(); ++i) {
+    const v1::StackLimit& wanted = request.limits(i);
+    const std::string at = absl::StrCat("limits[", i, "]");
+    size_t k = 0;
+    while (k < names.size() && names[k] != wanted.stack()) ++k;
+    if (k == names.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(at, ".stack is '", wanted.stack(), "', which model '", model.config.name(),
+                       "' does not have; ", KnownNames("stacks", wanted.stack(), names)));
+    }
+    if (given[k]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(at, ".stack '", wanted.stack(), "' is repeated"));
+    }
+    given[k] = true;
+    if (wanted.max_ids_per_partition() < 0 || wanted.max_unique_ids_per_partition() < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          at, ": the limits of stack '", wanted.stack(), "' are ", wanted.max_ids_per_partition(),
+          " and ", wanted.max_unique_ids_per_partition(), "; they must be >= 0 (0: no limit)"));
+    }
+    limits[k] = wanted;
+  }
+  return limits;
+}
+
 }  // namespace
 
 ModelRegistry::ModelRegistry(const step::ShardSet& shards, ModelRegistryOptions options)
@@ -487,15 +543,6 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig conf
 
 // Models that serve checkpoints: one follows the other under one name while lookups go on.
 
-namespace {
-
-// So long shards keep rows that others have followed: coordinators hear of these within a second or
-// two, and calls that began on the old rows end on them.
-constexpr absl::Duration kFollowedPatience = absl::Seconds(5);
-constexpr absl::Duration kUnserveDeadline = absl::Seconds(2);
-
-}  // namespace
-
 absl::Status ModelRegistry::CheckServable(const step::ServedModel& model, const ShardModels& shards,
                                           rpc::CallContext* context) {
   const std::string& name = model.config.name();
@@ -656,61 +703,6 @@ absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges&
 
 // Limits that change while a model is served: shard 0 knows those that count, and every coordinator
 // asks it each second.
-
-namespace {
-
-// How often a change begins again after another one has come between.
-constexpr int kLimitAttempts = 8;
-
-std::string LimitsText(const internal::v1::ModelLimits& limits) {
-  return absl::StrJoin(limits.stacks(), ", ", [](std::string* out, const v1::StackLimit& stack) {
-    absl::StrAppend(out, stack.stack(), " ", stack.max_ids_per_partition(), "/",
-                    stack.max_unique_ids_per_partition());
-  });
-}
-
-// What a request makes of the limits of now: one for each stack, in plan order. INVALID_ARGUMENT
-// names the stack.
-absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedModel& model,
-                                                          const preprocess::Plan& now,
-                                                          const v1::SetLimitsRequest& request) {
-  const preprocess::Plan& from = request.declared() ? model.plan : now;
-  std::vector<v1::StackLimit> limits;
-  std::vector<std::string> names;
-  for (const preprocess::StackPlan& stack : from.stacks) {
-    v1::StackLimit& limit = limits.emplace_back();
-    limit.set_stack(stack.name);
-    limit.set_max_ids_per_partition(stack.max_ids_per_partition);
-    limit.set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
-    names.push_back(stack.name);
-  }
-  std::vector<bool> given(limits.size());
-  for (int i = 0; i < request.limits_size(); ++i) {
-    const v1::StackLimit& wanted = request.limits(i);
-    const std::string at = absl::StrCat("limits[", i, "]");
-    size_t k = 0;
-    while (k < names.size() && names[k] != wanted.stack()) ++k;
-    if (k == names.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(at, ".stack is '", wanted.stack(), "', which model '", model.config.name(),
-                       "' does not have; ", KnownNames("stacks", wanted.stack(), names)));
-    }
-    if (given[k]) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(at, ".stack '", wanted.stack(), "' is repeated"));
-    }
-    given[k] = true;
-    if (wanted.max_ids_per_partition() < 0 || wanted.max_unique_ids_per_partition() < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          at, ": the limits of stack '", wanted.stack(), "' are ", wanted.max_ids_per_partition(),
-          " and ", wanted.max_unique_ids_per_partition(), "; they must be >= 0 (0: no limit)"));
-    }
-    limits[k] = wanted;
-  }
-  return limits;
-}
-
-}  // namespace
 
 absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimitsRequest& request,
                                                                rpc::CallContext* context) {

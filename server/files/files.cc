@@ -25,11 +25,33 @@
 namespace emberd::files {
 namespace {
 
+namespace fs = std::filesystem;
+
 // File systems take 255 bytes; the rest is for what stands around the name.
 constexpr size_t kLongestName = 180;
 
 uint32_t Crc32c(absl::string_view bytes) {
   return ExtendCrc32c(0, absl::MakeConstSpan(bytes.data(), bytes.size()));
+}
+
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder, bool folders) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  while (!error && entry != fs::directory_iterator()) {
+    std::error_code unknown;
+    const bool is_folder = entry->is_directory(unknown);
+    // It may have gone meanwhile, and a link to itself is no folder.
+    if (unknown && unknown.value() != ENOENT && unknown.value() != ELOOP) {
+      return FileError(unknown.value(), entry->path().string(), "cannot be looked at");
+    }
+    if (is_folder == folders) names.push_back(entry->path().filename().string());
+    entry.increment(error);
+  }
+  if (error) RETURN_IF_ERROR(CheckLinks(folder));
+  if (error && error.value() != ENOENT) return FileError(error.value(), folder, "cannot be read");
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 }  // namespace
@@ -191,32 +213,6 @@ absl::StatusOr<std::string> ReadListedFile(const std::string& folder,
   if (Crc32c(bytes) == file.data_crc32c()) return bytes;
   return DamagedFile(path, "its checksum is not that of the manifest: it was changed");
 }
-
-namespace fs = std::filesystem;
-
-namespace {
-
-absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder, bool folders) {
-  std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator entry(folder, error);
-  while (!error && entry != fs::directory_iterator()) {
-    std::error_code unknown;
-    const bool is_folder = entry->is_directory(unknown);
-    // It may have gone meanwhile, and a link to itself is no folder.
-    if (unknown && unknown.value() != ENOENT && unknown.value() != ELOOP) {
-      return FileError(unknown.value(), entry->path().string(), "cannot be looked at");
-    }
-    if (is_folder == folders) names.push_back(entry->path().filename().string());
-    entry.increment(error);
-  }
-  if (error) RETURN_IF_ERROR(CheckLinks(folder));
-  if (error && error.value() != ENOENT) return FileError(error.value(), folder, "cannot be read");
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-}  // namespace
 
 absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& folder) {
   return NamesIn(folder, true);

@@ -16,6 +16,24 @@ namespace {
 
 constexpr int64_t kMostLeaseMs = 60'000;
 
+using internal::v1::GetTransferResponse;
+
+// Nobody has asked for so long: who began it is gone.
+constexpr absl::Duration kTransferPatience = absl::Seconds(20);
+// The same where somebody else wants to save.
+constexpr absl::Duration kSavePatience = absl::Seconds(5);
+
+bool IsAtRest(const internal::v1::PauseChangesResponse& held) {
+  return std::none_of(held.mutations().begin(), held.mutations().end(),
+                      [](const auto& mutation) { return mutation.making(); }) &&
+         std::none_of(held.groups().begin(), held.groups().end(),
+                      [](const auto& group) { return group.making(); });
+}
+
+checkpoint::CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& request) {
+  return {request.chain().begin(), request.chain().end()};
+}
+
 }  // namespace
 
 bool ChangeGate::HoldsBack(const Gate& gate, const std::optional<GroupPart>& part) {
@@ -95,28 +113,6 @@ void ChangeGate::Sweep(absl::Time now) {
   }
   for (const auto& [model_id, pause_id] : over) Resume(model_id, pause_id);
 }
-
-namespace {
-
-using internal::v1::GetTransferResponse;
-
-// Nobody has asked for so long: who began it is gone.
-constexpr absl::Duration kTransferPatience = absl::Seconds(20);
-// The same where somebody else wants to save.
-constexpr absl::Duration kSavePatience = absl::Seconds(5);
-
-bool IsAtRest(const internal::v1::PauseChangesResponse& held) {
-  return std::none_of(held.mutations().begin(), held.mutations().end(),
-                      [](const auto& mutation) { return mutation.making(); }) &&
-         std::none_of(held.groups().begin(), held.groups().end(),
-                      [](const auto& group) { return group.making(); });
-}
-
-checkpoint::CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& request) {
-  return {request.chain().begin(), request.chain().end()};
-}
-
-}  // namespace
 
 ShardCheckpoints::~ShardCheckpoints() {
   std::vector<TransferPtr> transfers;

@@ -66,6 +66,33 @@ void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
   }
 }
 
+using v1::ChangeMemoryRequest;
+
+v1::MemoryTable::Place PlaceOf(shard::RowsPlace place) {
+  switch (place) {
+    case shard::RowsPlace::kSparseCore:
+      return v1::MemoryTable::SPARSECORE;
+    case shard::RowsPlace::kHost:
+      return v1::MemoryTable::HOST;
+    case shard::RowsPlace::kSpilled:
+      return v1::MemoryTable::SPILLED;
+  }
+  return v1::MemoryTable::PLACE_UNSPECIFIED;
+}
+
+// By number of rows, the share of a table's lookups that they have at least: without what the
+// sketch may have counted for rows that it forgot.
+std::map<int, double> SharesOf(const shard::HotTable& table) {
+  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
+  for (auto& [top, share] : shares) {
+    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
+      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
+      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
+    }
+  }
+  return shares;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster,
@@ -509,24 +536,6 @@ absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& c
 // The memory of a shard's SparseCores, where models may be evicted: what it holds, and what
 // operators do with it.
 
-namespace {
-
-using v1::ChangeMemoryRequest;
-
-v1::MemoryTable::Place PlaceOf(shard::RowsPlace place) {
-  switch (place) {
-    case shard::RowsPlace::kSparseCore:
-      return v1::MemoryTable::SPARSECORE;
-    case shard::RowsPlace::kHost:
-      return v1::MemoryTable::HOST;
-    case shard::RowsPlace::kSpilled:
-      return v1::MemoryTable::SPILLED;
-  }
-  return v1::MemoryTable::PLACE_UNSPECIFIED;
-}
-
-}  // namespace
-
 absl::Status CheckMemoryChange(const ChangeMemoryRequest& request) {
   const bool pins = request.operation() == ChangeMemoryRequest::PIN ||
                     request.operation() == ChangeMemoryRequest::UNPIN;
@@ -616,23 +625,6 @@ absl::StatusOr<v1::ShardMemoryChange> ShardHost::ChangeMemory(const ChangeMemory
 
 // What a shard tells of itself: its status, and the metrics that it brings up to date once a
 // second.
-
-namespace {
-
-// By number of rows, the share of a table's lookups that they have at least: without what the
-// sketch may have counted for rows that it forgot.
-std::map<int, double> SharesOf(const shard::HotTable& table) {
-  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
-  for (auto& [top, share] : shares) {
-    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
-      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
-      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
-    }
-  }
-  return shares;
-}
-
-}  // namespace
 
 absl::Status CheckHotRows(int hot_rows) {
   if (hot_rows >= 0 && hot_rows <= kMaxHotRows) return absl::OkStatus();

@@ -279,6 +279,29 @@ absl::StatusOr<absl::Span<const float>> FindSums(const internal::v1::StackSums& 
   return absl::MakeConstSpan(reinterpret_cast<const float*>(room.memory.get() + offset), floats);
 }
 
+absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* part) {
+  RETURN_IF_ERROR(group::CheckInRange("group_part.size", from.size(), 1, group::kMaxGroupSize));
+  RETURN_IF_ERROR(group::CheckInRange("group_part.rank", from.rank(), 0, from.size() - 1));
+  RETURN_IF_ERROR(group::CheckInRange("group_part.step", from.step(), 0, group::kMaxStep));
+  *part = GroupPartOf(from);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<shard::StackGradients> DecodeStackGradients(
+    const internal::v1::StackGradientHeader& from, const RegionServer* regions,
+    rpc::PayloadReader* payload, PlaceOwners* owners) {
+  shard::StackGradients stack;
+  stack.stack = from.stack();
+  stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
+  stack.of_rows = from.of_rows();
+  ASSIGN_OR_RETURN(stack.gradients, payload->Floats(from.floats(), "gradients"));
+  for (const internal::v1::FeatureRows& rows : from.features()) {
+    ASSIGN_OR_RETURN(stack.features.emplace_back(),
+                     DecodeFeatureRows<const float>(rows, regions, owners));
+  }
+  return stack;
+}
+
 }  // namespace
 
 rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
@@ -492,33 +515,6 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   }
   return message;
 }
-
-namespace {
-
-absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* part) {
-  RETURN_IF_ERROR(group::CheckInRange("group_part.size", from.size(), 1, group::kMaxGroupSize));
-  RETURN_IF_ERROR(group::CheckInRange("group_part.rank", from.rank(), 0, from.size() - 1));
-  RETURN_IF_ERROR(group::CheckInRange("group_part.step", from.step(), 0, group::kMaxStep));
-  *part = GroupPartOf(from);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<shard::StackGradients> DecodeStackGradients(
-    const internal::v1::StackGradientHeader& from, const RegionServer* regions,
-    rpc::PayloadReader* payload, PlaceOwners* owners) {
-  shard::StackGradients stack;
-  stack.stack = from.stack();
-  stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
-  stack.of_rows = from.of_rows();
-  ASSIGN_OR_RETURN(stack.gradients, payload->Floats(from.floats(), "gradients"));
-  for (const internal::v1::FeatureRows& rows : from.features()) {
-    ASSIGN_OR_RETURN(stack.features.emplace_back(),
-                     DecodeFeatureRows<const float>(rows, regions, owners));
-  }
-  return stack;
-}
-
-}  // namespace
 
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
                                          const RegionServer* regions) {

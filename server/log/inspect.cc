@@ -68,66 +68,6 @@ absl::StatusOr<std::vector<FileLook>> LookAt(const std::string& folder) {
   return looks;
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder) {
-  ASSIGN_OR_RETURN(const bool own, HoldsLog(folder));
-  if (own) return std::vector<std::string>{folder};
-  std::vector<std::string> logs;
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders, files::FoldersIn(folder));
-  for (const std::string& name : folders) {
-    const std::string inside = files::PathIn(folder, name);
-    const std::string log = name == "log" ? inside : files::PathIn(inside, "log");
-    if (name != "log" && !absl::StartsWith(name, "shard-")) continue;
-    ASSIGN_OR_RETURN(const bool holds, HoldsLog(log));
-    if (holds) logs.push_back(log);
-  }
-  if (!logs.empty()) return logs;
-  return absl::NotFoundError(
-      absl::StrCat(folder,
-                   ": there is no log here, in log/ or in shard-*/log/; give the cluster's "
-                   "storage.directory, the folder of a shard in it, or that of its log"));
-}
-
-absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
-                                   absl::FunctionRef<absl::Status(const LogEntry&)> show) {
-  uint64_t shown = 0;
-  absl::Status stopped;
-  const auto read = [&]() -> absl::StatusOr<LogSummary> {
-    const absl::StatusOr<LogSummary> summary = ShowOnce(folder, [&](const LogEntry& entry) {
-      if (entry.sequence <= shown) return absl::OkStatus();
-      shown = entry.sequence;
-      return stopped = show(entry);
-    });
-    // What `show` says is no reason to read again.
-    return stopped.ok() ? summary : LogSummary();
-  };
-  const absl::StatusOr<LogSummary> summary = ReadMovingLog(folder, read);
-  RETURN_IF_ERROR(stopped);
-  return summary;
-}
-
-absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
-                                         absl::FunctionRef<absl::StatusOr<LogSummary>()> read) {
-  constexpr int kMostTries = 10;
-  absl::Status last;
-  for (int tries = 1;; ++tries) {
-    ASSIGN_OR_RETURN(const std::vector<FileLook> before, LookAt(folder));
-    absl::StatusOr<LogSummary> summary = read();
-    // What is wrong twice in the same place stays so.
-    if (summary.ok() || tries == kMostTries || summary.status() == last) return summary;
-    last = summary.status();
-    ASSIGN_OR_RETURN(const std::vector<FileLook> after, LookAt(folder));
-    if (before == after) return summary;
-  }
-}
-
-absl::StatusOr<LogSummary> VerifyLog(const std::string& folder) {
-  return ReadMovingLog(folder, [&] { return VerifyOnce(folder); });
-}
-
-namespace {
-
 std::string ChangeName(const internal::v1::MutationName& name) {
   return absl::StrCat(name.client_id(), "/", name.sequence());
 }
@@ -214,6 +154,62 @@ std::string KindOf(const LogRecord& record) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder) {
+  ASSIGN_OR_RETURN(const bool own, HoldsLog(folder));
+  if (own) return std::vector<std::string>{folder};
+  std::vector<std::string> logs;
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, files::FoldersIn(folder));
+  for (const std::string& name : folders) {
+    const std::string inside = files::PathIn(folder, name);
+    const std::string log = name == "log" ? inside : files::PathIn(inside, "log");
+    if (name != "log" && !absl::StartsWith(name, "shard-")) continue;
+    ASSIGN_OR_RETURN(const bool holds, HoldsLog(log));
+    if (holds) logs.push_back(log);
+  }
+  if (!logs.empty()) return logs;
+  return absl::NotFoundError(
+      absl::StrCat(folder,
+                   ": there is no log here, in log/ or in shard-*/log/; give the cluster's "
+                   "storage.directory, the folder of a shard in it, or that of its log"));
+}
+
+absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
+                                   absl::FunctionRef<absl::Status(const LogEntry&)> show) {
+  uint64_t shown = 0;
+  absl::Status stopped;
+  const auto read = [&]() -> absl::StatusOr<LogSummary> {
+    const absl::StatusOr<LogSummary> summary = ShowOnce(folder, [&](const LogEntry& entry) {
+      if (entry.sequence <= shown) return absl::OkStatus();
+      shown = entry.sequence;
+      return stopped = show(entry);
+    });
+    // What `show` says is no reason to read again.
+    return stopped.ok() ? summary : LogSummary();
+  };
+  const absl::StatusOr<LogSummary> summary = ReadMovingLog(folder, read);
+  RETURN_IF_ERROR(stopped);
+  return summary;
+}
+
+absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
+                                         absl::FunctionRef<absl::StatusOr<LogSummary>()> read) {
+  constexpr int kMostTries = 10;
+  absl::Status last;
+  for (int tries = 1;; ++tries) {
+    ASSIGN_OR_RETURN(const std::vector<FileLook> before, LookAt(folder));
+    absl::StatusOr<LogSummary> summary = read();
+    // What is wrong twice in the same place stays so.
+    if (summary.ok() || tries == kMostTries || summary.status() == last) return summary;
+    last = summary.status();
+    ASSIGN_OR_RETURN(const std::vector<FileLook> after, LookAt(folder));
+    if (before == after) return summary;
+  }
+}
+
+absl::StatusOr<LogSummary> VerifyLog(const std::string& folder) {
+  return ReadMovingLog(folder, [&] { return VerifyOnce(folder); });
+}
 
 std::string EntryWriter::ModelName(uint64_t id) const {
   const auto name = names_.find(id);

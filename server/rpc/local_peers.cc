@@ -35,6 +35,22 @@ std::unique_ptr<LocalServer> ServeLocally(const v1::ClusterConfig& cluster, cons
   return nullptr;
 }
 
+constexpr uint32_t kUnknown = 0;
+
+// An address of which others know nothing, because the system picks the port or each machine has
+// its own, is kUnknown.
+uint32_t AddressDigest(const std::string& text) {
+  const absl::StatusOr<config::Address> address = config::ParseAddress(text);
+  if (!address.ok() || address->port == 0 || address->is_wildcard()) return kUnknown;
+  return std::max<uint32_t>(static_cast<uint32_t>(Sha256Prefix(address->ToString())), 1);
+}
+
+std::vector<std::string> AddressesOf(const v1::ClusterConfig& cluster) {
+  std::vector<std::string> addresses;
+  for (const v1::ShardConfig& shard : cluster.shards()) addresses.push_back(shard.address());
+  return addresses;
+}
+
 }  // namespace
 
 std::unique_ptr<RegionServer> MakeClientRegions(const v1::ClusterConfig& cluster) {
@@ -101,26 +117,6 @@ absl::Time DeadlineOf(const LaneCall& call, absl::Duration default_patience) {
   const absl::Duration patience = call.request().patience;
   return SteadyNow() + (patience == absl::InfiniteDuration() ? default_patience : patience);
 }
-
-namespace {
-
-constexpr uint32_t kUnknown = 0;
-
-// An address of which others know nothing, because the system picks the port or each machine has
-// its own, is kUnknown.
-uint32_t AddressDigest(const std::string& text) {
-  const absl::StatusOr<config::Address> address = config::ParseAddress(text);
-  if (!address.ok() || address->port == 0 || address->is_wildcard()) return kUnknown;
-  return std::max<uint32_t>(static_cast<uint32_t>(Sha256Prefix(address->ToString())), 1);
-}
-
-std::vector<std::string> AddressesOf(const v1::ClusterConfig& cluster) {
-  std::vector<std::string> addresses;
-  for (const v1::ShardConfig& shard : cluster.shards()) addresses.push_back(shard.address());
-  return addresses;
-}
-
-}  // namespace
 
 internal::v1::ShardPlace PlaceOf(const v1::ClusterConfig& cluster, int shard) {
   internal::v1::ShardPlace place;

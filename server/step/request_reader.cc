@@ -33,28 +33,6 @@ absl::StatusOr<absl::Span<const T>> View(const v1::Tensor& tensor, int64_t size,
   return absl::Span<const T>(reinterpret_cast<const T*>(data), size);
 }
 
-}  // namespace
-
-int64_t ElementSize(v1::DataType dtype) {
-  switch (dtype) {
-    case v1::BFLOAT16:
-      return 2;
-    case v1::FLOAT32:
-    case v1::INT32:
-      return 4;
-    case v1::INT64:
-      return 8;
-    default:
-      return 0;
-  }
-}
-
-std::string ShapeText(absl::Span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
-
-namespace {
-
 // Elements that the shape has; the greatest number if they cannot be counted.
 absl::StatusOr<int64_t> ElementsOf(const v1::Tensor& tensor, const std::string& path) {
   if (ElementSize(tensor.dtype()) == 0) {
@@ -71,73 +49,6 @@ absl::StatusOr<int64_t> ElementsOf(const v1::Tensor& tensor, const std::string& 
   }
   return size;
 }
-
-}  // namespace
-
-absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& path) {
-  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
-  int64_t bytes = 0;
-  if (!__builtin_mul_overflow(size, ElementSize(tensor.dtype()), &bytes)) return bytes;
-  return Invalid(path, absl::StrCat(".shape ", ShapeText(tensor.shape()), " of ",
-                                    TypeText(tensor.dtype()), " needs more than ", size, " bytes"));
-}
-
-absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
-  return CheckedSize(tensor, static_cast<int64_t>(tensor.data().size()), path);
-}
-
-absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, int64_t data_bytes,
-                                    const std::string& path) {
-  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
-  const int64_t element = ElementSize(tensor.dtype());
-  int64_t bytes = 0;
-  if (__builtin_mul_overflow(size, element, &bytes) || bytes != data_bytes) {
-    return Invalid(
-        path, absl::StrCat(".data has ", data_bytes, " bytes; shape ", ShapeText(tensor.shape()),
-                           " of ", TypeText(tensor.dtype()), " needs ",
-                           bytes > 0 ? absl::StrCat(bytes) : absl::StrCat("more than ", size)));
-  }
-  return size;
-}
-
-absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::string& path) {
-  if (tensor.dtype() != v1::INT32 && tensor.dtype() != v1::INT64) {
-    return Invalid(
-        path, absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be INT32 or INT64"));
-  }
-  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
-  if (tensor.dtype() == v1::INT32) {
-    ASSIGN_OR_RETURN(auto view, View<int32_t>(tensor, size, path));
-    return preprocess::IntSpan(view);
-  }
-  ASSIGN_OR_RETURN(auto view, View<int64_t>(tensor, size, path));
-  return preprocess::IntSpan(view);
-}
-
-absl::StatusOr<absl::Span<const float>> FloatsOf(const v1::Tensor& tensor,
-                                                 const std::string& path) {
-  if (tensor.dtype() != v1::FLOAT32) {
-    return Invalid(path,
-                   absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be FLOAT32"));
-  }
-  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
-  return View<float>(tensor, size, path);
-}
-
-absl::Status CheckShape(const v1::Tensor& tensor, absl::Span<const int64_t> expected,
-                        const std::string& path) {
-  if (absl::MakeConstSpan(tensor.shape()) == expected) return absl::OkStatus();
-  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must be ",
-                                    ShapeText(expected)));
-}
-
-absl::Status CheckRank(const v1::Tensor& tensor, int rank, const std::string& path) {
-  if (tensor.shape_size() == rank) return absl::OkStatus();
-  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must have ",
-                                    rank, " dimension", rank == 1 ? "" : "s"));
-}
-
-namespace {
 
 using preprocess::DenseInput;
 using preprocess::FeatureInput;
@@ -238,6 +149,87 @@ absl::Status CountActivationBytes(const ServedModel& model, int64_t limit, Looku
 }
 
 }  // namespace
+
+int64_t ElementSize(v1::DataType dtype) {
+  switch (dtype) {
+    case v1::BFLOAT16:
+      return 2;
+    case v1::FLOAT32:
+    case v1::INT32:
+      return 4;
+    case v1::INT64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+std::string ShapeText(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& path) {
+  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
+  int64_t bytes = 0;
+  if (!__builtin_mul_overflow(size, ElementSize(tensor.dtype()), &bytes)) return bytes;
+  return Invalid(path, absl::StrCat(".shape ", ShapeText(tensor.shape()), " of ",
+                                    TypeText(tensor.dtype()), " needs more than ", size, " bytes"));
+}
+
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
+  return CheckedSize(tensor, static_cast<int64_t>(tensor.data().size()), path);
+}
+
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, int64_t data_bytes,
+                                    const std::string& path) {
+  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
+  const int64_t element = ElementSize(tensor.dtype());
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(size, element, &bytes) || bytes != data_bytes) {
+    return Invalid(
+        path, absl::StrCat(".data has ", data_bytes, " bytes; shape ", ShapeText(tensor.shape()),
+                           " of ", TypeText(tensor.dtype()), " needs ",
+                           bytes > 0 ? absl::StrCat(bytes) : absl::StrCat("more than ", size)));
+  }
+  return size;
+}
+
+absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::string& path) {
+  if (tensor.dtype() != v1::INT32 && tensor.dtype() != v1::INT64) {
+    return Invalid(
+        path, absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be INT32 or INT64"));
+  }
+  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
+  if (tensor.dtype() == v1::INT32) {
+    ASSIGN_OR_RETURN(auto view, View<int32_t>(tensor, size, path));
+    return preprocess::IntSpan(view);
+  }
+  ASSIGN_OR_RETURN(auto view, View<int64_t>(tensor, size, path));
+  return preprocess::IntSpan(view);
+}
+
+absl::StatusOr<absl::Span<const float>> FloatsOf(const v1::Tensor& tensor,
+                                                 const std::string& path) {
+  if (tensor.dtype() != v1::FLOAT32) {
+    return Invalid(path,
+                   absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be FLOAT32"));
+  }
+  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
+  return View<float>(tensor, size, path);
+}
+
+absl::Status CheckShape(const v1::Tensor& tensor, absl::Span<const int64_t> expected,
+                        const std::string& path) {
+  if (absl::MakeConstSpan(tensor.shape()) == expected) return absl::OkStatus();
+  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must be ",
+                                    ShapeText(expected)));
+}
+
+absl::Status CheckRank(const v1::Tensor& tensor, int rank, const std::string& path) {
+  if (tensor.shape_size() == rank) return absl::OkStatus();
+  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must have ",
+                                    rank, " dimension", rank == 1 ? "" : "s"));
+}
 
 absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const ServedModel& model,
                                          int64_t max_activation_bytes) {

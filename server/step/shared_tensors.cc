@@ -72,6 +72,21 @@ absl::Status CopyFeature(BlockReader* from, v1::FeatureIds* feature) {
   return absl::OkStatus();
 }
 
+// The canonical sample of each sample id of a slot.
+std::vector<int32_t> CanonicalSamples(absl::Span<const preprocess::SampleSpan> spans) {
+  std::vector<int32_t> canonical;
+  for (const preprocess::SampleSpan& span : spans) {
+    canonical.resize(span.slot_begin + span.count);
+    std::iota(canonical.end() - span.count, canonical.end(), span.sample_begin);
+  }
+  return canonical;
+}
+
+bool IsWhole(const ServedModel& model, const preprocess::StackPlan& stack) {
+  return std::all_of(stack.tables.begin(), stack.tables.end(),
+                     [&](const auto& table) { return table.embedding_dim == stack.embedding_dim; });
+}
+
 }  // namespace
 
 ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const int64_t> samples,
@@ -180,25 +195,6 @@ absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const Regio
   }
   return output;
 }
-
-namespace {
-
-// The canonical sample of each sample id of a slot.
-std::vector<int32_t> CanonicalSamples(absl::Span<const preprocess::SampleSpan> spans) {
-  std::vector<int32_t> canonical;
-  for (const preprocess::SampleSpan& span : spans) {
-    canonical.resize(span.slot_begin + span.count);
-    std::iota(canonical.end() - span.count, canonical.end(), span.sample_begin);
-  }
-  return canonical;
-}
-
-bool IsWhole(const ServedModel& model, const preprocess::StackPlan& stack) {
-  return std::all_of(stack.tables.begin(), stack.tables.end(),
-                     [&](const auto& table) { return table.embedding_dim == stack.embedding_dim; });
-}
-
-}  // namespace
 
 std::vector<shard::SumPlaces> PlacesOfSums(const ServedModel& model,
                                            const preprocess::PreprocessedBatch& batch,

@@ -87,21 +87,6 @@ absl::StatusOr<Array> Read(absl::string_view data, std::vector<int64_t> shape) {
   return Array{std::move(shape), std::move(values)};
 }
 
-}  // namespace
-
-absl::StatusOr<Array> ParseNpy(absl::string_view content) {
-  ASSIGN_OR_RETURN(const absl::string_view header, TakeHeader(&content));
-  ASSIGN_OR_RETURN(std::vector<int64_t> shape, ParseShape(header));
-  if (NpyValue(header, "fortran_order") != "False") return Malformed("it is in Fortran order");
-  const absl::string_view type = NpyValue(header, "descr");
-  if (type == "'<i4'") return Read<int32_t>(content, std::move(shape));
-  if (type == "'<i8'") return Read<int64_t>(content, std::move(shape));
-  if (type == "'<f4'") return Read<float>(content, std::move(shape));
-  return Malformed(absl::StrCat("its type is ", type, "; it must be '<i4', '<i8' or '<f4'"));
-}
-
-namespace {
-
 using nlohmann::json;
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -224,6 +209,17 @@ absl::Status SetWeights(const Array& weights, const Array& ids, preprocess::Feat
 }
 
 }  // namespace
+
+absl::StatusOr<Array> ParseNpy(absl::string_view content) {
+  ASSIGN_OR_RETURN(const absl::string_view header, TakeHeader(&content));
+  ASSIGN_OR_RETURN(std::vector<int64_t> shape, ParseShape(header));
+  if (NpyValue(header, "fortran_order") != "False") return Malformed("it is in Fortran order");
+  const absl::string_view type = NpyValue(header, "descr");
+  if (type == "'<i4'") return Read<int32_t>(content, std::move(shape));
+  if (type == "'<i8'") return Read<int64_t>(content, std::move(shape));
+  if (type == "'<f4'") return Read<float>(content, std::move(shape));
+  return Malformed(absl::StrCat("its type is ", type, "; it must be '<i4', '<i8' or '<f4'"));
+}
 
 absl::StatusOr<BatchFile> BatchFile::Load(const std::vector<std::string>& paths,
                                           const v1::ModelConfig& model) {

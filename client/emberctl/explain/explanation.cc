@@ -262,21 +262,8 @@ void PrintMinibatches(const Explanation& e, std::ostream& out) {
   PrintColumns(lines, out);
 }
 
-}  // namespace
-
-void PrintReport(const Explanation& explanation, std::ostream& out) {
-  PrintHead(explanation, out);
-  PrintTotals(explanation, out);
-  PrintPairs(explanation, out);
-  PrintMinibatches(explanation, out);
-  PrintPrograms(explanation, out);
-}
-
-namespace {
-
 using preprocess::CsrSegmentView;
 using preprocess::StackBatchView;
-using preprocess::StackCost;
 
 Json Gains(absl::Span<const float> gains) {
   Json list = Json::array();
@@ -348,6 +335,14 @@ Json StackJson(const Explanation& explanation, int stack) {
 }
 
 }  // namespace
+
+void PrintReport(const Explanation& explanation, std::ostream& out) {
+  PrintHead(explanation, out);
+  PrintTotals(explanation, out);
+  PrintPairs(explanation, out);
+  PrintMinibatches(explanation, out);
+  PrintPrograms(explanation, out);
+}
 
 void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
   Json stacks = Json::array();

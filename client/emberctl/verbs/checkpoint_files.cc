@@ -280,26 +280,6 @@ absl::Status ExportCheckpoint(Session& session, const ExportJob& job) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void AddCheckpointExport(CLI::App& checkpoint, Session& session) {
-  auto [verb, job] =
-      AddVerb(checkpoint, session, "export",
-              "Write all tables and slots of a checkpoint to a folder, as TABLE.safetensors and "
-              "TABLE.SLOT.safetensors: float32, in the order of ids",
-              "emberctl checkpoint export my_model newest tables/", ExportCheckpoint);
-  verb->add_option("MODEL", job->model, "Name of the model")->required();
-  verb->add_option("NAME", job->name, "Name of the checkpoint, or: newest")->required();
-  verb->add_option("DIR", job->folder, "A new or empty folder")->required();
-  verb->add_option("--file-bytes", job->file_bytes,
-                   "Split larger tables into files with at most this many bytes of rows, and write "
-                   "TABLE.safetensors.index.json")
-      ->check(Within(int64_t{1}, int64_t{1} << 50))
-      ->capture_default_str();
-}
-
-namespace {
-
 constexpr char kIndexEnd[] = ".safetensors.index.json";
 constexpr int64_t kBatchBytes = int64_t{4} << 20;
 
@@ -521,6 +501,22 @@ absl::Status ImportCheckpoint(Session& session, const ImportJob& job) {
 }
 
 }  // namespace
+
+void AddCheckpointExport(CLI::App& checkpoint, Session& session) {
+  auto [verb, job] =
+      AddVerb(checkpoint, session, "export",
+              "Write all tables and slots of a checkpoint to a folder, as TABLE.safetensors and "
+              "TABLE.SLOT.safetensors: float32, in the order of ids",
+              "emberctl checkpoint export my_model newest tables/", ExportCheckpoint);
+  verb->add_option("MODEL", job->model, "Name of the model")->required();
+  verb->add_option("NAME", job->name, "Name of the checkpoint, or: newest")->required();
+  verb->add_option("DIR", job->folder, "A new or empty folder")->required();
+  verb->add_option("--file-bytes", job->file_bytes,
+                   "Split larger tables into files with at most this many bytes of rows, and write "
+                   "TABLE.safetensors.index.json")
+      ->check(Within(int64_t{1}, int64_t{1} << 50))
+      ->capture_default_str();
+}
 
 void AddCheckpointImport(CLI::App& checkpoint, Session& session) {
   auto [verb, job] = AddVerb(

@@ -42,23 +42,6 @@ absl::Status Declare(Session& session, const DeclareOptions& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void AddDeclare(CLI::App& app, Session& session) {
-  auto [declare, options] = AddVerb(app, session, "declare",
-                                    "Create the tables of a model; nothing happens if they exist",
-                                    "emberctl declare model.textproto", Declare);
-  declare->add_option("FILE", options->path, "ModelConfig as text proto or JSON")->required();
-  declare
-      ->add_option(
-          "--restore-from", options->restore_from,
-          "If the model does not exist, begin with the rows of this checkpoint, or with those "
-          "of the newest one: newest")
-      ->type_name("NAME");
-}
-
-namespace {
-
 // Of a model that was dropped. A cluster without storage has no checkpoints.
 void PrintWhatStays(Session& session, const std::string& name) {
   v1::ListCheckpointsRequest request;
@@ -86,26 +69,6 @@ absl::Status ResetModel(Session& session, const v1::ResetModelRequest& request) 
                                                "history ",
                                                HexId(response.history())));
 }
-
-}  // namespace
-
-void AddModel(CLI::App& app, Session& session) {
-  CLI::App& model =
-      AddGroupOfVerbs(app, "model", "Drop or reset a model", "emberctl model reset my_model");
-  auto [drop, dropped] =
-      AddVerb(model, session, "drop",
-              "Remove a model and its rows from all shards; an undeclared model is not an error",
-              "emberctl model drop my_model", DropModel);
-  drop->add_option("MODEL", *dropped->mutable_name(), "Name of the model")->required();
-  auto [reset, renewed] = AddVerb(
-      model, session, "reset",
-      "Discard all rows of a model: all shards get initial rows again. This ends DATA_LOSS after a "
-      "shard has lost its rows",
-      "emberctl model reset my_model", ResetModel);
-  reset->add_option("MODEL", *renewed->mutable_name(), "Name of the model")->required();
-}
-
-namespace {
 
 // What `rows` and `export` take as --slot; nothing where no optimizer has any.
 void PrintSlots(const v1::DescribeModelResponse& model, std::ostream& out) {
@@ -138,19 +101,6 @@ absl::Status DescribeModel(Session& session, const std::string& model) {
   PrintFeatures(plan, session.out);
   return absl::OkStatus();
 }
-
-}  // namespace
-
-void AddDescribe(CLI::App& app, Session& session) {
-  auto [describe, model] = AddVerb(
-      app, session, "describe",
-      "A declared model: its tables, optimizers, slots, initializers, stacks and features; for its "
-      "memory see plan",
-      "emberctl describe my_model", DescribeModel);
-  describe->add_option("MODEL", *model, "Name of the model")->required();
-}
-
-namespace {
 
 // Names of all models, or just `model` if it is not empty.
 absl::StatusOr<std::vector<std::string>> ModelNames(Session& session, const std::string& model) {
@@ -192,16 +142,6 @@ absl::Status ListTables(Session& session, const std::string& model) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void AddTables(CLI::App& app, Session& session) {
-  auto [tables, model] = AddVerb(app, session, "tables", "List the tables of a model, or of all",
-                                 "emberctl tables my_model", ListTables);
-  tables->add_option("MODEL", *model, "Name of the model");
-}
-
-namespace {
-
 absl::Status ServeCheckpoint(Session& session, const v1::ServeCheckpointRequest& request) {
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
@@ -212,7 +152,58 @@ absl::Status ServeCheckpoint(Session& session, const v1::ServeCheckpointRequest&
                            ": ", Work(result)));
 }
 
+absl::Status DropGroup(Session& session, const v1::DropGroupRequest& request) {
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropGroupResponse>(request));
+  return session.Answer(
+      response, absl::StrCat("group '", request.group(), "' of model '", request.model(),
+                             response.dropped() ? "' dropped" : "' is not known: nothing to drop"));
+}
+
 }  // namespace
+
+void AddDeclare(CLI::App& app, Session& session) {
+  auto [declare, options] = AddVerb(app, session, "declare",
+                                    "Create the tables of a model; nothing happens if they exist",
+                                    "emberctl declare model.textproto", Declare);
+  declare->add_option("FILE", options->path, "ModelConfig as text proto or JSON")->required();
+  declare
+      ->add_option(
+          "--restore-from", options->restore_from,
+          "If the model does not exist, begin with the rows of this checkpoint, or with those "
+          "of the newest one: newest")
+      ->type_name("NAME");
+}
+
+void AddModel(CLI::App& app, Session& session) {
+  CLI::App& model =
+      AddGroupOfVerbs(app, "model", "Drop or reset a model", "emberctl model reset my_model");
+  auto [drop, dropped] =
+      AddVerb(model, session, "drop",
+              "Remove a model and its rows from all shards; an undeclared model is not an error",
+              "emberctl model drop my_model", DropModel);
+  drop->add_option("MODEL", *dropped->mutable_name(), "Name of the model")->required();
+  auto [reset, renewed] = AddVerb(
+      model, session, "reset",
+      "Discard all rows of a model: all shards get initial rows again. This ends DATA_LOSS after a "
+      "shard has lost its rows",
+      "emberctl model reset my_model", ResetModel);
+  reset->add_option("MODEL", *renewed->mutable_name(), "Name of the model")->required();
+}
+
+void AddDescribe(CLI::App& app, Session& session) {
+  auto [describe, model] = AddVerb(
+      app, session, "describe",
+      "A declared model: its tables, optimizers, slots, initializers, stacks and features; for its "
+      "memory see plan",
+      "emberctl describe my_model", DescribeModel);
+  describe->add_option("MODEL", *model, "Name of the model")->required();
+}
+
+void AddTables(CLI::App& app, Session& session) {
+  auto [tables, model] = AddVerb(app, session, "tables", "List the tables of a model, or of all",
+                                 "emberctl tables my_model", ListTables);
+  tables->add_option("MODEL", *model, "Name of the model");
+}
 
 void AddServe(CLI::App& app, Session& session) {
   auto [serve, request] = AddVerb(
@@ -241,17 +232,6 @@ void AddServe(CLI::App& app, Session& session) {
           "checkpoint")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
 }
-
-namespace {
-
-absl::Status DropGroup(Session& session, const v1::DropGroupRequest& request) {
-  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropGroupResponse>(request));
-  return session.Answer(
-      response, absl::StrCat("group '", request.group(), "' of model '", request.model(),
-                             response.dropped() ? "' dropped" : "' is not known: nothing to drop"));
-}
-
-}  // namespace
 
 void AddGroup(CLI::App& app, Session& session) {
   CLI::App& group = AddGroupOfVerbs(app, "group", "Drop a group of trainers",

@@ -134,25 +134,6 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
       "the memory, add shards, or store rows in 16 bits"));
 }
 
-}  // namespace
-
-void AddPlan(CLI::App& app, Session& session) {
-  auto [plan, options] = AddVerb(
-      app, session, "plan",
-      "Show where the tables of a model lie, what they need of the memory budget, their limits and "
-      "their padding. With --model, of a file, for a cluster that need not run; with MODEL, of a "
-      "declared one (see `describe` for its config). Exit status 1 if it does not fit",
-      "emberctl plan --model model.textproto --shards 4 --sparsecores 2", ShowPlan);
-  CLI::Option_group* subject = plan->add_option_group("subject");
-  subject->add_option("MODEL", options->model, "Name of a declared model");
-  CLI::Option* file =
-      subject->add_option("--model", options->file, "ModelConfig as text proto or JSON");
-  subject->require_option(1);
-  AddClusterShapeOptions(plan, file, &options->cluster);
-}
-
-namespace {
-
 struct ValidateOptions {
   std::string path;
   std::string kind = "auto";  // "model", "cluster", or "auto": by the file's first field
@@ -215,6 +196,21 @@ absl::Status Validate(Session& session, const ValidateOptions& options) {
 }
 
 }  // namespace
+
+void AddPlan(CLI::App& app, Session& session) {
+  auto [plan, options] = AddVerb(
+      app, session, "plan",
+      "Show where the tables of a model lie, what they need of the memory budget, their limits and "
+      "their padding. With --model, of a file, for a cluster that need not run; with MODEL, of a "
+      "declared one (see `describe` for its config). Exit status 1 if it does not fit",
+      "emberctl plan --model model.textproto --shards 4 --sparsecores 2", ShowPlan);
+  CLI::Option_group* subject = plan->add_option_group("subject");
+  subject->add_option("MODEL", options->model, "Name of a declared model");
+  CLI::Option* file =
+      subject->add_option("--model", options->file, "ModelConfig as text proto or JSON");
+  subject->require_option(1);
+  AddClusterShapeOptions(plan, file, &options->cluster);
+}
 
 void AddValidate(CLI::App& app, Session& session) {
   auto [validate, options] =

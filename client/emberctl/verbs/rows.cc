@@ -150,33 +150,6 @@ void AddTarget(CLI::App* verb, RowsTarget* target) {
                    "An optimizer slot instead of the weights, for example accumulator");
 }
 
-}  // namespace
-
-void AddRows(CLI::App& app, Session& session) {
-  CLI::App& rows = AddGroupOfVerbs(app, "rows", "Read and write rows of a table by id",
-                                   "emberctl rows get my_model users 7 8");
-  auto [get, ids] =
-      AddVerb(rows, session, "get", "Print rows, one per line: ID=VALUE,VALUE,...",
-              "emberctl rows get my_model users 7 100-109 --slot accumulator", GetRows);
-  AddTarget(get, ids);
-  get->add_option("ID", ids->texts, "Ids of the rows, and ranges of them: 7 100-109")
-      ->required()
-      ->check([](const std::string& text) {
-        std::vector<int64_t> parsed;
-        return std::string(AppendIds(text, &parsed).message());
-      });
-  auto [set, values] =
-      AddVerb(rows, session, "set", "Overwrite rows, written as `rows get` prints them",
-              "emberctl rows set my_model users 7=0.5,1,-2,0.25", SetRows);
-  AddTarget(set, values);
-  set->add_option("ROW", values->texts, "ID=VALUE,VALUE,...")
-      ->required()
-      ->check(
-          [](const std::string& text) { return std::string(ParseRow(text).status().message()); });
-}
-
-namespace {
-
 struct ExportTarget {
   std::string model;
   std::string table;
@@ -235,6 +208,29 @@ absl::Status ExportTable(Session& session, const ExportTarget& target) {
 }
 
 }  // namespace
+
+void AddRows(CLI::App& app, Session& session) {
+  CLI::App& rows = AddGroupOfVerbs(app, "rows", "Read and write rows of a table by id",
+                                   "emberctl rows get my_model users 7 8");
+  auto [get, ids] =
+      AddVerb(rows, session, "get", "Print rows, one per line: ID=VALUE,VALUE,...",
+              "emberctl rows get my_model users 7 100-109 --slot accumulator", GetRows);
+  AddTarget(get, ids);
+  get->add_option("ID", ids->texts, "Ids of the rows, and ranges of them: 7 100-109")
+      ->required()
+      ->check([](const std::string& text) {
+        std::vector<int64_t> parsed;
+        return std::string(AppendIds(text, &parsed).message());
+      });
+  auto [set, values] =
+      AddVerb(rows, session, "set", "Overwrite rows, written as `rows get` prints them",
+              "emberctl rows set my_model users 7=0.5,1,-2,0.25", SetRows);
+  AddTarget(set, values);
+  set->add_option("ROW", values->texts, "ID=VALUE,VALUE,...")
+      ->required()
+      ->check(
+          [](const std::string& text) { return std::string(ParseRow(text).status().message()); });
+}
 
 void AddExport(CLI::App& app, Session& session) {
   auto [verb, target] = AddVerb(app, session, "export",

@@ -75,20 +75,6 @@ absl::Status ShowStatus(Session& session) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void AddStatus(CLI::App& app, Session& session) {
-  CLI::App* status = app.add_subcommand(
-      "status",
-      "Show the state of the coordinator (DRAINING while it is out of service), the shards and the "
-      "models. Exit status 3 if a shard is down, or a shard or a model is recovering, 1 if a "
-      "model has lost rows or a shard refuses changes");
-  SetExample(status, "emberctl status --json");
-  status->callback([&session] { session.command = [&session] { return ShowStatus(session); }; });
-}
-
-namespace {
-
 struct StatsOptions {
   int hot_rows = 0;
   double interval_seconds = 0;  // 0: since the start
@@ -130,24 +116,6 @@ absl::Status ShowStats(Session& session, const StatsOptions& options) {
   Print(rates, source.address(), per_second, session);
   return absl::OkStatus();
 }
-
-}  // namespace
-
-void AddStats(CLI::App& app, Session& session) {
-  auto [stats, options] = AddVerb(
-      app, session, "stats",
-      "Show what a coordinator and the shards have done since they started, or do now: methods, "
-      "stages, stacks against their limits, shards, training groups, hot rows. Of several "
-      "addresses, the first that answers is asked",
-      "emberctl stats --interval 5 --hot-rows 3", ShowStats);
-  AddHotRows(stats, &options->hot_rows);
-  stats
-      ->add_option("--interval", options->interval_seconds,
-                   "Watch for this many seconds and show rates per second")
-      ->check(Within(0.1, 86400.0));
-}
-
-namespace {
 
 struct TopOptions {
   double interval_seconds = 2;
@@ -300,6 +268,30 @@ absl::Status Top(Session& session, const TopOptions& options) {
 }
 
 }  // namespace
+
+void AddStatus(CLI::App& app, Session& session) {
+  CLI::App* status = app.add_subcommand(
+      "status",
+      "Show the state of the coordinator (DRAINING while it is out of service), the shards and the "
+      "models. Exit status 3 if a shard is down, or a shard or a model is recovering, 1 if a "
+      "model has lost rows or a shard refuses changes");
+  SetExample(status, "emberctl status --json");
+  status->callback([&session] { session.command = [&session] { return ShowStatus(session); }; });
+}
+
+void AddStats(CLI::App& app, Session& session) {
+  auto [stats, options] = AddVerb(
+      app, session, "stats",
+      "Show what a coordinator and the shards have done since they started, or do now: methods, "
+      "stages, stacks against their limits, shards, training groups, hot rows. Of several "
+      "addresses, the first that answers is asked",
+      "emberctl stats --interval 5 --hot-rows 3", ShowStats);
+  AddHotRows(stats, &options->hot_rows);
+  stats
+      ->add_option("--interval", options->interval_seconds,
+                   "Watch for this many seconds and show rates per second")
+      ->check(Within(0.1, 86400.0));
+}
 
 void AddTop(CLI::App& app, Session& session) {
   auto [top, options] = AddVerb(

@@ -102,23 +102,6 @@ std::vector<internal::v1::RankProgress> MergeRanks(const OpenAnswers& shards) {
   return merged;
 }
 
-}  // namespace
-
-absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards, OpenGroupRequest request,
-                                      rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(const OpenAnswers answers, TakeNumber(shards, &request, context));
-  OpenedGroup opened;
-  opened.generation = request.generation();
-  opened.opener = request.opener();
-  RETURN_IF_ERROR(FinishStep(shards, request, answers, context, &opened));
-  opened.ranks = MergeRanks(answers);
-  return opened;
-}
-
-// Forgetting a group of trainers whose run is over, on all shards.
-
-namespace {
-
 // One call of DropGroup.
 class Dropping {
  public:
@@ -207,21 +190,6 @@ class Dropping {
   const size_t host_;
 };
 
-}  // namespace
-
-absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
-                                                const std::string& group,
-                                                const step::ShardSet& shards,
-                                                rpc::CallContext* context) {
-  RETURN_IF_ERROR(group::CheckGroupName("group", group));
-  v1::DropGroupResponse response;
-  ASSIGN_OR_RETURN(const bool dropped, Dropping(model, group, shards, context).Run());
-  response.set_dropped(dropped);
-  return response;
-}
-
-namespace {
-
 constexpr int64_t kDefaultTimeoutMs = 60'000;
 // Beyond the members' own timeout, for the way to the host of the group and back.
 constexpr absl::Duration kExchangeMargin = absl::Seconds(5);
@@ -268,6 +236,30 @@ absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
 }
 
 }  // namespace
+
+absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards, OpenGroupRequest request,
+                                      rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const OpenAnswers answers, TakeNumber(shards, &request, context));
+  OpenedGroup opened;
+  opened.generation = request.generation();
+  opened.opener = request.opener();
+  RETURN_IF_ERROR(FinishStep(shards, request, answers, context, &opened));
+  opened.ranks = MergeRanks(answers);
+  return opened;
+}
+
+// Forgetting a group of trainers whose run is over, on all shards.
+
+absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
+                                                const std::string& group,
+                                                const step::ShardSet& shards,
+                                                rpc::CallContext* context) {
+  RETURN_IF_ERROR(group::CheckGroupName("group", group));
+  v1::DropGroupResponse response;
+  ASSIGN_OR_RETURN(const bool dropped, Dropping(model, group, shards, context).Run());
+  response.set_dropped(dropped);
+  return response;
+}
 
 absl::Status CompleteTrainStart(v1::TrainStart* start) {
   v1::GroupOptions& options = *start->mutable_options();

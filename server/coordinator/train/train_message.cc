@@ -102,6 +102,18 @@ class Splitter {
   std::vector<rpc::SharedPieces>* const data_;
 };
 
+absl::Status CheckSameStep(int64_t step, int64_t of_message) {
+  if (step == of_message) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("step is ", of_message, " in a message of the request of step ", step));
+}
+
+absl::Status TooEarly(absl::string_view what, int64_t step, absl::string_view open,
+                      int64_t open_step) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " of step ", step, " begins before the ",
+                                                 open, " of step ", open_step, " is complete"));
+}
+
 }  // namespace
 
 absl::StatusOr<TrainMessage> DecodeTrainMessage(const grpc::ByteBuffer& bytes) {
@@ -123,22 +135,6 @@ absl::StatusOr<TrainMessage> DecodeTrainMessage(const grpc::ByteBuffer& bytes) {
   if (gradients != message.data.size()) return Malformed();
   return message;
 }
-
-namespace {
-
-absl::Status CheckSameStep(int64_t step, int64_t of_message) {
-  if (step == of_message) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("step is ", of_message, " in a message of the request of step ", step));
-}
-
-absl::Status TooEarly(absl::string_view what, int64_t step, absl::string_view open,
-                      int64_t open_step) {
-  return absl::InvalidArgumentError(absl::StrCat(what, " of step ", step, " begins before the ",
-                                                 open, " of step ", open_step, " is complete"));
-}
-
-}  // namespace
 
 absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(TrainMessage* message,
                                                                     int64_t bytes) {

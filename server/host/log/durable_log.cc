@@ -56,6 +56,15 @@ absl::StatusOr<RowCounts> ResultOf(bool failed, const RowCounts& rows) {
   return rows;
 }
 
+// A process that was killed may need a moment to be gone.
+constexpr absl::Duration kLockPatience = absl::Seconds(10);
+constexpr absl::Duration kRoomPause = absl::Milliseconds(200);
+
+std::string FolderOf(const v1::StorageConfig& storage, int shard) {
+  return absl::StrFormat("%s/shard-%04d", storage.directory(), shard);
+}
+std::string LogIn(const std::string& folder) { return folder + "/log"; }
+
 }  // namespace
 
 // Brings a shard back to what it knew when its process ended: the rows of the newest checkpoint of
@@ -524,19 +533,6 @@ class ShardRecovery {
   CondVar ended_;
   int changing_ ABSL_GUARDED_BY(mutex_) = 0;  // changes on their way to the rows
 };
-
-namespace {
-
-// A process that was killed may need a moment to be gone.
-constexpr absl::Duration kLockPatience = absl::Seconds(10);
-constexpr absl::Duration kRoomPause = absl::Milliseconds(200);
-
-std::string FolderOf(const v1::StorageConfig& storage, int shard) {
-  return absl::StrFormat("%s/shard-%04d", storage.directory(), shard);
-}
-std::string LogIn(const std::string& folder) { return folder + "/log"; }
-
-}  // namespace
 
 DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place,
                        const RecoveryParts& parts, Describe describe)

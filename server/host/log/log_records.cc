@@ -95,6 +95,18 @@ absl::StatusOr<internal::v1::LogPartHeader> DecodeHead(Arrays* arrays) {
   return header;
 }
 
+template <typename Message>
+void SetGroup(uint64_t model_id, const std::string& group, Message* message) {
+  message->set_model_id(model_id);
+  message->set_group(group);
+}
+
+template <typename Message>
+void SetResult(const absl::StatusOr<RowCounts>& rows, Message* message) {
+  message->set_failed(!rows.ok());
+  if (rows.ok()) SetRowCounts(*rows, message);
+}
+
 }  // namespace
 
 EncodedPart::EncodedPart(const CheckedPart& part) {
@@ -149,22 +161,6 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> DecodePart(uint64_t model_id,
                    engine->RestoreBatch(model_id, std::move(stacks)));
   return CheckedPart::Make(std::move(batch), std::move(input));
 }
-
-namespace {
-
-template <typename Message>
-void SetGroup(uint64_t model_id, const std::string& group, Message* message) {
-  message->set_model_id(model_id);
-  message->set_group(group);
-}
-
-template <typename Message>
-void SetResult(const absl::StatusOr<RowCounts>& rows, Message* message) {
-  message->set_failed(!rows.ok());
-  if (rows.ok()) SetRowCounts(*rows, message);
-}
-
-}  // namespace
 
 internal::v1::LogRecord VoteRecord(const internal::v1::MutationName& mutation, uint64_t attempt,
                                    uint64_t model_id, bool assigns_rows,
