@@ -1,6 +1,8 @@
 #include "client/emberctl/tensor_file.h"
 
+#include <bit>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -18,9 +20,11 @@
 namespace emberd::emberctl {
 namespace {
 
-constexpr char kNpyMagic[] = "\x93NUMPY";
-constexpr size_t kNpyMagicBytes = 6;
-constexpr uint64_t kMaxNpyHeader = 1 << 20;
+static_assert(std::endian::native == std::endian::little);
+
+constexpr absl::string_view kNpyMagic = "\x93NUMPY";
+constexpr size_t kMaxNpyHeader = 1 << 20;
+constexpr size_t kMaxDimensions = 8;
 
 absl::Status Bad(const std::string& path, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
@@ -55,12 +59,6 @@ std::string Take(std::ifstream& stream, size_t size) {
   return bytes;
 }
 
-uint64_t LittleEndian(absl::string_view bytes) {
-  uint64_t value = 0;
-  for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<uint8_t>(bytes[i]);
-  return value;
-}
-
 // How many float32 a matrix has; -1 if that is no sensible number.
 int64_t Elements(const std::vector<int64_t>& shape) {
   int64_t elements = 1;
@@ -92,35 +90,29 @@ absl::Status SetShape(std::vector<int64_t> shape, int64_t values, TensorInFile* 
   return absl::OkStatus();
 }
 
+// What stands behind 'key': in the header, to the comma or bracket that ends it.
+absl::string_view NpyValue(absl::string_view dict, absl::string_view key) {
+  const size_t found = dict.find(absl::StrCat("'", key, "':"));
+  if (found == absl::string_view::npos) return "";
+  dict.remove_prefix(found + key.size() + 3);
+  dict = absl::StripLeadingAsciiWhitespace(dict);
+  return dict.substr(0,
+                     absl::StartsWith(dict, "(") ? dict.find(')') + 1 : dict.find_first_of(",}"));
+}
+
 absl::StatusOr<std::vector<TensorInFile>> ReadNpyHeader(const std::string& path) {
   ASSIGN_OR_RETURN(OpenFile file, Open(path));
-  const std::string start = Take(file.stream, kNpyMagicBytes + 2);
-  if (start.size() < kNpyMagicBytes + 2 || !absl::StartsWith(start, kNpyMagic)) {
-    return Bad(path, "is not a NumPy file");
+  const absl::StatusOr<NpyStart> start = ReadNpyStart(Take(file.stream, kMaxNpyHeader));
+  RETURN_IF_ERROR(Annotate(start.status(), path));
+  if (start->type != "'<f4'") {
+    return Bad(path, absl::StrCat("holds the type ", start->type,
+                                  "; it must be '<f4': save array.astype(\"float32\")"));
   }
-  const std::string length = Take(file.stream, start[kNpyMagicBytes] == 1 ? 2 : 4);
-  if (LittleEndian(length) > kMaxNpyHeader) return Bad(path, "is not a NumPy file");
-  const std::string dict = Take(file.stream, LittleEndian(length));
-  if (dict.size() < LittleEndian(length)) return Bad(path, "is cut off");
   TensorInFile tensor;
   tensor.path = path;
   tensor.name = std::filesystem::path(path).stem();
-  tensor.offset = static_cast<int64_t>(start.size() + length.size() + dict.size());
-  if (const absl::string_view type = NpyValue(dict, "descr"); type != "'<f4'") {
-    return Bad(path, absl::StrCat("holds the type ", type,
-                                  "; it must be '<f4': save array.astype(\"float32\")"));
-  }
-  if (NpyValue(dict, "fortran_order") != "False") {
-    return Bad(path, "is in Fortran order; save numpy.ascontiguousarray(array)");
-  }
-  std::vector<int64_t> shape;
-  absl::string_view tuple = NpyValue(dict, "shape");
-  absl::ConsumePrefix(&tuple, "(");
-  absl::ConsumeSuffix(&tuple, ")");
-  for (absl::string_view size : absl::StrSplit(tuple, ',', absl::SkipWhitespace())) {
-    if (!absl::SimpleAtoi(size, &shape.emplace_back())) return Bad(path, "has no shape");
-  }
-  RETURN_IF_ERROR(SetShape(shape, file.bytes - tensor.offset, &tensor));
+  tensor.offset = static_cast<int64_t>(start->bytes);
+  RETURN_IF_ERROR(SetShape(start->shape, file.bytes - tensor.offset, &tensor));
   return std::vector<TensorInFile>{std::move(tensor)};
 }
 
@@ -150,13 +142,39 @@ absl::StatusOr<std::vector<TensorInFile>> ReadSafetensorsHeader(const std::strin
 
 }  // namespace
 
-absl::string_view NpyValue(absl::string_view dict, absl::string_view key) {
-  const size_t found = dict.find(absl::StrCat("'", key, "':"));
-  if (found == absl::string_view::npos) return "";
-  dict.remove_prefix(found + key.size() + 3);
-  dict = absl::StripLeadingAsciiWhitespace(dict);
-  return dict.substr(0,
-                     absl::StartsWith(dict, "(") ? dict.find(')') + 1 : dict.find_first_of(",}"));
+absl::Status MalformedNpy(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("not a usable .npy file: ", what));
+}
+
+absl::StatusOr<NpyStart> ReadNpyStart(absl::string_view content) {
+  if (!absl::ConsumePrefix(&content, kNpyMagic)) {
+    return MalformedNpy("it does not begin with \\x93NUMPY");
+  }
+  const int version = content.empty() ? 1 : static_cast<unsigned char>(content[0]);
+  if (version < 1 || version > 3) {
+    return MalformedNpy(absl::StrCat("its format version is ", version, "; it must be 1 to 3"));
+  }
+  // Two bytes of version, and the length of the header, a Python dictionary as text.
+  const size_t begin = version == 1 ? 4 : 6;
+  uint32_t length = 0;
+  if (content.size() >= begin) std::memcpy(&length, content.data() + 2, begin - 2);
+  if (content.size() < begin + length) return MalformedNpy("it ends inside its header");
+  const absl::string_view header = content.substr(begin, length);
+  NpyStart start = {.bytes = kNpyMagic.size() + begin + length,
+                    .type = std::string(NpyValue(header, "descr"))};
+  absl::string_view text = NpyValue(header, "shape");
+  if (!absl::ConsumePrefix(&text, "(") || !absl::ConsumeSuffix(&text, ")")) {
+    return MalformedNpy("it has no shape");
+  }
+  for (const absl::string_view size : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    int64_t value = 0;
+    if (!absl::SimpleAtoi(size, &value) || value < 0 || start.shape.size() == kMaxDimensions) {
+      return MalformedNpy(absl::StrCat("its shape is (", text, ")"));
+    }
+    start.shape.push_back(value);
+  }
+  if (NpyValue(header, "fortran_order") == "False") return start;
+  return MalformedNpy("it is in Fortran order; save numpy.ascontiguousarray(array)");
 }
 
 std::string NpyHeader(int64_t rows, int64_t columns) {

@@ -1,11 +1,13 @@
 // Tables in files that others read: matrices of float32 in .npy and .safetensors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -21,8 +23,16 @@ struct TensorInFile {
   int64_t offset = 0;  // in the file
 };
 
-// What stands behind 'key': in the dictionary of a .npy file, to the comma or bracket that ends it.
-absl::string_view NpyValue(absl::string_view dict, absl::string_view key);
+// What stands before the values of a .npy file.
+struct NpyStart {
+  size_t bytes = 0;
+  std::string type;  // "'<f4'"
+  std::vector<int64_t> shape = {};
+};
+// Of a file that begins with `content`, of format version 1, 2 or 3 in C order, with 0 to 8
+// dimensions. INVALID_ARGUMENT for anything else.
+absl::StatusOr<NpyStart> ReadNpyStart(absl::string_view content);
+absl::Status MalformedNpy(absl::string_view what);
 
 // What stands before the values of `rows` x `columns`. Both formats want data that begin at a
 // multiple of 64 and of 8 bytes.

@@ -22,8 +22,8 @@ struct Array {
   std::variant<std::vector<int32_t>, std::vector<int64_t>, std::vector<float>> values;
 };
 
-// Reads the content of a file of format version 1, 2 or 3: little-endian int32, int64 or float32 in
-// C order, with 0 to 8 dimensions. INVALID_ARGUMENT for anything else.
+// Reads the content of a file that ReadNpyStart accepts, of little-endian int32, int64 or float32.
+// INVALID_ARGUMENT for anything else.
 absl::StatusOr<Array> ParseNpy(absl::string_view content);
 
 // Owns what its inputs refer to.
