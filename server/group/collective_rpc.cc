@@ -73,26 +73,16 @@ class CollectiveServiceImpl final : public ServiceBase {
   using Bytes = grpc::ByteBuffer;
   using Reactor = grpc::ServerUnaryReactor;
 
-  Reactor* Join(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::JoinResponse>(&Collective::Join, ops::Rpc::kCollectiveJoin, *context, *bytes,
-                                   response);
+#define EMBERD_VERB(name, rpc)                                                            \
+  Reactor* name(Context* context, const Bytes* bytes, Bytes* response) override {         \
+    return Start<pb::name##Response>(&Collective::name, rpc, *context, *bytes, response); \
   }
-  Reactor* AllGather(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::AllGatherResponse>(&Collective::AllGather, ops::Rpc::kCollectiveAllGather,
-                                        *context, *bytes, response);
-  }
-  Reactor* Advance(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::AdvanceResponse>(&Collective::Advance, ops::Rpc::kCollectiveAdvance, *context,
-                                      *bytes, response);
-  }
-  Reactor* Leave(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::LeaveResponse>(&Collective::Leave, ops::Rpc::kCollectiveLeave, *context,
-                                    *bytes, response);
-  }
-  // Not counted: it takes as long as its generation lives.
-  Reactor* Watch(Context* context, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::WatchResponse>(&Collective::Watch, std::nullopt, *context, *bytes, response);
-  }
+  EMBERD_VERB(Join, ops::Rpc::kCollectiveJoin)
+  EMBERD_VERB(AllGather, ops::Rpc::kCollectiveAllGather)
+  EMBERD_VERB(Advance, ops::Rpc::kCollectiveAdvance)
+  EMBERD_VERB(Leave, ops::Rpc::kCollectiveLeave)
+  EMBERD_VERB(Watch, std::nullopt)  // not counted: it takes as long as its generation lives
+#undef EMBERD_VERB
 
  private:
   template <typename Response, typename Request, typename Result>
@@ -173,21 +163,16 @@ class RemoteCollective final : public Collective {
     mutex_.Await(absl::Condition(&all_over));
   }
 
-  Withdraw Join(pb::JoinRequest request, const rpc::CallContext* context, JoinDone done) override {
-    return Start(&Async::Join, std::move(request), context, std::move(done));
+#define EMBERD_VERB(name, done_type)                                                        \
+  Withdraw name(pb::name##Request request, const rpc::CallContext* context, done_type done) \
+      override {                                                                            \
+    return Start(&Async::name, std::move(request), context, std::move(done));               \
   }
-  Withdraw AllGather(pb::AllGatherRequest request, const rpc::CallContext* context,
-                     GatherDone done) override {
-    return Start(&Async::AllGather, std::move(request), context, std::move(done));
-  }
-  Withdraw Advance(pb::AdvanceRequest request, const rpc::CallContext* context,
-                   StatusDone done) override {
-    return Start(&Async::Advance, std::move(request), context, std::move(done));
-  }
-  Withdraw Leave(pb::LeaveRequest request, const rpc::CallContext* context,
-                 StatusDone done) override {
-    return Start(&Async::Leave, std::move(request), context, std::move(done));
-  }
+  EMBERD_VERB(Join, JoinDone)
+  EMBERD_VERB(AllGather, GatherDone)
+  EMBERD_VERB(Advance, StatusDone)
+  EMBERD_VERB(Leave, StatusDone)
+#undef EMBERD_VERB
   Withdraw Watch(pb::WatchRequest request, const rpc::CallContext* context,
                  StatusDone done) override {
     return Start(
