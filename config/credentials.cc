@@ -1,10 +1,6 @@
 #include "config/credentials.h"
 
-#include <cerrno>
-#include <fstream>
 #include <memory>
-#include <sstream>
-#include <system_error>
 
 #include <openssl/err.h>
 #include <openssl/pem.h>
@@ -15,6 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/config.h"
 
 namespace emberd::config {
 namespace {
@@ -56,15 +53,8 @@ absl::Status Bad(absl::string_view field, const std::string& path, absl::string_
 }
 
 absl::StatusOr<std::string> Read(absl::string_view field, const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  // A directory opens but cannot be read.
-  if (file && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
-  if (!file.is_open() || file.bad() || text.bad()) {
-    return Bad(field, path, errno != 0 ? std::generic_category().message(errno) : "cannot be read");
-  }
-  return text.str();
+  absl::StatusOr<std::string> text = ReadFile(path);
+  return text.ok() ? text : Bad(field, path, text.status().message());
 }
 
 int DaysLeft(const X509& certificate) {

@@ -288,6 +288,17 @@ absl::Status Parse(absl::string_view text, Message* message) {
   return is_json ? ParseJson(body, message) : ParseTextProto(body, message);
 }
 
+template <typename Config>
+absl::StatusOr<Config> Load(const std::string& path,
+                            absl::StatusOr<Config> (*parse)(absl::string_view)) {
+  const absl::StatusOr<std::string> text = ReadFile(path);
+  absl::StatusOr<Config> config = text.ok() ? parse(*text) : text.status();
+  if (config.ok()) return config;
+  return Annotate(config.status(), path);
+}
+
+}  // namespace
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
@@ -304,17 +315,6 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (file.bad() || text.bad()) return absl::InvalidArgumentError("cannot be read");
   return text.str();
 }
-
-template <typename Config>
-absl::StatusOr<Config> Load(const std::string& path,
-                            absl::StatusOr<Config> (*parse)(absl::string_view)) {
-  const absl::StatusOr<std::string> text = ReadFile(path);
-  absl::StatusOr<Config> config = text.ok() ? parse(*text) : text.status();
-  if (config.ok()) return config;
-  return Annotate(config.status(), path);
-}
-
-}  // namespace
 
 absl::StatusOr<v1::ModelConfig> ParseModel(absl::string_view text) {
   v1::ModelConfig model;

@@ -1,8 +1,5 @@
 #include "server/launcher/verbs.h"
 
-#include <fstream>
-#include <sstream>
-
 #include <google/protobuf/empty.pb.h>
 #include <google/protobuf/wrappers.pb.h>
 #include <grpcpp/create_channel.h>
@@ -51,17 +48,15 @@ absl::StatusOr<std::string> RandomToken() {
 
 // What stands in the file; empty if there is none.
 absl::StatusOr<std::string> OldText(const std::string& path) {
-  const absl::Status status = config::LoadTokenFile(path).status();
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (file.is_open() && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
-  if (absl::IsNotFound(status) || (file.is_open() && text.str().empty())) return "";
-  if (!status.ok()) return status;
-  if (absl::StrContains(text.str(), "\"tokens\"")) {
+  const absl::StatusOr<std::string> text = config::ReadFile(path);
+  if (absl::IsNotFound(text.status()) || (text.ok() && text->empty())) return "";
+  RETURN_IF_ERROR(Annotate(text.status(), path));
+  RETURN_IF_ERROR(Annotate(config::ParseTokenFile(*text).status(), path));
+  if (absl::StrContains(*text, "\"tokens\"")) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": tokens can be added to text protos, not to JSON"));
   }
-  return text.str();
+  return text;
 }
 
 }  // namespace

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -37,14 +35,6 @@ absl::StatusOr<Array> Read(absl::string_view data, std::vector<int64_t> shape) {
 }
 
 using nlohmann::json;
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  return text.str();
-}
 
 // The elements of a sample: a list, or a single value.
 std::vector<json> Elements(const json& sample) {
@@ -183,7 +173,7 @@ absl::Status BatchFile::AddPath(const std::string& path, const v1::ModelConfig& 
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
     if (absl::EndsWith(path, ".npy")) return AddNpy(path);
-    ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+    ASSIGN_OR_RETURN(const std::string text, config::ReadFile(path));
     return AddJson(text, model);
   }
   std::vector<std::string> files;
@@ -211,7 +201,7 @@ absl::Status BatchFile::AddNpy(const std::string& path) {
                      ".npy: its name must be FEATURE.ids.npy, FEATURE.values.npy, "
                      "FEATURE.row_splits.npy or FEATURE.weights.npy"));
   }
-  ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
+  ASSIGN_OR_RETURN(const std::string content, config::ReadFile(path));
   absl::StatusOr<Array> array = ParseNpy(content);
   RETURN_IF_ERROR(Annotate(array.status(), stem + ".npy"));
   return Add(stem.substr(0, dot), part, *std::move(array));
