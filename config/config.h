@@ -73,4 +73,8 @@ std::vector<std::string> FeatureNames(const v1::ModelConfig& model);
 // empty if none.
 std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested);
 
+// Whether two complete configs are equal but for the samples that their plans are made for:
+// batch_size, and the first dimension of output_shape. A model that is there is found by both.
+bool DifferInSamplesAlone(const v1::ModelConfig& declared, v1::ModelConfig requested);
+
 }  // namespace emberd::config

@@ -72,6 +72,21 @@ TEST(FirstDifference, NamesTheFieldAndBothValues) {
   }
 }
 
+TEST(DifferInSamplesAlone, IsTrueOfNothingElse) {
+  const v1::ModelConfig of_64 = Model("features { name: 'g' table: 'a' output_shape: [64, 5] }");
+  v1::ModelConfig other = Model("features { name: 'g' table: 'a' output_shape: [32, 5] }");
+  EXPECT_TRUE(DifferInSamplesAlone(of_64, other));
+  other.mutable_features(0)->set_batch_size(7);
+  EXPECT_TRUE(DifferInSamplesAlone(of_64, other));
+  other.set_seed(1);
+  EXPECT_FALSE(DifferInSamplesAlone(of_64, other));
+  EXPECT_FALSE(DifferInSamplesAlone(
+      of_64, Model("features { name: 'g' table: 'a' output_shape: [64, 4] }")));
+  EXPECT_FALSE(DifferInSamplesAlone(of_64, Model("features { name: 'g' table: 'a' }")));
+  EXPECT_FALSE(DifferInSamplesAlone(of_64, Model()));
+  EXPECT_FALSE(DifferInSamplesAlone(Model(), of_64));
+}
+
 TEST(FirstDifference, IsTheFirstInFieldOrder) {
   v1::ModelConfig model = Model("seed: 1 plan { rotation: 1 }", "combiner: SUM");
   model.set_name("n");

@@ -391,4 +391,15 @@ std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConf
   return reporter.first();
 }
 
+bool DifferInSamplesAlone(const v1::ModelConfig& declared, v1::ModelConfig requested) {
+  for (int f = 0; f < std::min(declared.features_size(), requested.features_size()); ++f) {
+    const v1::FeatureConfig& from = declared.features(f);
+    v1::FeatureConfig& to = *requested.mutable_features(f);
+    to.set_batch_size(from.batch_size());
+    if (from.output_shape().empty() || to.output_shape().empty()) continue;
+    to.set_output_shape(0, from.output_shape(0));
+  }
+  return ModelFingerprint(declared) == ModelFingerprint(requested);
+}
+
 }  // namespace emberd::config

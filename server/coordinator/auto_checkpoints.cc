@@ -52,7 +52,7 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
   if (!may) return std::nullopt;
   ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), "newest"));
   const v1::CheckpointManifest& newest = source.chain.front().manifest();
-  if (newest.model_id() == config::ModelFingerprint(config))
+  if (config::DifferInSamplesAlone(newest.config(), config))
     return std::optional(std::move(source));
   return absl::FailedPreconditionError(absl::StrCat(
       "model '", config.name(), "' has checkpoints of another config (first difference: ",

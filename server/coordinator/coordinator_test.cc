@@ -368,6 +368,13 @@ TEST_P(CoordinatorTest, DeclaringTwiceFindsTheModelAndAConflictNamesTheField) {
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_FALSE(second->created());
   EXPECT_EQ(second->model_id(), first->model_id());
+  // Samples are planned once.
+  request.mutable_config()->mutable_features(0)->set_batch_size(77);
+  auto other = cluster->DeclareModel(request, cluster.context());
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_FALSE(other->created());
+  EXPECT_EQ(other->model_id(), first->model_id());
+  EXPECT_EQ(other->plan().SerializeAsString(), first->plan().SerializeAsString());
   request.mutable_config()->mutable_tables(1)->set_embedding_dim(6);
   const absl::Status conflict = cluster->DeclareModel(request, cluster.context()).status();
   EXPECT_EQ(conflict.code(), absl::StatusCode::kAlreadyExists);
@@ -502,6 +509,22 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
       cluster->resources()
           .steps->ApplyGradients(SmallApply(model, again->batch_handle, 2), cluster.context())
           .ok());
+}
+
+// Coordinators alone know the plan of a model that is lost on all shards: to declare it for other
+// samples must not make it anew.
+TEST(CoordinatorRestartTest, WhatAllShardsHaveLostIsFoundByAnyBatchSize) {
+  Cluster cluster(1, 1, /*remote=*/true);
+  cluster.Declare();
+  cluster.StopShard(0);
+  cluster.StartShard(0);
+  v1::DeclareModelRequest request;
+  *request.mutable_config() = *config::ParseModel(kModel);
+  request.mutable_config()->mutable_features(0)->set_batch_size(77);
+  const absl::Status lost =
+      Await([&] { return cluster->DeclareModel(request, cluster.context()).status(); },
+            [](const absl::Status& status) { return !absl::IsUnavailable(status); });
+  EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss) << lost;
 }
 
 }  // namespace coordinator_test

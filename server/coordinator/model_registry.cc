@@ -370,32 +370,43 @@ void ModelRegistry::LearnModels(const ShardModels& shards) {
 
 // ---- Changes
 
-absl::Status ModelRegistry::CheckName(const v1::ModelConfig& config, uint64_t model_id,
-                                      const ShardModels& shards, rpc::CallContext* context) {
+absl::Status ModelRegistry::CheckName(const ShardModels& shards, rpc::CallContext* context,
+                                      v1::ModelConfig* config) {
+  const uint64_t asked_for = config::ModelFingerprint(*config);
+  uint64_t model_id = asked_for;
   for (size_t i = 0; i < shards.size(); ++i) {
-    const auto other = shards.OnShard(static_cast<int>(i), config.name());
+    const auto other = shards.OnShard(static_cast<int>(i), config->name());
     if (!other.serving() || other.model_id() == model_id) continue;
     internal::v1::FindModelRequest request;
     request.set_model_id(other.model_id());
     auto found = shards_[i].FindModel(request, context);
     if (absl::IsNotFound(found.status())) continue;  // it has just been dropped
     RETURN_IF_ERROR(found.status());
-    return absl::AlreadyExistsError(
-        absl::StrCat("another model '", config.name(), "' is declared, with model_id ",
-                     absl::Hex(other.model_id(), absl::kZeroPad16),
-                     "; first difference: ", config::FirstDifference(found->config(), config)));
+    // Shards may have two of them, declared at once.
+    if (model_id != asked_for || !config::DifferInSamplesAlone(found->config(), *config)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("another model '", config->name(), "' is declared, with model_id ",
+                       absl::Hex(other.model_id(), absl::kZeroPad16),
+                       "; first difference: ", config::FirstDifference(found->config(), *config)));
+    }
+    *config = found->config();
+    model_id = other.model_id();
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
-    const v1::ModelConfig& config, const FindRows& find_rows,
-    std::shared_ptr<step::ServedModel>* fresh, rpc::CallContext* context) {
+    v1::ModelConfig config, const FindRows& find_rows, std::shared_ptr<step::ServedModel>* fresh,
+    rpc::CallContext* context) {
   const uint64_t id = config::ModelFingerprint(config);
   const Known known = Recall(id);
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
-  RETURN_IF_ERROR(CheckName(config, id, shards, context));
+  RETURN_IF_ERROR(CheckName(shards, context, &config));
+  if (config::ModelFingerprint(config) != id) {
+    fresh->reset();
+    return TryDeclare(std::move(config), find_rows, fresh, context);
+  }
   const ModelVerdict verdict = Judge(id, known.history(), &shards, context);
   const bool serving = verdict.state == ModelState::kServing;
   if (serving && known.history() == verdict.history) {
@@ -425,6 +436,11 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
       ASSIGN_OR_RETURN(source, find_rows(config));
     }
     if (source.has_value()) {
+      const v1::ModelConfig& saved = source->chain.front().manifest().config();
+      if (config::ModelFingerprint(saved) != id && config::DifferInSamplesAlone(saved, config)) {
+        fresh->reset();  // it goes on as it was planned
+        return TryDeclare(saved, find_rows, filled, fresh, context);
+      }
       RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
     }
     const absl::Status made = changes_.Make(model, model.history, shards,
@@ -444,6 +460,11 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
                                                                rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   absl::MutexLock lock(&declaring_);
+  // It may be lost on all shards, of which none tells its plan then.
+  const Known named = Recall(IdOf(config.name()));
+  if (named.model != nullptr && config::DifferInSamplesAlone(named.model->config, config)) {
+    config = named.model->config;
+  }
   std::shared_ptr<step::ServedModel> fresh;
   if (Recall(config::ModelFingerprint(config)).model == nullptr) {
     ASSIGN_OR_RETURN(fresh, MakeModel(config, 0));
@@ -518,10 +539,13 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig conf
   absl::MutexLock lock(&declaring_);
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
+  RETURN_IF_ERROR(CheckName(shards, context, &config));
+  if (config::ModelFingerprint(config) != model->id) {
+    ASSIGN_OR_RETURN(model, MakeModel(config, rpc::RandomId()));
+  }
   if (source.only_lost && shards.Judge(model->id, 0).state == ModelState::kServing) {
     return absl::AbortedError("another coordinator has brought the rows back");
   }
-  RETURN_IF_ERROR(CheckName(config, model->id, shards, context));
   model->serves = shards.ServesOf(model->id, 0);
   model->SetLimits(shards.LimitsOf(model->id, 0));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "nothing is restored into it"));
@@ -556,7 +580,8 @@ absl::Status ModelRegistry::CheckServable(const step::ServedModel& model, const 
       }
     }
   }
-  RETURN_IF_ERROR(CheckName(model.config, model.id, shards, context));
+  v1::ModelConfig config = model.config;
+  RETURN_IF_ERROR(CheckName(shards, context, &config));
   for (const internal::v1::HostedModel& here : shards.HistoriesOf(model.id)) {
     // It goes by itself if nobody goes on with it. Another coordinator may have served it on some
     // shards and be about to do so on the others.
@@ -602,6 +627,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Serve(v1::ModelConfig config
                                                           const RowSource& source,
                                                           rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
+  CheckName(changes_.Ask(context), context, &config).IgnoreError();  // MakeRoomBeside says more
   ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, rpc::RandomId()));
   const v1::CheckpointManifest& manifest = source.chain.front().manifest();
   model->serves.set_model(manifest.model());

@@ -126,12 +126,13 @@ class ModelRegistry {
 
  private:
   // `fresh`: made of the config if it is needed, so that attempts share it.
-  absl::StatusOr<Declared> TryDeclare(const v1::ModelConfig& config, const FindRows& find_rows,
+  absl::StatusOr<Declared> TryDeclare(v1::ModelConfig config, const FindRows& find_rows,
                                       std::shared_ptr<step::ServedModel>* fresh,
                                       rpc::CallContext* context);
-  // ALREADY_EXISTS with the first field that differs from what is there, or OK.
-  absl::Status CheckName(const v1::ModelConfig& config, uint64_t model_id,
-                         const ShardModels& shards, rpc::CallContext* context);
+  // ALREADY_EXISTS with the first field that differs from what is there, or OK. A config that
+  // differs in planned samples alone becomes that of what is there.
+  absl::Status CheckName(const ShardModels& shards, rpc::CallContext* context,
+                         v1::ModelConfig* config);
   // For tables that are to be shared with models that are there. ALREADY_EXISTS: the rows do not
   // agree. `changes_rows`: FAILED_PRECONDITION if any model shares them.
   absl::Status CheckShared(const v1::ModelConfig& config, bool changes_rows,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/substitute.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
@@ -340,6 +341,13 @@ TEST_F(OtherConfigTest, ADeclarationMayBeginWithACheckpoint) {
   ASSERT_TRUE(*client_->DropModel("one"));
   Declare(config);
   EXPECT_EQ(TableDigest(), initial);
+  // One that is planned for other samples keeps its plan, and takes the rows all the same.
+  ASSERT_TRUE(*client_->DropModel("one"));
+  Declare(absl::StrReplaceAll(config, {{"batch_size: 20", "batch_size: 40"}}));
+  const uint64_t id = model_.id;
+  Restore("one", {.name = "first"});
+  EXPECT_EQ(model_.id, id);
+  EXPECT_EQ(TableDigest(), first);
 }
 
 }  // namespace checkpoint_use_test

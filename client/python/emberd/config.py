@@ -418,7 +418,8 @@ class FeatureConfig:
 
     name: 1 to 128 characters of [A-Za-z0-9_./-], unique in the model.
     table: the name of the table.
-    batch_size: samples per replica that the plan is made for, 1 to 2^31 - 1; default 1. A request may carry any number.
+    batch_size: samples of a step that the plan is made for, 1 to 2^31 - 1; default 1, which no limit of a stack bounds. Those of all replicas,
+      or with the rules "tensorflow" those of one. A request may carry any number, and a model that is there is found by any, and keeps its plan.
     output_shape: of the activation, without its last dimension; 1 to 8 dimensions, each 1 to 2^31 - 1. Default: [batch_size]. Its first may
       be any in a request. Dense ids are [samples], or have this shape, an id for each position, or one dimension more, as many ids for each."""
 
