@@ -227,6 +227,7 @@ void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster) {
 absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   RETURN_IF_ERROR(CheckFields(*cluster));
   v1::ClusterConfig complete = *cluster;
+  if (complete.sparsecores_per_shard() == 0) complete.set_sparsecores_assumed(true);
   complete.mutable_budgets();
   complete.mutable_timeouts();
   complete.mutable_logging();

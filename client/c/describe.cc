@@ -83,7 +83,8 @@ std::string Describe(const client::Model& model) {
                 {"stacks", model.stacks},
                 {"shards", model.shards},
                 {"sparsecores_per_shard", model.sparsecores_per_shard},
-                {"table_bytes", model.table_bytes}});
+                {"table_bytes", model.table_bytes},
+                {"warnings", model.warnings}});
 }
 
 std::string Describe(const client::ClusterStatus& status) {

@@ -55,7 +55,7 @@ struct TableDescription {
 struct FeatureDescription {
   std::string name;
   std::string table;
-  int64_t batch_size = 1;  // planned samples of a batch
+  int64_t batch_size = 1;  // planned samples of a step, of all replicas
 };
 
 // The common part of a ModelConfig. Write the whole of it as config text (see Client::DeclareModel)
@@ -113,7 +113,8 @@ struct Model {
   std::vector<StackInfo> stacks;
   int32_t shards = 0;
   int32_t sparsecores_per_shard = 0;
-  int64_t table_bytes = 0;  // weights and slots, over all shards
+  int64_t table_bytes = 0;            // weights and slots, over all shards
+  std::vector<std::string> warnings;  // of the plan: what may not be meant
 
   // Null if there is none of this name.
   const TableInfo* FindTable(const std::string& name) const;

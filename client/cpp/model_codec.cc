@@ -189,6 +189,7 @@ absl::StatusOr<Model> DecodeModel(uint64_t id, bool created, const v1::ModelConf
   model.shards = plan.shards();
   model.sparsecores_per_shard = plan.sparsecores_per_shard();
   model.table_bytes = plan.table_bytes();
+  model.warnings.assign(plan.warnings().begin(), plan.warnings().end());
   DecodeTables(config, plan, &model);
   for (const TableInfo& table : model.tables) {
     if (table.embedding_dim < 1) {

@@ -37,8 +37,8 @@ a partition  4.0 KiB   16.0 GiB  0.0%
 a shard      8.0 KiB   32.0 GiB  0.0%
 the cluster  16.0 KiB  64.0 GiB  0.0%
 
-STACK  WIDTH  ROWS/PARTITION  SIZE/PARTITION  MAX IDS  MAX UNIQUE IDS  TABLES (row offset, rotation)
-t_u    16     32              4.0 KiB         64       none            t (0, 0), u (16, 3)
+STACK  WIDTH  ROWS/PARTITION  SIZE/PARTITION  ACTIVATIONS  MAX IDS  MAX UNIQUE IDS  TABLES (row offset, rotation)
+t_u    16     32              4.0 KiB         1.0 KiB      64       none            t (0, 0), u (16, 3)
 
 STACK  TABLE  ROWS  PADDED  DIM  PADDED  WEIGHTS  PADDING
 t_u    t      60    64      12   16      720      30%
@@ -47,6 +47,7 @@ t_u    u      64    64      12   16      768      25%
 FEATURE  TABLE  STACK  BATCH SIZE  ROW OFFSET  COL OFFSET  COL SHIFT
 x        t      t_u    32          0           0           0
 y        u      t_u    32          32          64          3
+warning: the cluster's sparsecores_per_shard is not given: 2 are assumed, and where rows lie rests on it
 )");
 }
 
@@ -81,7 +82,9 @@ TEST(PlanTest, WritesJson) {
 TEST(PlanTest, ShowsADeclaredModel) {
   FakeService service;
   const std::string model = WriteTestFile("model", kModel);
-  ASSERT_EQ(Emberctl({"declare", model, "-a", service.address()}).code, kOk);
+  const Outcome declared = Emberctl({"declare", model, "-a", service.address()});
+  ASSERT_EQ(declared.code, kOk);
+  EXPECT_THAT(declared.out, HasSubstr("\nwarning: what a plan warns of\n"));
   const Outcome plan = Emberctl({"plan", "m", "-a", service.address()});
   EXPECT_EQ(plan.code, kOk) << plan.err;
   EXPECT_THAT(plan.out, StartsWith("m: 0 B on 1 shard x 2 SparseCores = 2 partitions"));

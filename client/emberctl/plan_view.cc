@@ -97,8 +97,8 @@ std::string SizeText(const v1::ModelPlan& plan) {
 std::string Limit(int32_t limit) { return limit == 0 ? "none" : absl::StrCat(limit); }
 
 void PrintStacks(const v1::ModelPlan& plan, std::ostream& out) {
-  Table lines = {{"STACK", "WIDTH", "ROWS/PARTITION", "SIZE/PARTITION", "MAX IDS", "MAX UNIQUE IDS",
-                  "TABLES (row offset, rotation)"}};
+  Table lines = {{"STACK", "WIDTH", "ROWS/PARTITION", "SIZE/PARTITION", "ACTIVATIONS", "MAX IDS",
+                  "MAX UNIQUE IDS", "TABLES (row offset, rotation)"}};
   for (const v1::StackPlan& stack : plan.stacks()) {
     std::vector<std::string> tables;
     for (const v1::TablePlan& table : stack.tables()) {
@@ -106,7 +106,8 @@ void PrintStacks(const v1::ModelPlan& plan, std::ostream& out) {
           absl::StrCat(table.name(), " (", table.row_offset(), ", ", table.shard_rotation(), ")"));
     }
     lines.push_back({stack.name(), stack.embedding_dim(), stack.rows_per_partition(),
-                     Bytes(stack.bytes_per_partition()), Limit(stack.max_ids_per_partition()),
+                     Bytes(stack.bytes_per_partition()), Bytes(stack.activation_bytes()),
+                     Limit(stack.max_ids_per_partition()),
                      Limit(stack.max_unique_ids_per_partition()), absl::StrJoin(tables, ", ")});
   }
   PrintColumns(lines, out);
@@ -122,6 +123,10 @@ void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out) {
     }
   }
   PrintColumns(lines, out);
+}
+
+void PrintWarnings(const v1::ModelPlan& plan, std::ostream& out) {
+  for (const std::string& warning : plan.warnings()) out << "warning: " << warning << "\n";
 }
 
 CellLine TableHeadings() {

@@ -58,6 +58,7 @@ std::string Limit(int32_t limit);
 void PrintStacks(const v1::ModelPlan& plan, std::ostream& out);
 // One line per feature, in stack order.
 void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out);
+void PrintWarnings(const v1::ModelPlan& plan, std::ostream& out);
 
 // The table of a model's tables: its headings, and a line for each that the plan has placed.
 CellLine TableHeadings();

@@ -324,6 +324,37 @@ TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {
   EXPECT_GT(batch->bytes(), 0);
 }
 
+// With a replica for each shard, as on TPUs. Would catch: a planner that counts the samples of all
+// replicas where those of one are meant, or the other way round, so that stacks hold as many times
+// the limit as there are shards.
+TEST(PreprocessorTest, ThePlansEstimateIsTheActivationsOfAFullBatch) {
+  Random random(TestSeed(1));
+  for (int n = 0; n < 100; ++n) {
+    RandomCase c = MakeRandomCase(random, /*limits=*/false);
+    const bool of_one = c.model.plan().rules() == v1::TENSORFLOW;
+    const int slots = c.topology.sparsecores_per_shard;
+    std::vector<std::vector<int32_t>> splits;
+    for (v1::FeatureConfig& feature : *c.model.mutable_features()) {
+      const int samples = slots * static_cast<int>(1 + random() % 9);
+      feature.set_batch_size(samples * (of_one ? 1 : c.topology.shards));
+      splits.emplace_back(samples + 1);
+    }
+    std::vector<FeatureInput> inputs(splits.size());
+    for (size_t f = 0; f < splits.size(); ++f) {
+      inputs[f].ids = RaggedInput{absl::MakeConstSpan(splits[f]), absl::Span<const int32_t>()};
+    }
+    const auto plan = MakePlan(c.model, c.topology);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const v1::ModelPlan shown = PlanToProto(c.model, *plan);
+    const auto pre = *Preprocessor::Create(&c.model, &*plan, nullptr);
+    const auto batch = *pre->Run(inputs);
+    for (int s = 0; s < shown.stacks_size(); ++s) {
+      EXPECT_EQ(shown.stacks(s).activation_bytes() * slots,
+                batch->stack_samples(s) * 4 * shown.stacks(s).embedding_dim());
+    }
+  }
+}
+
 // Would catch: a sample whose number has more bits than keys of the largest stack have left for it,
 // and so becomes another row's, or another partition's.
 TEST(PreprocessorTest, SamplesThatKeysCannotNumberAreRefused) {

@@ -89,6 +89,19 @@ uint64_t PlanFingerprint(const Plan& plan) {
   return std::max<uint64_t>(Sha256Prefix(text), 1);
 }
 
+// What one SparseCore looks up of these features: of the samples of all replicas, or with the rules
+// of TensorFlow, of those of one, whose SparseCores are those of a shard.
+int64_t SamplesPerSparsecore(const v1::ModelConfig& model, const Topology& topology,
+                             absl::Span<const int> features) {
+  const bool of_one = model.plan().rules() == v1::TENSORFLOW;
+  int64_t samples = 0;
+  for (const int f : features) {
+    const int64_t batch = model.features(f).batch_size();
+    samples += of_one ? batch : batch / topology.partitions();
+  }
+  return of_one ? samples / topology.sparsecores_per_shard : samples;
+}
+
 // A stack before its offsets are known.
 struct StackDraft {
   std::string name;
@@ -228,13 +241,7 @@ class Planner {
     if (!TensorFlowRules()) absl::StrAppend(&candidate.group, "|", table.combiner());
     candidate.width = PaddedWidth(table.embedding_dim());
     candidate.padded_rows = PaddedRows(table.vocabulary_size(), partitions_);
-    int64_t samples = 0;
-    for (int f : features_of_[t]) {
-      const int64_t batch = model_.features(f).batch_size();
-      samples += TensorFlowRules() ? batch : batch / partitions_;
-    }
-    candidate.samples_per_sparsecore =
-        TensorFlowRules() ? samples / topology_.sparsecores_per_shard : samples;
+    candidate.samples_per_sparsecore = SamplesPerSparsecore(model_, topology_, features_of_[t]);
     return candidate;
   }
 
@@ -368,6 +375,18 @@ int64_t RowBytes(const StackPlan& stack, const v1::TableConfig& table) {
   return bytes;
 }
 
+// Empty if less than twice of what was declared is stored.
+std::string RoundingWarning(const StackPlan& stack, const TablePlan& table, int64_t partitions) {
+  const int64_t rows = table.vocabulary_size, stored = table.padded_vocabulary_size;
+  if (stored * stack.embedding_dim < 2 * rows * table.embedding_dim) return "";
+  const bool small = rows < kTableAlignment * partitions;
+  return absl::StrCat(
+      small ? "SMALL TABLE: " : "", "'", table.name, "' of ", rows, " x ", table.embedding_dim,
+      " is stored as ", stored, " x ", stack.embedding_dim, "; ",
+      small ? absl::StrCat("it has less than 8 rows for each of ", partitions, " partitions")
+            : "rows of a partition and columns come in eights");
+}
+
 void WriteTable(const TablePlan& table, v1::TablePlan* out) {
   out->set_name(table.name);
   out->set_vocabulary_size(table.vocabulary_size);
@@ -442,10 +461,18 @@ v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan) {
     stack_out->set_embedding_dim(stack.embedding_dim);
     stack_out->set_vocabulary_size(stack.rows_per_partition * partitions);
     stack_out->set_rows_per_partition(stack.rows_per_partition);
-    for (const TablePlan& table : stack.tables) WriteTable(table, stack_out->add_tables());
+    for (const TablePlan& table : stack.tables) {
+      WriteTable(table, stack_out->add_tables());
+      std::string warning = RoundingWarning(stack, table, partitions);
+      if (!warning.empty()) out.add_warnings(std::move(warning));
+    }
+    std::vector<int> features;
     for (const FeaturePlan& feature : stack.features) {
       WriteFeature(feature, stack, stack_out->add_features());
+      features.push_back(feature.feature);
     }
+    stack_out->set_activation_bytes(4 * int64_t{stack.embedding_dim} *
+                                    SamplesPerSparsecore(model, plan.topology, features));
     stack_out->set_max_ids_per_partition(stack.max_ids_per_partition);
     stack_out->set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
     const v1::TableConfig& first = model.tables(stack.tables.front().table);
@@ -456,6 +483,11 @@ v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan) {
     const int64_t bytes = stack.rows_per_partition * RowBytes(stack, first);
     stack_out->set_bytes_per_partition(bytes);
     table_bytes += bytes * partitions;
+  }
+  if (plan.topology.assumed) {
+    out.add_warnings(absl::StrCat(
+        "the cluster's sparsecores_per_shard is not given: ", plan.topology.sparsecores_per_shard,
+        " are assumed, and where rows lie rests on it"));
   }
   out.set_fingerprint(plan.fingerprint);
   out.set_table_bytes(table_bytes);

@@ -56,6 +56,7 @@ std::string StackName(absl::Span<const std::string> table_names, bool shorten);
 struct Topology {
   int shards = 1;
   int sparsecores_per_shard = 1;
+  bool assumed = false;  // nobody gave sparsecores_per_shard
   int partitions() const { return shards * sparsecores_per_shard; }
 };
 
@@ -76,7 +77,7 @@ struct FeaturePlan {
   int feature = 0;  // index in ModelConfig.features
   std::string name;
   int table_in_stack = 0;  // index in StackPlan.tables
-  int64_t batch_size = 0;  // planned samples per replica
+  int64_t batch_size = 0;  // planned samples, as FeatureConfig has them
   int64_t row_offset = 0;  // first sample of the feature, for planned batch sizes
   int64_t col_offset = 0;  // row_offset of the table * P
   int col_shift = 0;       // shard_rotation of the table
@@ -118,7 +119,7 @@ struct Plan {
 // optimizers, or a stack of more than MaxRowsPerPartition rows).
 absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topology);
 
-// The plan as the API shows it.
+// The plan as the API shows it, with estimates and warnings.
 v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan);
 
 }  // namespace emberd::preprocess

@@ -141,6 +141,52 @@ TEST(PlanTest, TheTightestLimitHolds) {
   EXPECT_EQ(plan->stacks[0].max_unique_ids_per_partition, 0);
 }
 
+// Of the samples of all replicas by JAX's rules, and so the same stacks for each number of shards;
+// of those of one replica by TensorFlow's.
+TEST(PlanTest, TheLimitOfActivationsHoldsForOneSparseCore) {
+  v1::ModelConfig model;
+  AddTable(&model, "a", 100, 8, 1024);
+  AddTable(&model, "b", 100, 8, 1024);
+  const auto stacks = [&](int64_t limit, Topology topology) {
+    model.mutable_plan()->set_activation_bytes_limit(limit);
+    return StackNames(model, topology).size();
+  };
+  constexpr int64_t kOfFour = 2 * 8 * 4 * 1024 / 4;  // two tables of 8 columns
+  for (const Topology topology : {Topology{1, 4}, Topology{2, 2}, Topology{4, 1}}) {
+    EXPECT_EQ(stacks(kOfFour, topology), 1);
+    EXPECT_EQ(stacks(kOfFour - 1, topology), 2);
+  }
+  model.mutable_plan()->set_rules(v1::TENSORFLOW);
+  EXPECT_EQ(stacks(2 * kOfFour + 1, {2, 2}), 1);
+  EXPECT_EQ(stacks(2 * kOfFour, {2, 2}), 2);  // it must stay below
+}
+
+TEST(PlanTest, WarnsOfWhatMayNotBeMeant) {
+  v1::ModelConfig model;
+  AddTable(&model, "tiny", 3, 8);
+  AddTable(&model, "narrow", 100000, 4);
+  AddTable(&model, "usual", 5000, 8);
+  const auto warnings = [&](Topology topology) {
+    const auto plan = MakePlan(model, topology);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    const v1::ModelPlan proto = PlanToProto(model, *plan);
+    return std::vector<std::string>(proto.warnings().begin(), proto.warnings().end());
+  };
+  const std::string narrow =
+      "'narrow' of 100000 x 4 is stored as 106496 x 8; rows of a partition and columns come in "
+      "eights";
+  EXPECT_THAT(warnings({512, 2}),
+              ElementsAre("SMALL TABLE: 'tiny' of 3 x 8 is stored as 8192 x 8; it has less than 8 "
+                          "rows for each of 1024 partitions",
+                          narrow));
+  model.mutable_tables(1)->set_embedding_dim(8);
+  model.mutable_tables(0)->set_vocabulary_size(5);
+  EXPECT_THAT(warnings({1, 1}), ElementsAre());
+  EXPECT_THAT(warnings({1, 1, /*assumed=*/true}),
+              ElementsAre("the cluster's sparsecores_per_shard is not given: 1 are assumed, and "
+                          "where rows lie rests on it"));
+}
+
 TEST(PlanTest, NamesWhatIsWrong) {
   v1::ModelConfig model;
   AddTable(&model, "a", 100, 8);

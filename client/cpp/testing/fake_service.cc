@@ -34,6 +34,7 @@ v1::ModelPlan MakePlan(const v1::ModelConfig& config) {
   plan.set_shards(1);
   plan.set_sparsecores_per_shard(2);
   plan.set_partitions(2);
+  plan.add_warnings("what a plan warns of");
   for (const v1::TableConfig& table : config.tables()) {
     v1::StackPlan* stack = plan.add_stacks();
     stack->set_name(table.name());

@@ -35,6 +35,7 @@ absl::Status Declare(Session& session, const DeclareOptions& options) {
               << Counted(config.tables_size(), "table") << " in "
               << Counted(response.plan().stacks_size(), "stack") << ", "
               << Bytes(response.plan().table_bytes()) << "\n";
+  PrintWarnings(response.plan(), session.out);
   const absl::StatusOr<v1::GetStatusResponse> cluster = session.GetStatus();
   if (!cluster.ok()) return absl::OkStatus();  // the model is there all the same
   const std::string missing = MissingMemory(*cluster);

@@ -34,7 +34,8 @@ absl::StatusOr<Planned> PlanFile(const PlanOptions& options) {
   ASSIGN_OR_RETURN(const v1::ClusterConfig cluster, ClusterOf(options.cluster));
   ASSIGN_OR_RETURN(
       const preprocess::Plan plan,
-      preprocess::MakePlan(model, {cluster.shards_size(), cluster.sparsecores_per_shard()}));
+      preprocess::MakePlan(model, {cluster.shards_size(), cluster.sparsecores_per_shard(),
+                                   cluster.sparsecores_assumed()}));
   return Planned{model.name(), preprocess::PlanToProto(model, plan),
                  cluster.budgets().bytes_per_sparsecore(), ""};
 }
@@ -98,6 +99,7 @@ void Print(const Planned& planned, std::ostream& out) {
   PrintPadding(plan, out);
   out << "\n";
   PrintFeatures(plan, out);
+  PrintWarnings(plan, out);
 }
 
 absl::Status PrintPlanJson(const Planned& planned, std::ostream& out) {

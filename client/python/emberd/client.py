@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,11 +162,15 @@ class Client:
         config: a ModelConfig, its text (text proto or JSON), or the path of a file that holds it.
         restore_from: a model that is not there yet begins with the rows of this checkpoint of a model of its name, or of
         the "newest".
-        AlreadyExists if a different model of this name is declared.
+        AlreadyExists if a different model of this name is declared. One that differs in the samples that the plan is made for is the same,
+        and keeps its plan. Warns of what a new plan may not be meant to have, as many more rows than were declared.
         """
         call = _native.lib().declare_from(self._handle.get(), _native.text(_config_text(config), "config"),
                                           _native.text(restore_from, "restore_from", optional=True))
-        return Model(self, Call(call).take("model"))
+        model = Model(self, Call(call).take("model"))
+        for warning in model.description["warnings"] if model.created else ():
+            warnings.warn(f"emberd: model {model.name!r}: {warning}", stacklevel=2)
+        return model
 
     def model(self, name: str) -> "Model":
         """A model that somebody declared. NotFound if nobody did."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import unittest
+import warnings
 
 from cluster import ClusterTest, counting_model, emberd, main
 
@@ -235,6 +236,21 @@ class ClientTest(ClusterTest):
             self.client.model("never")
         with self.assertRaisesRegex(emberd.InvalidArgument, "vocabulary_size"):
             self.client.declare(counting_model("bad", rows=-1))
+
+    def test_samples_are_planned_once(self):
+        planned = [emberd.ModelConfig("planned", [emberd.TableConfig("t", 64, 8)], [emberd.FeatureConfig("t", "t", batch)]) for batch in (64, 128)]
+        first, again = (self.client.declare(one) for one in planned)
+        self.assertEqual((first.created, again.created, again.id), (True, False, first.id))
+
+    def test_rows_that_were_not_declared_are_warned_of_once(self):
+        with self.assertWarnsRegex(UserWarning, "model 'tiny': SMALL TABLE: 't' of 3 x 4 is stored as 32 x 8; it has less than 8 rows for each of 4 "
+                                                "partitions") as caught:
+            self.client.declare(counting_model("tiny", rows=3))
+        self.assertEqual(caught.filename, __file__)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.client.declare(counting_model("tiny", rows=3))
+            self.client.declare(counting_model("usual", dim=8))
 
     def test_status(self):
         status = self.client.status()
