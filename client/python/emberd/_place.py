@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from typing import Optional, Sequence
 
@@ -12,6 +13,12 @@ from .local import LocalCluster, local
 
 _client: Optional[Client] = None
 _cluster: Optional[LocalCluster] = None
+
+
+def planned_samples(shape: Sequence[Optional[int]]) -> Optional[int]:
+    """FeatureConfig.batch_size of activations of a shape, without their last dimension; None: it is not known."""
+    known = [one for one in shape if one]
+    return min(math.prod(known), 2**31 - 1) if len(known) == len(shape) > 0 else None
 
 
 def default_client() -> Client:

@@ -208,6 +208,12 @@ class FunctionsTest(Case):
         found = embedding.tpu_sparse_dense_matmul(inputs, variables, features, global_device_count=1)
         self.assertEqual(np.asarray(found[0])[:, 0].tolist(), [0.5, 0, 0.25])
 
+    def test_the_clusters_stacks_are_planned_for_the_global_batch(self):
+        for batch, stacks in ((8, 1), (1 << 20, 2)):
+            jax_tpu_embedding.use(self.client, model=f"of_{batch}")
+            model = jax_tpu_embedding.model_of(self.make(specs(batch=batch, names=("t", "u"))))
+            self.assertEqual(len(model.description["stacks"]), stacks)
+
     def test_stacks_and_their_places(self):
         # The case of upstream's documentation: a (64, 12) and b (120, 10) on 1 device with 4 SparseCores.
         optimizer = embedding_spec.SGDOptimizerSpec()

@@ -67,7 +67,7 @@ class Case(ClusterTest):
     def make(self, features=None, table=None, **options):
         table = table or self.table()
         features = features or emberd.keras.FeatureConfig("t", table, (8, 2), (8, table.embedding_dim))
-        layer = emberd.keras.DistributedEmbedding(features, client=self.client, model=self.id().split(".")[-1], **options)
+        layer = emberd.keras.DistributedEmbedding(features, client=self.client, **{"model": self.id().split(".")[-1], **options})
         self.addCleanup(layer.finish)
         return layer
 
@@ -437,6 +437,15 @@ class LayerTest(Case):
         layer = self.make({"a": emberd.keras.FeatureConfig("a", self.table(), (8,), (8, 4))})
         with self.assertRaisesRegex(ValueError, "the structure must be that of feature_configs, a dict of a"):
             layer({"b": np.ones(8, np.int32)})
+
+    def test_its_shapes_are_those_that_stacks_are_planned_for(self):
+        def of(samples, **options):
+            return self.make({name: emberd.keras.FeatureConfig(name, self.table(name), (samples,), (samples, 4)) for name in "ab"}, **options)
+
+        small, large, again = of(8), of(1 << 20, model="large"), of(8, model="large")
+        for layer, stacks in ((small, 1), (large, 2), (of(None, model="unknown"), 1), (again, 2)):
+            layer.preprocess({name: np.zeros(8, np.int32) for name in "ab"})
+            self.assertEqual(len(layer.tables.description["stacks"]), stacks)
 
     def test_its_config_makes_another(self):
         shared = self.table("shared", optimizer="adagrad", initializer=emberd.Normal(0.0, 0.1))

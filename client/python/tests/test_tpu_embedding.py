@@ -492,6 +492,17 @@ class ConfigTest(Case):
         with self.assertRaises(NotFound):
             self.client.model("nobody")
 
+    def test_stacks_are_planned_for_the_batch_of_a_replica(self):
+        def of(**options):
+            return {name: tpu.FeatureConfig(tpu.TableConfig(32, 4, name=name), **options) for name in "ab"}
+
+        queue = tpu.TPUEmbedding(of(), tpu.SGD(1.0))
+        queue.build(per_replica_batch_size=1 << 18)
+        for embedding, stacks in ((tpu.TPUEmbeddingV2(of(output_shape=[8]), tpu.SGD(1.0)), 1), (queue, 2),
+                                  (tpu.TPUEmbeddingV2(of(output_shape=[1 << 9, 1 << 9]), tpu.SGD(1.0)), 2)):
+            embedding.build()
+            self.assertEqual(len(embedding.model.description["stacks"]), stacks)
+
     def test_tables_are_assigned_and_converted(self):
         embedding = tpu.TPUEmbeddingV2(simple(rows=3), tpu.Adagrad(0.25))
         embedding.build()

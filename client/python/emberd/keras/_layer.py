@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from .. import config
-from .._place import default_client, find_again
+from .._place import default_client, find_again, planned_samples
 from ..arrays import Dense, Ragged, Sequences, as_floats, map_arrays
 from ..client import Client, Model
 from ..steps import Steps
@@ -90,7 +90,8 @@ class _Tables:
                     for name, table in self.tables.items()}
             model = (client or default_client()).declare(config.ModelConfig(
                 given or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
-                [config.FeatureConfig(name, feature.table.name) for name, feature in self.features.items()], plan=plan))
+                [config.FeatureConfig(name, feature.table.name, planned_samples(feature.output_shape[:-1]))
+                 for name, feature in self.features.items()], plan=plan))
             for table_name, values in rows.items():
                 if model.created and values is not None:
                     model.assign_rows(table_name, np.arange(len(values)), values)

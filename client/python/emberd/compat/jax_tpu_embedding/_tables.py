@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jax.experimental import io_callback
 
 from emberd import config
+from emberd._place import planned_samples
 from emberd.client import Client, Model
 from emberd.compat._in_turn import InTurn, Place
 from emberd.jax import Embedding
@@ -90,8 +91,7 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, shard
     def declare(parts: Iterable[Tuple[str, Any, Any]]) -> Any:
         model = _place.declare(lambda name: config.ModelConfig(
             name, [_declared(table) for table in tables],
-            # The number of samples is left out where it can be: a model is gone on with by batches of another size.
-            [config.FeatureConfig(feature, table.name, output_shape=shape[:-1] if len(shape) > 2 else None)
+            [config.FeatureConfig(feature, table.name, planned_samples(shape[:-1]), shape[:-1] if len(shape) > 2 else None)
              for table in tables for feature, shape in table.feature_shapes.items()],
             plan=config.PlanConfig(groups=groups) if groups else None))
         if model.created:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from emberd import config, nested
+from emberd._place import planned_samples
 from emberd.arrays import Floats, Ragged
 from emberd.client import Client, Model
 from emberd.trainer import Trainer
@@ -85,6 +86,7 @@ class BaseEmbedding:
             if feature.table not in self._names:
                 self._add_table(feature.table, optimizer)
         self._in_turn: Optional[InTurn] = None
+        self._batch: Optional[int] = None  # of one replica, where `build` was told
 
     def _add_table(self, table: TableConfig, optimizer: Optional[Optimizer]) -> None:
         name = table.name or f"table_{len(self._names)}"
@@ -125,8 +127,8 @@ class BaseEmbedding:
                 config.Zeros() if table.initializer else None,
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
         stacked = not (self._config and self._config.disable_table_stacking)
-        return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table])
-                                                 for one, feature in self.features.items()],
+        return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(
+            feature.output_shape or (self._batch, feature.max_sequence_length or 1))) for one, feature in self.features.items()],
                                   plan=config.PlanConfig(rules="tensorflow", auto_stack=stacked))
 
     def _tables(self) -> Iterator[Tuple[TableConfig, str, Dict[str, EmbeddingTable]]]:
@@ -336,7 +338,9 @@ class TPUEmbedding(BaseEmbedding):
         self._shapes: Optional[List[Any]] = None  # static ones of the activations, as far as they are known
 
     def build(self, per_replica_input_shapes: Any = None, per_replica_batch_size: Optional[int] = None) -> None:
-        """Makes the tables, or finds them. The shapes are those of what is enqueued first."""
+        """Makes the tables, or finds them. The shapes are those of what is enqueued first; new tables are stacked for per_replica_batch_size, where
+        features have no output_shape."""
+        self._batch = per_replica_batch_size
         self._built()
 
     @property
