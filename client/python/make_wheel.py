@@ -116,7 +116,7 @@ def stage(build, folder):
     shutil.copytree(os.path.join(ROOT, "proto", "emberd"), os.path.join(documents, "proto", "emberd"),
                     ignore=lambda _, names: [name for name in names if "." in name and not name.endswith(".proto")])
     for path in (os.path.join(HERE, "README.md"), os.path.join(ROOT, "client", "COMING_FROM.md"),
-                 *(os.path.join(HERE, "docs", name) for name in ("compared.md", "issues.md"))):
+                 *(os.path.join(HERE, "docs", name) for name in ("compared.md", "followed.md", "issues.md"))):
         shutil.copy(path, documents)
     binaries, libraries = os.path.join(package, "_bin"), os.path.join(package, "_lib")
     os.mkdir(binaries)

@@ -370,9 +370,11 @@ TEST_F(ProgramsTest, WhatDoesNotFitIsRefused) {
   v1::ExecuteRequest request;
   request.set_program_handle(lookup);
   request.add_arguments()->set_handle(dropping.handle());
+  request.mutable_config()->set_release_input_handles(true);
   EXPECT_EQ(api_->Execute(request).status().message(),
             "argument[0] is a batch that was prepared for another program; prepare it for this "
             "one");
+  EXPECT_TRUE(api_->Read(dropping.handle()).ok());  // a call that fails releases nothing
 }
 
 TEST_F(ProgramsTest, ALiveModelTakesNewLimits) {

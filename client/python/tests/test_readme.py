@@ -57,6 +57,18 @@ class IssuesTest(unittest.TestCase):
                 self.assertTrue(said == "-" or re.search(r" \[(\d)\]$", said)[1] in numbers, (what, said))
 
 
+    def test_each_row_of_the_followed_systems_says_what_there_is_and_what_shows_it(self):
+        rows = [row for table in range(5) for row in self.rows("followed.md", table)]
+        self.assertGreater(len(rows), 132)
+        self.assertEqual(len({there for there, _, _ in rows}), len(rows))
+        for there, here, test in rows:
+            said = re.match(r"(same|differs|in part|no)\b(?=$|[,;:] | )", here)
+            self.assertIsNotNone(said, there)
+            self.assertEqual(bool(test), said[1] != "no", there)
+            if test:
+                self.check_test(test)
+
+
 class ReadmeTest(unittest.TestCase):
     def run_python(self, *arguments, timeout=120):
         done = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=timeout,
