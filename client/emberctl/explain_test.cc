@@ -1,9 +1,11 @@
 // `emberctl explain`, from the command line to what it prints.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
 #include "gmock/gmock.h"
@@ -166,6 +168,85 @@ TEST_F(ExplainTest, WritesAllBuffersAsJson) {
   EXPECT_EQ(second["row_pointers"], Json::parse("[0, 1]"));
   EXPECT_EQ(second["embedding_ids"], Json::parse("[4]"));
   EXPECT_EQ(second["sample_ids"], Json::parse("[0]"));
+}
+
+// TensorFlow's own arrays, of the chip that the batch is of, among all of them.
+TEST_F(ExplainTest, WritesTheArraysOfTensorFlow) {
+  std::ifstream golden(SourcePath("tests/golden/tf/91_derived_minibatch.json"));
+  int compared = 0;
+  const Json all = Json::parse(golden);
+  for (const Json& c : all["cases"]) {
+    SCOPED_TRACE(c["name"].get<std::string>());
+    const Json& params = c["params"];
+    const int vocabulary = params["table_vocab_size"].get<int>();
+    const auto ids_of_case = c["col_ids"].get<std::vector<int64_t>>();
+    // Some cases have ids that their tables do not have.
+    if (*std::max_element(ids_of_case.begin(), ids_of_case.end()) >= vocabulary) continue;
+    const auto limit = [&](const char* name) {
+      return absl::StrCat(" ", name, ": ", params[name].get<int>());
+    };
+    model_ = Write(
+        "tf.textproto",
+        absl::StrCat(
+            "name: 'm' optimizer { sgd {} } features { name: 'f' table: 't' } tables { name: 't' "
+            "embedding_dim: 8 combiner: SUM vocabulary_size: ",
+            vocabulary, limit("max_ids_per_partition"), limit("max_unique_ids_per_partition"),
+            " } plan { rules: TENSORFLOW",
+            params["allow_id_dropping"].get<bool>() ? " allow_id_dropping: true" : "",
+            params["allow_id_shuffling"].get<bool>() ? " bucket_hash: ID_MODULO" : "", " }"));
+    std::vector<std::vector<int64_t>> ids(params["sample_count"].get<int>());
+    for (size_t i = 0; i < c["row_ids"].size(); ++i) {
+      ids[c["row_ids"][i].get<int>()].push_back(ids_of_case[i]);
+    }
+    const Outcome outcome =
+        ExplainJsonBatch(Json{{"f", {{"ids", ids}}}}.dump(),
+                         {"--format", "tensorflow", "--shards", params["num_replica"].dump(),
+                          "--sparsecores", params["num_sc_per_chip"].dump()});
+    ASSERT_EQ(outcome.code, kOk) << outcome.err;
+    ++compared;
+    const Json found = Json::parse(outcome.out);
+    EXPECT_EQ(std::stoull(found["splits"].get<std::string>(), nullptr, 16),
+              c["expected_splits"]["splits"].get<uint64_t>());
+    Json expected = c["expected_csr"];
+    expected["num_minibatches_per_physical_sparse_core"] = expected["num_minibatches_per_sc"];
+    expected.erase("num_minibatches_per_sc");
+    expected["sample_count"] = params["sample_count"];
+    EXPECT_EQ(found["chips"], Json::array({{{"t", expected}}}));
+  }
+  EXPECT_EQ(compared, 6);
+}
+
+// Would catch a batch that is cut for itself alone: the rows of all replicas are updated at once.
+TEST_F(ExplainTest, CutsTheBatchesOfAllReplicasAlike) {
+  model_ = Write("tf.textproto", R"(name: "m"
+      tables { name: "t" vocabulary_size: 64 embedding_dim: 8 max_ids_per_partition: 2
+               max_unique_ids_per_partition: 2 combiner: SUM }
+      features { name: "f" table: "t" } optimizer { sgd {} } plan { rules: TENSORFLOW })");
+  const std::string few = R"({"f": {"ids": [[0]]}})";
+  const std::string many = R"({"f": {"ids": [[0, 16, 32, 48]]}})";
+  const auto explain = [&](const std::string& first, const std::string& other) {
+    const Outcome outcome = ExplainJsonBatch(first, {"--sparsecores", "1", "--format", "tensorflow",
+                                                     "--other", Write("other.json", other)});
+    EXPECT_EQ(outcome.code, kOk) << outcome.err;
+    return Json::parse(outcome.out);
+  };
+  const Json one = explain(few, many), other = explain(many, few);
+  EXPECT_EQ(one["splits"], "0x0000000000000001");  // in the middle
+  EXPECT_EQ(one["splits"], other["splits"]);
+  EXPECT_EQ(one["chips"][0], other["chips"][1]);
+  EXPECT_EQ(one["chips"][1], other["chips"][0]);
+  EXPECT_EQ(one["chips"][0]["t"]["row_pointers"], Json::parse("[1,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8]"));
+  EXPECT_EQ(one["chips"][1]["t"]["row_pointers"],
+            Json::parse("[2,8,8,8,8,8,8,8,10,16,16,16,16,16,16,16]"));
+  const Outcome report =
+      ExplainJsonBatch(few, {"--sparsecores", "1", "--other", Write("other.json", many)});
+  EXPECT_THAT(report.out,
+              HasSubstr("2 mini-batches, the same cuts of the vocabulary for all stacks, "
+                        "because\n  the batch of another replica needs them\n"));
+  EXPECT_THAT(
+      ExplainJsonBatch(few, {"--other", Write("wrong.json", R"({"f": {"ids": [64]}})")}).err,
+      HasSubstr("--other 1: "));
+  EXPECT_EQ(ExplainJsonBatch(few, {"--format", "xml"}).code, kUsage);
 }
 
 // The same batch in every form of file gives the same answer.

@@ -79,6 +79,28 @@ absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
   return absl::OkStatus();
 }
 
+ChipCsr MakeChipCsr(absl::Span<const SlotCsr> slots) {
+  ChipCsr chip;
+  int64_t begin = 0;  // of the slot
+  for (const SlotCsr& slot : slots) {
+    for (int m = 0; m < slot.minibatches; ++m) {
+      const size_t block = chip.row_pointers.size() + AlignCsr(slot.partitions);
+      for (int p = 0; p < slot.partitions; ++p) {
+        chip.row_pointers.push_back(static_cast<int32_t>(begin + slot.End(m, p)));
+      }
+      chip.row_pointers.resize(block, static_cast<int32_t>(AlignCsr(chip.row_pointers.back())));
+    }
+    for (int64_t i = 0; i < slot.cells; ++i) {
+      const int32_t id = slot.embedding_ids.data()[i];
+      chip.token_ids.push_back(id);
+      chip.sample_ids.push_back(slot.sample_ids.data()[i]);
+      chip.gains.push_back(id == kCsrPadId ? 2147483648.0f : slot.gains.data()[i]);
+    }
+    begin += slot.cells;
+  }
+  return chip;
+}
+
 ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
                                   absl::Span<const int64_t> samples, int64_t ids_per_sample,
                                   int64_t minibatches) {

@@ -27,6 +27,18 @@ struct BufferLimits {
 absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
                         std::vector<StackBatch>* stacks);
 
+// One stack of a batch as TensorFlow gives it to a chip, whose source slots follow one another: the
+// parts of its buffers that are used.
+struct ChipCsr {
+  // For each (source slot, mini-batch), slot-major, AlignCsr(P) pointers: the exact end of each
+  // partition, then the begin of what follows.
+  std::vector<int32_t> row_pointers;
+  std::vector<int32_t> sample_ids;  // sample inside the source slot; kCsrPadId in pads
+  std::vector<int32_t> token_ids;   // local row of the partition; kCsrPadId in pads
+  std::vector<float> gains;         // 2147483648.0 in pads
+};
+ChipCsr MakeChipCsr(absl::Span<const SlotCsr> slots);
+
 // How large the buffers are that a compiled lookup sets aside on a chip. From TensorFlow's
 // GetMinibatchesInCsr.
 

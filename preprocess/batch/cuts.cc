@@ -162,6 +162,16 @@ uint64_t JaxMask(CutSet cuts) {
   return mask;
 }
 
+uint64_t TensorFlowMask(CutSet cuts) {
+  uint64_t mask = 0;
+  for (int cut = 1; cut < kBuckets; ++cut) {
+    const int level = __builtin_ctz(cut);  // counted from the leaves
+    const int nodes_above = (kBuckets >> (level + 1)) - 1;
+    mask |= (cuts >> cut & 1) << (nodes_above + (cut >> (level + 1)));
+  }
+  return mask;
+}
+
 CutSet JaxCuts(const int32_t* counts, int64_t limit) {
   if (limit <= 0 || std::accumulate(counts, counts + kBuckets, int64_t{0}) <= limit) return 0;
   std::array<int64_t, kBuckets> value;

@@ -24,6 +24,8 @@ using CutSet = uint64_t;
 // JAX numbers the nodes level by level from the leaves (32, 16, 8, 4, 2, 1 of them), from left to
 // right.
 uint64_t JaxMask(CutSet cuts);
+// TensorFlow numbers them from the root: bit 2^level - 1 + section.
+uint64_t TensorFlowMask(CutSet cuts);
 
 inline int MinibatchCount(CutSet cuts) { return __builtin_popcountll(cuts) + 1; }
 // The mini-batch of a bucket: the number of cuts at or before it.

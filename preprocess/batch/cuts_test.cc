@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/seed.h"
-#include "preprocess/testing/numberings.h"
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {

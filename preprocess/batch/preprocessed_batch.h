@@ -54,6 +54,10 @@ class PreprocessedBatch {
   const v1::BatchStatistics& statistics() const { return statistics_; }
   // What a source slot of a stack sends to each partition.
   PartitionCounts partition_counts(int stack, int source_slot) const;
+  // Of a stack, by source slot.
+  absl::Span<const SlotCsr> slots(int stack) const { return stacks_[stack].slots; }
+  // Where its mini-batches meet.
+  CutSet cuts() const { return cuts_; }
   // Bytes of memory that the batch holds.
   int64_t bytes() const;
 
@@ -65,6 +69,7 @@ class PreprocessedBatch {
   void LayOut(const Plan& plan, v1::SampleLayout layout, absl::Span<const FeatureInput> inputs);
 
   const Plan* plan_ = nullptr;
+  CutSet cuts_ = 0;
   std::vector<StackBatch> stacks_;
   std::vector<int64_t> feature_samples_;
   std::vector<int64_t> feature_sample_begin_;

@@ -304,6 +304,7 @@ absl::Status Preprocessor::CheckBuckets(size_t stack_index, const SortedBatch& s
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(CutSet cuts,
                                                                               SortedBatch* sorted) {
   PreprocessedBatch* batch = sorted->batch_.get();
+  batch->cuts_ = cuts;
   expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
   if (cuts != 0 || drop_rule_ == DropRule::kTensorFlow) {
     ForEachSlot(batch, [cuts](size_t, StackBatch* stack, int slot, SlotScratch* scratch) {

@@ -1,28 +1,13 @@
-// How the followed systems number cuts, ids and rows where emberd does not need it: for tests
+// How the followed systems number ids and rows where emberd does not need it: for tests
 // against their results.
 #pragma once
 
 #include <cstdint>
 
-#include "preprocess/batch/buckets.h"
-#include "preprocess/batch/cuts.h"
 #include "preprocess/batch/highway_buckets.h"
 #include "preprocess/plan/placement.h"
 
 namespace emberd::preprocess {
-
-// TensorFlow numbers the inner nodes of the tree over the buckets (cuts.h) from the root: bit
-// 2^level - 1 + section.
-inline uint64_t TensorFlowMask(CutSet cuts) {
-  constexpr int kLevels = 6;
-  uint64_t mask = 0;
-  for (int cut = 1; cut < kBuckets; ++cut) {
-    const int level_from_leaves = __builtin_ctz(cut);
-    const int bit = (1 << (kLevels - 1 - level_from_leaves)) - 1 + (cut >> (level_from_leaves + 1));
-    mask |= (cuts >> cut & 1) << bit;
-  }
-  return mask;
-}
 
 // HighwayHash-64, with JAX's key, of the 4 little-endian bytes of a stacked id.
 inline uint64_t HashStackedId(int32_t stacked_id) {

@@ -1,16 +1,20 @@
 // Would catch: a server path (plan, layout, limits, hash, cuts, buffers) that differs from the
 // recorded behaviour of JAX, which golden_jax_test holds RunJaxCase to. Random models go both ways
-// and must give the same buffers.
+// and must give the same buffers. The same of TensorFlow, whose arrays a slow loop builds.
 #include <cmath>
 #include <iostream>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/seed.h"
+#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/cuts.h"
 #include "tests/golden/jax_case.h"
 #include "tests/testing/random_case.h"
 
@@ -160,6 +164,90 @@ TEST(TwinTest, TheServerBuildsTheBuffersOfJax) {
   std::cout << "cut " << cut << ", refused " << refused << ", dropped " << dropped << std::endl;
   EXPECT_GT(cut, 0);
   EXPECT_GT(dropped, 0);
+}
+
+// What TensorFlow hands a chip of one stack, entry by entry and straight from its rules. `entries`:
+// of all stacks; `samples`: of the stack.
+ChipCsr SlowChipCsr(const EntryMap& entries, const Plan& plan, int stack, int64_t samples,
+                    uint64_t mask) {
+  const int64_t partitions = plan.topology.partitions();
+  const int cores = plan.topology.sparsecores_per_shard;
+  const int64_t of_core = (samples + cores - 1) / cores;
+  const int64_t vocabulary = plan.stacks[stack].rows_per_partition * partitions;
+  std::vector<int64_t> ends;  // of mini-batches, in buckets
+  for (int64_t bucket = 1; bucket < 64; ++bucket) {
+    int64_t level = 5, odd = bucket;
+    for (; odd % 2 == 0; odd /= 2) --level;
+    if (mask >> ((1 << level) - 1 + odd / 2) & 1) ends.push_back(bucket);
+  }
+  ends.push_back(64);
+  // (core, mini-batch, partition, row, sample)
+  std::map<std::tuple<int64_t, size_t, int64_t, int64_t, int64_t>, float> sorted;
+  for (const auto& [key, entry] : entries) {
+    const auto& [its_stack, sample, partition, row] = key;
+    if (its_stack != stack) continue;
+    const int64_t bucket =
+        std::min<int64_t>((row * partitions + partition) / ((vocabulary + 63) / 64), 63);
+    size_t minibatch = 0;
+    while (bucket >= ends[minibatch]) ++minibatch;
+    sorted[{sample / of_core, minibatch, partition, row, sample % of_core}] = entry.gain;
+  }
+  ChipCsr chip;
+  auto next = sorted.begin();
+  for (int64_t core = 0; core < cores; ++core) {
+    for (size_t m = 0; m < ends.size(); ++m) {
+      for (int64_t p = 0; p < (partitions + 7) / 8 * 8; ++p) {
+        for (; next != sorted.end() && std::get<0>(next->first) == core &&
+               std::get<1>(next->first) == m && std::get<2>(next->first) == p;
+             ++next) {
+          chip.token_ids.push_back(static_cast<int32_t>(std::get<3>(next->first)));
+          chip.sample_ids.push_back(static_cast<int32_t>(std::get<4>(next->first)));
+          chip.gains.push_back(next->second);
+        }
+        chip.row_pointers.push_back(static_cast<int32_t>(chip.gains.size()));
+        while (chip.gains.size() % 8 != 0) {
+          chip.token_ids.push_back(2147483647);
+          chip.sample_ids.push_back(2147483647);
+          chip.gains.push_back(2147483648.0f);
+        }
+      }
+    }
+  }
+  return chip;
+}
+
+TEST(TwinTest, TheServerBuildsTheArraysOfTensorFlow) {
+  const uint64_t seed = TestSeed(1);
+  int cut = 0;
+  for (int n = 0; n < TestCases(500); ++n) {
+    SCOPED_TRACE(testing::Message() << "case " << n);
+    Random random(seed * 1000003 + n);
+    RandomCase c = MakeRandomCase(random, /*limits=*/true);
+    c.model.mutable_plan()->Clear();
+    c.model.mutable_plan()->set_rules(v1::TENSORFLOW);
+    c.model.mutable_plan()->set_sample_layout(v1::STACK_THEN_SPLIT);
+    c.model.mutable_plan()->set_bucket_hash(v1::ID_RANGE);
+    const auto plan = MakePlan(c.model, c.topology);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto preprocessor = *Preprocessor::Create(&c.model, &*plan, nullptr);
+    const auto batch = preprocessor->Run(c.inputs());
+    if (!batch.ok()) {
+      ASSERT_TRUE(absl::IsResourceExhausted(batch.status())) << batch.status();
+      continue;
+    }
+    cut += (*batch)->cuts() != 0;
+    const EntryMap entries = NaiveEntries(c, *plan);
+    for (int k = 0; k < static_cast<int>(plan->stacks.size()); ++k) {
+      const ChipCsr got = MakeChipCsr((*batch)->slots(k));
+      const ChipCsr expected = SlowChipCsr(entries, *plan, k, (*batch)->stack_samples(k),
+                                           TensorFlowMask((*batch)->cuts()));
+      ASSERT_EQ(got.row_pointers, expected.row_pointers);
+      ASSERT_EQ(got.sample_ids, expected.sample_ids);
+      ASSERT_EQ(got.token_ids, expected.token_ids);
+      ASSERT_THAT(got.gains, testing::Pointwise(testing::FloatEq(), expected.gains));
+    }
+  }
+  EXPECT_GT(cut, 0);
 }
 
 }  // namespace twin_test

@@ -1,5 +1,6 @@
 // The cases that TensorFlow's runtime for TPUs (XRT) tests its compiled programs, handles and plans
 // with, through ProgramService: the same numbers come out.
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -40,6 +41,13 @@ v1::Literal TupleOf(const std::vector<json>& tensors) {
   v1::Literal literal;
   for (const json& tensor : tensors) AddTensor("", TensorOf(tensor), &literal);
   return literal;
+}
+
+template <typename T>
+std::vector<T> ValuesOf(const v1::Tensor& tensor) {
+  std::vector<T> values(tensor.data().size() / sizeof(T));
+  std::memcpy(values.data(), tensor.data().data(), values.size() * sizeof(T));
+  return values;
 }
 
 class GoldenProgramsTest : public ::testing::Test {
@@ -269,6 +277,59 @@ TEST_F(GoldenProgramsTest, DynamicArgumentsTakeWhateverFitsTheirBound) {
               0u)
         << refused.status();
   }
+}
+
+// A batch that was prepared, in the arrays of TensorFlow.
+TEST_F(GoldenProgramsTest, CsrOfABatch) {
+  std::ifstream file(SourcePath("tests/golden/tf/91_derived_minibatch.json"));
+  const json golden = json::parse(file);
+  json one;
+  for (const json& c : golden.at("cases")) {
+    if (c.at("name") == "unique_limit_only") one = c;  // of 1 chip with 2 SparseCores, as here
+  }
+  const auto client = cluster_->Connect();
+  const auto model =
+      client->DeclareModel(R"(name: "csr" plan { rules: TENSORFLOW } optimizer { sgd {} }
+      tables { name: "t" vocabulary_size: 256 embedding_dim: 8 combiner: SUM max_ids_per_partition: 64
+               max_unique_ids_per_partition: 5 }
+      features { name: "f" table: "t" batch_size: 8 })");
+  ASSERT_TRUE(model.ok()) << model.status();
+  v1::ProgramSpec spec;
+  spec.set_kind(v1::ProgramSpec::LOOKUP);
+  spec.set_model("csr");
+  OwnedIds ids;
+  ids.feature = "f";
+  one.at("col_ids").get_to(ids.wide);
+  ids.samples = 8;
+  for (const json& row : one.at("row_ids")) {
+    ids.indices.insert(ids.indices.end(), {row.get<int64_t>(), 0});
+  }
+  const auto batch = api_->Prepare(Compile(spec), BatchLiteral({ids}));
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_EQ(api_->Read(batch->handle())->values_size(), 0);
+  const auto read = api_->Read(batch->handle(), 0, /*csr=*/true);
+  ASSERT_TRUE(read.ok()) << read.status();
+  json found;
+  for (const v1::NamedTensor& array : read->values()) {
+    const v1::Tensor& tensor = array.tensor();
+    if (tensor.dtype() == v1::INT32) found[array.name()] = ValuesOf<int32_t>(tensor);
+    if (tensor.dtype() == v1::INT64) found[array.name()] = ValuesOf<int64_t>(tensor);
+    if (tensor.dtype() == v1::FLOAT32) found[array.name()] = ValuesOf<float>(tensor);
+  }
+  const json& csr = one.at("expected_csr");
+  EXPECT_EQ(found, (json{{"splits", json::array({one.at("expected_splits").at("splits")})},
+                         {"t/row_pointers", csr.at("row_pointers")},
+                         {"t/sorted_sample_ids", csr.at("sorted_sample_ids")},
+                         {"t/sorted_token_ids", csr.at("sorted_token_ids")},
+                         {"t/sorted_gains", csr.at("sorted_gains")}}));
+  EXPECT_EQ(read->statistics().num_minibatches(), csr.at("num_minibatches_per_sc").get<int>());
+  EXPECT_EQ(read->values(4).tensor().shape_size(), 0);
+
+  const uint64_t tuple = Put({json::array({1, 2})});
+  const absl::Status refused = api_->Read(tuple, 0, /*csr=*/true).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.message(),
+            absl::StrCat("csr: handle ", tuple, " is no batch that was prepared"));
 }
 
 TEST_F(GoldenProgramsTest, AllocAndClearAll) {

@@ -70,8 +70,10 @@ class ProgramApi {
     if (request.config().client_id().empty()) request.mutable_config()->set_client_id(client_);
     return Make<v1::ExecuteChainedResponse>(&v1::ProgramService::Stub::ExecuteChained, request);
   }
-  absl::StatusOr<v1::ReadHandleResponse> Read(uint64_t handle, int output_index = 0) {
+  absl::StatusOr<v1::ReadHandleResponse> Read(uint64_t handle, int output_index = 0,
+                                              bool csr = false) {
     v1::ReadHandleRequest request;
+    request.set_csr(csr);
     request.set_handle(handle);
     request.set_output_index(output_index);
     return Make<v1::ReadHandleResponse>(&v1::ProgramService::Stub::ReadHandle, request);

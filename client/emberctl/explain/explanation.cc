@@ -210,8 +210,8 @@ void PrintPairs(const Explanation& e, std::ostream& out) {
   out << "\n";
 }
 
-// Why a stack needs cuts: the pairs over its limits, and the worst of them.
-void PrintReason(const StackPlan& stack, const StackCost& cost, std::ostream& out) {
+// Why a stack needs cuts: the pairs over its limits, and the worst of them. False: it needs none.
+bool PrintReason(const StackPlan& stack, const StackCost& cost, std::ostream& out) {
   const PartitionLimits limits = LimitsOf(stack);
   const PairCost* worst = nullptr;
   int over = 0;
@@ -220,11 +220,12 @@ void PrintReason(const StackPlan& stack, const StackCost& cost, std::ostream& ou
     ++over;
     if (worst == nullptr || pair.ids > worst->ids) worst = &pair;
   }
-  if (worst == nullptr) return;
+  if (worst == nullptr) return false;
   out << "  stack \"" << stack.name << "\": " << over << " of " << cost.pairs.size()
       << " pairs are over a limit; slot " << worst->slot << " sends partition " << worst->partition
       << " " << OfLimit(worst->ids, limits.ids) << " ids, " << OfLimit(worst->unique, limits.unique)
       << " unique ids\n";
+  return true;
 }
 
 // "8-15": the buckets of a mini-batch.
@@ -248,7 +249,11 @@ void PrintMinibatches(const Explanation& e, std::ostream& out) {
     return;
   }
   out << count << " mini-batches, the same cuts of the vocabulary for all stacks, because\n";
-  for (size_t k = 0; k < e.costs.size(); ++k) PrintReason(e.plan.stacks[k], e.costs[k], out);
+  bool mine = false;
+  for (size_t k = 0; k < e.costs.size(); ++k) {
+    mine = PrintReason(e.plan.stacks[k], e.costs[k], out) || mine;
+  }
+  if (!mine) out << "  the batch of another replica needs them\n";
   Table lines = {{"MINI-BATCH", "BUCKETS", "STACK", "IDS", "MAX IDS", "MAX UNIQUE IDS"}};
   for (int m = 0; m < count; ++m) {
     for (size_t k = 0; k < e.costs.size(); ++k) {
@@ -362,6 +367,28 @@ void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
       {"bucket_to_minibatch", minibatch_of},
       {"stacks", std::move(stacks)},
       {"programs", ProgramsJson(explanation)}};
+  out << all.dump() << "\n";
+}
+
+void PrintTensorFlowJson(const preprocess::Plan& plan, ChipBatches chips, std::ostream& out) {
+  const uint64_t cuts = chips.front()->cuts();
+  Json all = {{"splits", absl::StrFormat("0x%016x", preprocess::TensorFlowMask(cuts))}};
+  for (const auto& batch : chips) {
+    Json stacks = Json::object();
+    for (int k = 0; k < static_cast<int>(plan.stacks.size()); ++k) {
+      const preprocess::ChipCsr csr = preprocess::MakeChipCsr(batch->slots(k));
+      stacks[plan.stacks[k].name] = {
+          {"row_pointers", csr.row_pointers},
+          {"sorted_sample_ids", csr.sample_ids},
+          {"sorted_token_ids", csr.token_ids},
+          {"sorted_gains", csr.gains},
+          {"sample_count", batch->stack_samples(k)},
+          {"num_minibatches_per_physical_sparse_core", preprocess::MinibatchCount(cuts)},
+          {"row_pointers_unpadded_size", csr.row_pointers.size()},
+          {"ids_unpadded_size", csr.token_ids.size()}};
+    }
+    all["chips"].push_back(std::move(stacks));
+  }
   out << all.dump() << "\n";
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <ostream>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/batch_statistics.h"
 #include "preprocess/batch/preprocessor.h"
@@ -32,5 +34,12 @@ void PrintReport(const Explanation& explanation, std::ostream& out);
 //     sample_ids and gains. Pads are 2147483647, 2147483647 and "NaN",
 //   programs (see ProgramsJson).
 void PrintExplanationJson(const Explanation& explanation, std::ostream& out);
+
+// One for each replica, that is, for its chip.
+using ChipBatches = absl::Span<const std::shared_ptr<const preprocess::PreprocessedBatch>>;
+// For programs that compare with TensorFlow: an object with splits (its mask of the cuts), and
+// chips, a list with an object for each batch: by stack the fields of a PartitionedCsrFormatTensor,
+// with row_pointers_unpadded_size and ids_unpadded_size, the lengths of its arrays.
+void PrintTensorFlowJson(const preprocess::Plan& plan, ChipBatches chips, std::ostream& out);
 
 }  // namespace emberd::emberctl

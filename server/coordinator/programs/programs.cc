@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/cuts.h"
 #include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/program_spec.h"
 #include "server/ops/metrics.h"
@@ -70,6 +73,30 @@ std::vector<uint64_t> ListOf(const google::protobuf::RepeatedField<uint64_t>& ha
 template <typename Message>
 void AddTensors(const Value& value, Message* to) {
   for (const auto& tensor : value.tensors) *to->add_values() = *tensor;
+}
+
+template <typename T>
+void AddArray(const std::string& name, v1::DataType dtype, const std::vector<T>& values,
+              v1::ReadHandleResponse* to) {
+  v1::NamedTensor* const array = to->add_values();
+  array->set_name(name);
+  array->mutable_tensor()->set_dtype(dtype);
+  array->mutable_tensor()->add_shape(static_cast<int64_t>(values.size()));
+  array->mutable_tensor()->set_data(values.data(), values.size() * sizeof(T));
+}
+
+void AddCsr(const preprocess::Plan& plan, const preprocess::PreprocessedBatch& batch,
+            v1::ReadHandleResponse* to) {
+  for (int k = 0; k < static_cast<int>(plan.stacks.size()); ++k) {
+    const std::string prefix = plan.stacks[k].name + "/";
+    const preprocess::ChipCsr csr = preprocess::MakeChipCsr(batch.slots(k));
+    AddArray(prefix + "row_pointers", v1::INT32, csr.row_pointers, to);
+    AddArray(prefix + "sorted_sample_ids", v1::INT32, csr.sample_ids, to);
+    AddArray(prefix + "sorted_token_ids", v1::INT32, csr.token_ids, to);
+    AddArray(prefix + "sorted_gains", v1::FLOAT32, csr.gains, to);
+  }
+  AddArray("splits", v1::INT64, std::vector{preprocess::TensorFlowMask(batch.cuts())}, to);
+  to->mutable_values()->rbegin()->mutable_tensor()->clear_shape();
 }
 
 }  // namespace
@@ -235,6 +262,13 @@ absl::StatusOr<v1::ReadHandleResponse> Programs::ReadHandle(const v1::ReadHandle
   ASSIGN_OR_RETURN(const ValuePtr value,
                    ElementOf(whole, request.output_index(), absl::StrCat(request.handle())));
   v1::ReadHandleResponse response;
+  if (request.csr()) {
+    if (!value->prepared.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("csr: handle ", request.handle(), " is no batch that was prepared"));
+    }
+    AddCsr(value->prepared->model->plan, *value->prepared->batch, &response);
+  }
   AddTensors(*value, &response);
   *response.mutable_statistics() = value->statistics;
   response.set_bytes(value->bytes());
