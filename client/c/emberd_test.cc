@@ -96,6 +96,7 @@ TEST_F(CInterfaceTest, SaysWhichItIs) {
   EXPECT_EQ(emberd_abi_version(), EMBERD_ABI_VERSION);
   EXPECT_THAT(emberd_version(), ::testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
   EXPECT_THAT(emberd_model_json(model_.get()), HasSubstr(R"("id":"42")"));
+  EXPECT_THAT(emberd_model_json(model_.get()), HasSubstr(R"("row_offset":0,"shard_rotation":0)"));
   const Held<emberd_call> call = Done(emberd_client_status(client_.get()));
   const Held<emberd_text> text(emberd_call_take_text(call.get()));
   EXPECT_THAT(emberd_text_string(text.get()), HasSubstr(R"("shards":[)"));

@@ -82,6 +82,9 @@ struct TableInfo {
   std::string stack;
   std::string optimizer;           // e.g. "adagrad"
   std::vector<std::string> slots;  // e.g. {"accumulator"}
+  // Row e is in partition (e + shard_rotation) mod P of its stack, there at e div P + row_offset.
+  int64_t row_offset = 0;
+  int32_t shard_rotation = 0;
 };
 
 struct FeatureInfo {

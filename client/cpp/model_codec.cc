@@ -109,7 +109,7 @@ absl::Status EncodeTable(const TableDescription& table, const std::string& path,
 }
 
 void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Model* model) {
-  absl::flat_hash_map<std::string, const v1::StackPlan*> stack_of;
+  absl::flat_hash_map<std::string, std::pair<const v1::StackPlan*, const v1::TablePlan*>> place_of;
   for (const v1::StackPlan& stack : plan.stacks()) {
     StackInfo& info = model->stacks.emplace_back(StackInfo{stack.name(),
                                                            stack.embedding_dim(),
@@ -118,7 +118,7 @@ void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Mode
                                                            {}});
     for (const v1::TablePlan& table : stack.tables()) {
       info.tables.push_back(table.name());
-      stack_of[table.name()] = &stack;
+      place_of[table.name()] = {&stack, &table};
     }
   }
   for (const v1::TableConfig& table : config.tables()) {
@@ -126,10 +126,13 @@ void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Mode
     info.name = table.name();
     info.vocabulary_size = table.vocabulary_size();
     info.embedding_dim = table.embedding_dim();
-    if (const auto stack = stack_of.find(table.name()); stack != stack_of.end()) {
-      info.stack = stack->second->name();
-      info.optimizer = stack->second->optimizer();
-      info.slots.assign(stack->second->slots().begin(), stack->second->slots().end());
+    if (const auto place = place_of.find(table.name()); place != place_of.end()) {
+      const auto& [stack, placed] = place->second;
+      info.stack = stack->name();
+      info.optimizer = stack->optimizer();
+      info.slots.assign(stack->slots().begin(), stack->slots().end());
+      info.row_offset = placed->row_offset();
+      info.shard_rotation = placed->shard_rotation();
     }
   }
 }

@@ -114,7 +114,7 @@ constexpr char kConfig[] = R"(
 constexpr char kPlan[] = R"(
     shards: 2 sparsecores_per_shard: 4 table_bytes: 99
     stacks { name: "ab" embedding_dim: 8 rows_per_partition: 16 bytes_per_partition: 12
-             tables { name: "b" } tables { name: "a" } optimizer: "adagrad" slots: "accumulator" })";
+             tables { name: "b" } tables { name: "a" row_offset: 8 shard_rotation: 3 } optimizer: "adagrad" slots: "accumulator" })";
 
 TEST(DecodeModelTest, KeepsTheOrderOfTheConfig) {
   absl::StatusOr<Model> model =
@@ -130,6 +130,8 @@ TEST(DecodeModelTest, KeepsTheOrderOfTheConfig) {
   EXPECT_EQ(model->tables[1].vocabulary_size, 20);
   EXPECT_EQ(model->tables[1].stack, "ab");
   EXPECT_THAT(model->tables[1].slots, ElementsAre("accumulator"));
+  EXPECT_EQ(model->tables[0].row_offset, 8);
+  EXPECT_EQ(model->tables[0].shard_rotation, 3);
   ASSERT_EQ(model->features.size(), 2u);
   EXPECT_EQ(model->features[0].name, "y");
   EXPECT_EQ(model->features[0].embedding_dim, 3);

@@ -302,6 +302,98 @@ class ServingTest(Case):
             tpu.TPUEmbeddingV2.compute_sparse_core_stats({**batch, "a": tf.constant([64] * 8)}, config, 1)
 
 
+def placed(tables, chips, cores):
+    """The blocks of the chips, as TensorFlow places row after row. tables: in the order of the stack."""
+    shards = chips * cores
+    heights = [-(-len(rows) // (8 * shards)) * 8 for rows in tables]
+    blocks = np.zeros((shards, sum(heights), 8), np.float32)
+    for position, rows in enumerate(tables):
+        for row, values in enumerate(rows):
+            blocks[(row + position * cores) % shards, sum(heights[:position]) + row // shards, :len(values)] = values
+    return blocks.reshape(chips, cores * sum(heights), 8)
+
+
+class OnChipsTest(Case):
+    """Would catch rows, columns or chips in another order than those of TensorFlow's variables, and padding that reaches a table."""
+
+    def setUp(self):
+        super().setUp()
+        items, users = (tpu.TableConfig(rows, dim, tf.initializers.RandomUniform(seed=rows), name=name)
+                        for name, rows, dim in (("items", 2, 5), ("users", 83, 6)))
+        self.embedding = tpu.TPUEmbeddingV2({"a": tpu.FeatureConfig(users), "b": tpu.FeatureConfig(items)}, tpu.Adagrad(0.1))
+        self.embedding.build()
+        self.stack = self.embedding.stacked_variables["items_users"]
+
+    def rows(self, slot="parameters"):
+        return [self.embedding.variables[name][slot].numpy() for name in ("items", "users")]
+
+    def test_shards_of_a_stack(self):
+        self.assertEqual(list(self.embedding.stacked_variables), ["items_users"])
+        self.assertEqual(self.stack["accumulators"].name, "items_users/accumulators")
+        for slot, variable in self.stack.items():
+            expected = placed(self.rows(slot), 2, 2)
+            self.assertEqual(variable.shape, [2 * expected.shape[1], 8])
+            np.testing.assert_array_equal(variable.numpy(), np.concatenate(expected))
+            for chip, device in enumerate(variable.devices):
+                np.testing.assert_array_equal(variable.read_from_device(device), expected[chip])
+                for name in ("items", "users"):
+                    np.testing.assert_array_equal(self.embedding.variables[name][slot].read_from_device(f"TPU:{chip}"), expected[chip])
+        shards = self.embedding.embedding_table_shards
+        self.assertEqual([device for device, _ in shards["items_users"]], self.stack["parameters"].devices)
+        np.testing.assert_array_equal([rows for _, rows in shards["items_users"]], placed(self.rows(), 2, 2))
+
+    def test_assigning_the_rows_of_a_chip(self):
+        random = np.random.default_rng(2)
+        for slot, variable in self.stack.items():
+            before = placed(self.rows(slot), 2, 2)
+            kept = placed([np.ones_like(one) for one in self.rows(slot)], 2, 2)
+            value = random.uniform(1, 2, before[1].shape).astype(np.float32)
+            value[kept[1] == 0] = np.nan  # padding may be anything
+            variable.assign_on_device("TPU:1", tf.constant(value))
+            expected = np.stack([before[0], np.where(kept[1] == 0, 0, value)])
+            np.testing.assert_array_equal(placed(self.rows(slot), 2, 2), expected)
+            np.testing.assert_array_equal(np.stack([variable.read_from_device(one) for one in variable.devices]), expected)
+            variable.assign(variable.numpy()[::-1] + 1)
+            np.testing.assert_array_equal(variable.numpy(), np.where(np.concatenate(kept) == 0, 0, np.concatenate(expected)[::-1] + 1))
+
+    def test_what_is_refused_changes_nothing(self):
+        table = self.embedding.embedding_tables["users"]
+        before, (height, width) = self.stack["parameters"].numpy(), table.read_from_device("TPU:0").shape
+        last = np.zeros((height, width), np.float32)
+        last[self.stack["parameters"].numpy()[:height, 0].nonzero()[0][-1], 0] = np.inf
+        for device, value, message in (
+                ("TPU:2", last, r"device: 'TPU:2' is not allowed; it must be one of /job:localhost/replica:0/task:0/device:TPU:0, .*TPU:1"),
+                ("CPU:0", last, "device: 'CPU:0'"), ("/task:1/device:TPU:0", last, "device: "), ("TPU", last, "device: "),
+                ("TPU:0", last[:-1], rf"value: the shape \[{height - 1}, 8\] is not allowed for 'items_users'; it must be \[{height}, 8\]"),
+                ("TPU:0", last, "value: a number that is not finite is not allowed; row 79 of table 'users' has one")):
+            with self.assertRaisesRegex(ValueError, message):
+                table.assign_on_device(device, value)
+        np.testing.assert_array_equal(self.stack["parameters"].numpy(), before)
+
+    def test_the_arrays_of_a_batch(self):
+        items, users = (tpu.TableConfig(rows, 8, name=name, combiner="sum") for name, rows in (("items", 60), ("users", 64)))
+        config = {"a": tpu.FeatureConfig(users, output_shape=[8]), "b": (tpu.FeatureConfig(items, output_shape=[8]),)}
+        ids = {"a": np.array([0, 8, 16, 24, 1, 1, 2, 63]), "b": [[5, 5, 13]] + [[]] * 5 + [[59], [3, 59]]}
+        weights = {"a": None, "b": (tf.ragged.constant([[1.0, 2.0, 0.5]] + [[]] * 5 + [[4.0], [1.5, 0.25]], dtype=tf.float32),)}
+        found = tpu.TPUEmbeddingV2.compute_partitioned_csr(
+            {"a": tf.constant(ids["a"]), "b": (tf.ragged.constant(ids["b"], dtype=tf.int64),)}, config, 2, 2, tpu.SGD(), weights=weights)
+        self.assertEqual(list(found), ["items_users"])
+        # The samples are those of a, then those of b, 8 for each SparseCore; users are second in the stack, from row 64 / 4 on, and shifted by 2.
+        entries = [(sample, (row + 2) % 4, 16 + row // 4, 1.0) for sample, row in enumerate(ids["a"])]
+        entries += [(8, 1, 1, 3.0), (8, 1, 3, 0.5), (14, 3, 14, 4.0), (15, 3, 0, 1.5), (15, 3, 14, 0.25)]
+        pointers, cells = [], []
+        for core in range(2):
+            for owner in range(4):
+                cells += sorted((token, sample % 8, gain) for sample, part, token, gain in entries if sample // 8 == core and part == owner)
+                pointers.append(len(cells))
+                cells += [(2**31 - 1, 2**31 - 1, 2.0**31)] * (-len(cells) % 8)
+            pointers += [len(cells)] * 4
+        one = found["items_users"]
+        self.assertEqual((one.sample_count, one.num_minibatches_per_physical_sparse_core, one.row_pointers.tolist()), (16, 1, pointers))
+        self.assertEqual(list(zip(one.sorted_token_ids.tolist(), one.sorted_sample_ids.tolist(), one.sorted_gains.tolist())), cells)
+        self.assertEqual([array.dtype for array in one[:4]], [np.int32] * 3 + [np.float32])
+
+
 def features_rows(name):
     """What a table began with."""
     one = next(one.table for one in tf.nest.flatten(features()) if one.table.name == name)

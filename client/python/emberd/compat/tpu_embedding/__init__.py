@@ -19,7 +19,8 @@ processes that end with this one. `embedding.model` is the emberd.Model, to save
 gone on with.
 
 What differs: an id outside of its table is an error, and ids of 64 bits are not cut; TPUEmbeddingV2 needs no output_shape
-either; tables are read and assigned as they were declared, without stacks and padding; layouts and
+either; tables are read and assigned as they were declared (as chips would hold them, stacked and padded: `stacked_variables`,
+`embedding_table_shards`, `read_from_device` and `assign_on_device`); layouts and
 limits are the cluster's own; `pipeline_execution_with_tensor_core` changes no number. There is no custom optimizer or combiner, and no
 optimizer that moves rows which are not in the batch (`lazy_adam=False`).
 """
@@ -28,6 +29,9 @@ from ._config import (FTRL, SGD, Adagrad, AdagradMomentum, Adam, FeatureConfig, 
                       SparseCoreEmbeddingConfig, TableConfig)
 from ._embedding import EmbeddingTable, TPUEmbedding, TPUEmbeddingV2, use
 from ._serving import TPUEmbeddingForServing, serving_embedding_lookup
+from ._stacks import StackedTable
+from ._statistics import PartitionedCsrFormatTensor
 
-__all__ = ["FTRL", "SGD", "Adagrad", "AdagradMomentum", "Adam", "EmbeddingTable", "FeatureConfig", "QuantizationConfig", "RowIdInitializer",
-           "SparseCoreEmbeddingConfig", "TPUEmbedding", "TPUEmbeddingForServing", "TPUEmbeddingV2", "TableConfig", "serving_embedding_lookup", "use"]
+__all__ = ["FTRL", "SGD", "Adagrad", "AdagradMomentum", "Adam", "EmbeddingTable", "FeatureConfig", "PartitionedCsrFormatTensor", "QuantizationConfig",
+           "RowIdInitializer", "SparseCoreEmbeddingConfig", "StackedTable", "TPUEmbedding", "TPUEmbeddingForServing", "TPUEmbeddingV2", "TableConfig",
+           "serving_embedding_lookup", "use"]

@@ -17,9 +17,10 @@ from emberd.trainer import Trainer
 from .._in_turn import InTurn, Place
 from . import _statistics
 from ._config import FeatureConfig, Optimizer, SparseCoreEmbeddingConfig, TableConfig
+from ._stacks import SLOTS, StackedTable
+from ._statistics import PartitionedCsrFormatTensor
 
 place = Place("tpu_embedding")
-_SLOTS: Dict[str, str] = {"accumulator": "accumulators", "momentum": "momenta", "velocity": "velocities", "linear": "linears"}  # as they are called there
 # By feature: ids int64 [n], where each sample begins and the last ends int64 [samples + 1], weights float32 [n] or [0], the shape of the
 # activations without dim.
 Prepared = Dict[str, Tuple[Any, Any, Any, Any]]
@@ -44,7 +45,7 @@ class EmbeddingTable:
 
     def __init__(self, model: Model, table: str, slot: str) -> None:
         self.model, self._table, self._slot = model, table, slot
-        self.name, self.dtype = f"{table}/{_SLOTS.get(slot, slot)}" if slot else table, tf.float32
+        self.name, self.dtype = f"{table}/{SLOTS.get(slot, slot)}" if slot else table, tf.float32
         self.shape = tf.TensorShape([model.tables[table].vocabulary_size, model.tables[table].embedding_dim])
 
     def __repr__(self) -> str:
@@ -65,6 +66,17 @@ class EmbeddingTable:
     def assign(self, value: Any) -> "EmbeddingTable":
         self.model.assign_rows(self._table, np.arange(len(self)), np.asarray(value), slot=self._slot)
         return self
+
+    def read_from_device(self, device: str) -> Any:
+        """Of the stack of this table, as StackedTable.read_from_device."""
+        return self._stack().read_from_device(device)
+
+    def assign_on_device(self, device: str, value: Any) -> None:
+        """The same."""
+        self._stack().assign_on_device(device, value)
+
+    def _stack(self) -> StackedTable:
+        return StackedTable(self.model, self.model.tables[self._table].stack, self._slot)
 
 
 class BaseEmbedding:
@@ -134,7 +146,7 @@ class BaseEmbedding:
     def _tables(self) -> Iterator[Tuple[TableConfig, str, Dict[str, EmbeddingTable]]]:
         model = self.model
         for table, name in self._names.items():
-            slots: Dict[str, EmbeddingTable] = {_SLOTS[slot] if slot in _SLOTS else slot: EmbeddingTable(model, name, slot) for slot in model.tables[name].slots}
+            slots: Dict[str, EmbeddingTable] = {SLOTS[slot] if slot in SLOTS else slot: EmbeddingTable(model, name, slot) for slot in model.tables[name].slots}
             yield table, name, {"parameters": EmbeddingTable(model, name, ""), **slots}
 
     def _prepare(self, features: Any, weights: Any) -> Prepared:
@@ -284,20 +296,45 @@ class TPUEmbeddingV2(BaseEmbedding):
         """By the name of the table: "parameters", and the slots of the optimizer by their names in TensorFlow."""
         return {name: variables for _, name, variables in self._tables()}
 
+    @property
+    def stacked_variables(self) -> Dict[str, Dict[str, StackedTable]]:
+        """As TensorFlow has `variables`: by the name of the stack, "parameters", and the slots of the optimizer by their names in TensorFlow."""
+        model = self.model
+        return {stack: {"parameters": StackedTable(model, stack, ""), **{SLOTS.get(slot, slot): StackedTable(model, stack, slot) for slot in slots}}
+                for stack, slots in {one.stack: one.slots for one in model.tables.values()}.items()}
+
+    @property
+    def embedding_table_shards(self) -> Dict[str, List[Tuple[str, Any]]]:
+        """By the name of the stack, the device of each chip, and its rows, float32 [rows, padded dim]: see StackedTable."""
+        return {stack: [(device, variables["parameters"].read_from_device(device)) for device in variables["parameters"].devices]
+                for stack, variables in self.stacked_variables.items()}
+
     @classmethod
     def compute_sparse_core_stats(cls, features: Any, feature_config: Any, num_tpu_chips: int, num_sc_per_chip: int = 4,
                                   optimizer: Optional[Optimizer] = None,
                                   sparse_core_embedding_config: Optional[SparseCoreEmbeddingConfig] = None) -> Tuple[Dict[str, int], Dict[str, int]]:
         """By stack, the most ids, and the most different ids, that a SparseCore of a chip has for one SparseCore, of a batch of one chip: what
         limits would have to allow on TPUs. Needs no cluster, and makes no tables."""
-        embedding = cls(feature_config, optimizer, False, sparse_core_embedding_config)
-        prepared = embedding._prepare(features, None)
+        return _statistics.of_batch(*cls(feature_config, optimizer, False, sparse_core_embedding_config)._on_tpus(features, None),
+                                    num_tpu_chips, num_sc_per_chip)
+
+    @classmethod
+    def compute_partitioned_csr(cls, features: Any, feature_config: Any, num_tpu_chips: int, num_sc_per_chip: int = 4,
+                                optimizer: Optional[Optimizer] = None, sparse_core_embedding_config: Optional[SparseCoreEmbeddingConfig] = None,
+                                weights: Any = None) -> Dict[str, PartitionedCsrFormatTensor]:
+        """By stack, what `enqueue` would give on TPUs: the CSR-wrapped COO of a batch of one chip, where it has the limits that it needs for one
+        mini-batch. Needs no cluster, and makes no tables."""
+        return _statistics.partitioned(*cls(feature_config, optimizer, False, sparse_core_embedding_config)._on_tpus(features, weights),
+                                       num_tpu_chips, num_sc_per_chip)
+
+    def _on_tpus(self, features: Any, weights: Any) -> Tuple[config.ModelConfig, Dict[str, Ragged]]:
+        """The model whose stacks are those of TPUs for a batch of this size, and the batch."""
+        prepared = self._prepare(features, weights)
         names = {name: f"f{index}" for index, name in enumerate(prepared)}  # of files
-        model = embedding._declared("model")
+        model = self._declared("model")
         model = dataclasses.replace(model, features=[
             dataclasses.replace(one, name=names[one.name], batch_size=max(1, len(prepared[one.name][1]) - 1)) for one in model.features])
-        return _statistics.of_batch(model, {names[name]: (one[0].numpy(), one[1].numpy()) for name, one in prepared.items()}, num_tpu_chips,
-                                    num_sc_per_chip)
+        return model, {names[name]: one for name, one in _ids(list(prepared), [array.numpy() for array in _arrays(prepared)]).items()}
 
     @as_it_is
     def __call__(self, features: Any, weights: Any = None) -> Tuple[Any, Prepared]:
