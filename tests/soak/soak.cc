@@ -156,9 +156,13 @@ absl::Status Soak(absl::Duration length) {
   Trainers group(*group_run, kRanks, 2);
   std::map<pid_t, Footprint> early;
   const absl::Duration pause = std::min(length / 20, absl::Seconds(30));
-  while (absl::Now() - began < length && group.error().ok()) {
+  // On a busy machine the first steps, for which threads and buffers are made, take a while.
+  const auto begun = [&](int64_t strides, absl::Duration time) {
+    return group.steps() >= strides * kStride && absl::Now() - began >= time;
+  };
+  while (!begun(4, length) && group.error().ok()) {
     absl::SleepFor(pause);
-    if (early.empty() && absl::Now() - began > length / 10) early = Footprints(*group_run);
+    if (early.empty() && begun(2, length / 10)) early = Footprints(*group_run);
     Report(absl::Now() - began, group, *group_run);
   }
   // Far enough ahead that no rank gets there before it has been told.
