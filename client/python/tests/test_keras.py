@@ -152,7 +152,7 @@ class LayerTest(Case):
         layer = self.make({"history": emberd.keras.FeatureConfig("history", table, (None, 3), (None, 3, 4)),
                            "tags": emberd.keras.FeatureConfig("tags", table, (None, 2), (None, 4))})
         ids = {"history": np.array([[1, 2, 3], [3, 3, 0]], np.int32), "tags": np.array([[1, 1], [5, 6]], np.int32)}
-        scale = np.array([[[1], [2], [3]], [[4], [5], [6]]], np.float32)
+        scale = keras.ops.convert_to_tensor(np.array([[[1], [2], [3]], [[4], [5], [6]]], np.float32))
 
         class Net(keras.Model):
             def __init__(self):
@@ -260,6 +260,38 @@ class LayerTest(Case):
                 call()
         with self.assertRaisesRegex(ValueError, "rates: 'a': -1.0 is not allowed; it must be >= 0"):
             layer.set_learning_rates({"a": -1})
+
+    def test_rates_of_tables_are_saved_with_a_model(self):
+        inputs = {name: keras.Input((), dtype="int32", name=name, batch_size=8) for name in "ab"}
+        layer = self.make({name: emberd.keras.FeatureConfig(name, self.table(name, optimizer=keras.optimizers.SGD(rate)), (8,), (8, 4))
+                           for name, rate in (("a", 0.5), ("b", 0.25))}, name="saved")
+        net = keras.Model(inputs, keras.ops.sum(sum(layer(inputs).values()), 1))
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=lambda _, found: keras.ops.sum(found))
+        plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, mode="max", min_delta=1e9)
+        ids = {name: np.array([1] + [0] * 7, np.int32) for name in "ab"}
+        net.fit(ids, np.zeros(8, np.float32), batch_size=8, epochs=2, verbose=0, callbacks=[emberd.keras.on_tables(plateau, layer)])
+        layer.finish()
+        self.assertEqual(layer.learning_rates, {"a": 0.25, "b": 0.125})
+        with tempfile.TemporaryDirectory() as folder:
+            net.save(os.path.join(folder, "net.keras"))
+            net.save_weights(os.path.join(folder, "net.weights.h5"))
+            loaded = keras.saving.load_model(os.path.join(folder, "net.keras"), compile=False)
+            again = loaded.get_layer("saved")
+            self.addCleanup(again.finish)
+            self.assertEqual(again.learning_rates, {"a": 0.25, "b": 0.125})
+            before = layer.tables.read_rows("a", [1])[0, 0]
+            loaded.compile(optimizer=keras.optimizers.SGD(0.1), loss=lambda _, found: keras.ops.sum(found))
+            loaded.train_on_batch(ids, np.zeros(8, np.float32))
+            again.finish()
+            self.assertEqual(layer.tables.read_rows("a", [1])[0, 0], before - 0.25)
+            again.set_learning_rates({"a": 0.5, "b": 1.0})
+            loaded.load_weights(os.path.join(folder, "net.weights.h5"))
+            self.assertEqual(again.learning_rates, {"a": 0.25, "b": 0.125})
+            store = {"0": np.zeros((), np.float32)}  # as it was saved before
+            again.load_own_variables(store)
+            self.assertEqual(again.learning_rates, {"a": 0.25, "b": 0.125})
+            with self.assertRaisesRegex(ValueError, "3 learning rates of tables were saved; it has 2: a, b"):
+                again.load_own_variables({**store, "learning_rates": np.ones(3)})
 
     def test_batches_make_a_step_together(self):
         random = np.random.default_rng(4)

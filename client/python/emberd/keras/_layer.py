@@ -18,6 +18,7 @@ from . import _steps
 from ._config import FeatureConfig, TableOptimizer, declared, initial_rows
 
 PREPROCESSED = "preprocessed_inputs_per_placement"
+RATES = "learning_rates"  # among the saved variables, in the order of the tables
 
 
 def _leaves(structure: Any, values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[FeatureConfig, Any]]:
@@ -161,7 +162,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return dict(self._held.turns.rates)
 
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
-        """Rates of some tables, from the next step on. They are not saved with a model. `on_tables` lets callbacks of Keras set them."""
+        """Rates of some tables, from the next step on. They are saved with the weights of a model. `on_tables` lets callbacks of Keras set them."""
         self._held.declare(self.name)
         self._wait()
         self._held.turns.set_rates(rates)
@@ -182,6 +183,22 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             self._held.declare(self.name)
             self.token = self.add_weight(name="token", shape=(), initializer="zeros", dtype="float32")
             self.built = True
+
+    def save_own_variables(self, store: Any) -> None:
+        """As Keras calls it: also the learning rates of tables."""
+        super().save_own_variables(store)
+        store[RATES] = np.array(list(self.learning_rates.values()))
+
+    def load_own_variables(self, store: Any) -> None:
+        """As Keras calls it: also the learning rates of tables, where they were saved."""
+        names = list(store.keys())
+        super().load_own_variables({name: store[name] for name in names if name != RATES})
+        if RATES not in names:
+            return
+        rates, known = np.asarray(store[RATES]), list(self.learning_rates)
+        if rates.shape != (len(known),):
+            raise ValueError(f"layer {self.name!r}: {rates.size} learning rates of tables were saved; it has {len(known)}: {', '.join(known) or 'none'}")
+        self.set_learning_rates(dict(zip(known, rates.tolist())))
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """Inputs, ragged ones too, as arrays that a jitted function takes. The result goes into `inputs` of the layer.
