@@ -202,6 +202,31 @@ class LinenTest(Case):
             np.testing.assert_allclose(found, 0.25 * np.asarray(params["Dense_0"]["kernel"]).sum() * np.ones(8), rtol=1e-5)
         self.assertEqual(float(np.abs(jax_tpu_embedding.model_of(variables).table("t") - 0.25).max()), 0)  # no step has been made
 
+    def test_activations_have_the_dtype_of_the_variables(self):
+        """As where all parameters of a model were cast: the variables still stand for their tables, and sums are made in float32."""
+        specs = {"t": feature(), "u": feature("u")}
+        layer = embed.SparseCoreEmbed(specs)
+        inputs = layer.preprocess_inputs(0, {name: np.array([1, 1, 1, 1, 2, 3, 4, 5])[:, None] for name in specs}, None)
+        params = nn.unbox(layer.init(jax.random.key(0), inputs))
+        model = jax_tpu_embedding.model_of(params)
+        cast = jax.tree.map(lambda one: one.astype(jnp.bfloat16), params)
+        mixed = {"params": {embed.EMBEDDING_PARAM_NAME: {"t": cast["params"][embed.EMBEDDING_PARAM_NAME]["t"],
+                                                          "u": params["params"][embed.EMBEDDING_PARAM_NAME]["u"]}}}
+        for given, dtypes in ((params, (jnp.float32, jnp.float32)), (cast, (jnp.bfloat16, jnp.bfloat16)), (mixed, (jnp.bfloat16, jnp.float32))):
+            found = jax.jit(layer.apply)(given, inputs)
+            self.assertEqual((found["t"].dtype, found["u"].dtype), dtypes)
+            np.testing.assert_array_equal(np.asarray(found["t"], np.float32), np.full((8, 8), 0.25, np.float32))
+        found = layer.apply({"params": {"token": jnp.zeros((), jnp.bfloat16)}, "embedding": cast["params"][embed.EMBEDDING_PARAM_NAME]},
+                            {name: jnp.arange(8) for name in specs})
+        self.assertEqual(found["t"].dtype, jnp.bfloat16)
+        gradients = jax.jit(jax.grad(lambda params: sum(one.astype(jnp.float32).sum() for one in layer.apply(params, inputs).values())))(cast)
+        jax.block_until_ready(gradients)
+        rows = model.read_rows("t", [1, 2])[:, 0]
+        self.assertEqual(rows.tolist(), [0.25 - 0.5 * 4, 0.25 - 0.5])  # 4 gradients of 1 for a row
+        after = layer.apply(gradients, {name: jnp.ones((8, 8), jnp.bfloat16) for name in specs}, inputs, method=layer.apply_gradient)
+        self.assertEqual({one.dtype for one in jax.tree.leaves(after)}, {jnp.dtype(jnp.bfloat16)})
+        self.assertEqual(model.read_rows("t", [2])[0, 0], 0.25 - 1)
+
     def test_tables_are_made_in_jitted_functions(self):
         """As where a model is initialized with its shardings: first only the shapes are asked for."""
         specs = {"t": feature(initializer=jax.nn.initializers.normal(1.0)), "whole": feature("whole", initializer=lambda: jnp.ones((32, 8)))}

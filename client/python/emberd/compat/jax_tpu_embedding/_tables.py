@@ -20,7 +20,7 @@ from .sparsecore.lib.nn.embedding_spec import TableSpec, takes_nothing
 
 
 class EmbeddingVariables(NamedTuple):
-    """Stands for the rows of a stack, and for its slots. table: float32 [devices, 2], which tables these are and how often
+    """Stands for the rows of a stack, and for its slots. table: float32 [devices, 4], which tables these are and how often
     they have been updated; slot: empty columns by the names of the optimizer's slots."""
 
     table: Any
@@ -28,7 +28,8 @@ class EmbeddingVariables(NamedTuple):
 
 
 _place = Place("jax_tpu_embedding")
-_all: Dict[int, "Tables"] = {}  # by the number in the variables, which is random: those of another process stand for nothing here
+# By the digits in the variables, which are random: those of another process stand for nothing here. Each fits in bfloat16, to which parameters may be cast.
+_all: Dict[Tuple[float, ...], "Tables"] = {}
 
 
 def use(client: Client, *, model: str = "jax_tpu_embedding", group: str = "train") -> None:
@@ -50,11 +51,11 @@ class Tables(InTurn):
 
 def of(table: Any) -> Tables:
     """Those that the table of embedding variables stands for."""
-    number = float(np.asarray(table).reshape(-1)[0])
-    if number not in _all:
+    digits = tuple(map(float, np.asarray(table).reshape(-1)[:3]))
+    if digits not in _all:
         raise ValueError("embedding variables: these do not stand for tables of this process; they hold no rows, so that it does not help to "
                          "save and restore them: use lib.flax.nnx.checkpoint_utils, or a checkpoint of the cluster, `model_of(variables)`")
-    return _all[int(number)]
+    return _all[digits]
 
 
 def _any_of(variables: Any) -> Tables:
@@ -78,7 +79,7 @@ def rows_of(variables: Any, table: str) -> Any:
 
 
 def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, sharding: Any) -> Any:
-    """Declares the tables and gives them their initial rows: float32 [devices, 2], what stands for them. In a jitted function they are made
+    """Declares the tables and gives them their initial rows: float32 [devices, 4], what stands for them. In a jitted function they are made
     when it is called, each time."""
     tables = [table for stack in stacks.values() for table in stack]
     for table in tables:
@@ -97,20 +98,20 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, shard
         if model.created:
             for name, ids, values in parts:
                 model.assign_rows(name, ids, np.asarray(values, np.float32))
-        number = secrets.randbelow(2**24)  # which float32 holds exactly
-        _all[number] = Tables(Embedding(model, _place.group))
-        return np.array([[number, 0]], np.float32)
+        digits = tuple(map(float, secrets.token_bytes(3)))
+        _all[digits] = Tables(Embedding(model, _place.group))
+        return np.array([[*digits, 0]], np.float32)
 
     keys = jax.random.split(rng, shards * len(stacks))
     initial = (part for number, stack in enumerate(stacks.values()) for table in stack
                for part in _initial(table, keys[number * shards:(number + 1) * shards]))
     if not isinstance(rng, Tracer):
         made = declare(initial)
-        return jax.make_array_from_callback((sharding.mesh.size, 2), sharding, lambda _: made)
+        return jax.make_array_from_callback((sharding.mesh.size, 4), sharding, lambda _: made)
     places = [(name, ids, values) for name, ids, values in initial]
     return jax.shard_map(
         lambda *values: io_callback(lambda *arrays: declare((name, ids, one) for (name, ids, _), one in zip(places, arrays)),
-                                    jax.ShapeDtypeStruct((1, 2), np.float32), *values),
+                                    jax.ShapeDtypeStruct((1, 4), np.float32), *values),
         mesh=sharding.mesh, in_specs=jax.sharding.PartitionSpec(), out_specs=sharding.spec, check_vma=False)(
             *(values for _, _, values in places))
 

@@ -358,7 +358,7 @@ def tpu_sparse_dense_matmul_grad(
         of(table).update(_ids(given), {name: np.asarray(value) for name, value in gradients.items()}, {
             name: {**one.optimizer.step_values(float(np.asarray(rates[name])), int(np.asarray(count))),
                    **_limits_of(one, embedding_var_limits)} for name, one in tables.items()})
-        return np.asarray(table) + np.array([[0, 1]], np.float32)
+        return np.asarray(table) + np.array([[0, 0, 0, 1]], np.float32)
 
     first = _first(embedding_variables)
     after = _call(update, jax.ShapeDtypeStruct(first.shape, first.dtype), first, _inputs(preprocessed_inputs), gradients,

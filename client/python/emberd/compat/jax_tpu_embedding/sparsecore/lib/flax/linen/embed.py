@@ -24,6 +24,8 @@ COLLECTION = "embedding"
 class SparseCoreEmbed(nn.Module):
     """Ids in, activations in the structure of feature_specs out. There are two ways to use it:
 
+    Activations have the dtype of the variables of their table: float32, unless these were cast, as to bfloat16; sums are made in float32.
+
     With preprocessed ids, `preprocess_inputs`, its embedding variables are among "params": their "gradient" is what stands for the tables
     after the update, as embed_optimizer takes it.
 
@@ -84,18 +86,24 @@ class SparseCoreEmbed(nn.Module):
         if isinstance(embedding_lookup_inputs, (embedding.PreprocessedInput, embedding.SparseDenseMatmulInput)):
             if self.embedding_table is None:
                 self.param(EMBEDDING_PARAM_NAME, nn.with_partitioning(self._make, (self.sharding_axis, None), mesh=self.mesh))
-            return look_up(Layer(self), None, _in_float32(self.embedding_table), embedding_lookup_inputs, None)
+            return self._in_dtype_of(self.embedding_table, look_up(Layer(self), None, _in_float32(self.embedding_table), embedding_lookup_inputs, None))
         token = self.param("token", nn.initializers.zeros, ())
         if self.is_initializing():  # of the dense part, which does not depend on rows
             shapes = embedding.activation_shapes(embedding.dense_input(embedding_lookup_inputs, self.feature_specs), self.feature_specs)
             return jax.tree.map(lambda spec: jnp.zeros((*shapes[spec.name].shape[:-1], spec.output_shape[-1])), self.feature_specs)
         inputs = embedding.dense_input(embedding_lookup_inputs, self.feature_specs, self.mesh.size)
-        return look_up(Layer(self), token, self._found(), inputs, None)
+        held = self._found()
+        return self._in_dtype_of(held, look_up(Layer(self), token, _in_float32(held), inputs, None))
 
     def apply_gradient(self, gradients: Nested[Any], embedding_lookup_inputs: Any) -> Dict[str, Any]:
         """Updates the tables; the variables after it by their path."""
-        after = update(Layer(self), _in_float32(self.embedding_table), embedding_lookup_inputs, _in_float32(gradients))
-        return {"/".join((*self.path, EMBEDDING_PARAM_NAME)): after}
+        held = self.embedding_table
+        after = update(Layer(self), _in_float32(held), embedding_lookup_inputs, _in_float32(gradients))
+        return {"/".join((*self.path, EMBEDDING_PARAM_NAME)): jax.tree.map(lambda one, before: one.astype(before.dtype), after, held)}
+
+    def _in_dtype_of(self, variables: Any, activations: Any) -> Any:
+        """Activations of each table in the dtype of its variables, as where all parameters were cast to bfloat16."""
+        return jax.tree.map(lambda one, spec: one.astype(variables[spec.table_spec.setting_in_stack.stack_name].table.dtype), activations, self.feature_specs)
 
     def _make(self, rng: Any) -> Dict[str, Any]:
         return make_variables(rng, self.feature_specs, self.mesh, self.embedding_table_partition)
