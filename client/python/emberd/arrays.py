@@ -243,6 +243,24 @@ def as_floats(value: Any, what: str) -> Floats:
     return np.asarray(array, np.float32, order="C")
 
 
+def as_given_rows(value: Any, what: str) -> Floats:
+    """As as_floats, for rows that are only read: also of tensors that require a gradient, on other devices, and of bfloat16."""
+    return as_floats(_readable(value), what)
+
+
+def shaped(value: Any, what: str) -> Any:
+    """The same, to be read later, part by part: something with a shape, of which as_given_rows takes parts."""
+    return value if hasattr(value, "detach") else as_array(value, what)
+
+
+def _readable(value: Any) -> Any:
+    if hasattr(value, "detach"):
+        value = value.detach()
+        return (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu()
+    dtype = getattr(value, "dtype", None)
+    return np.asarray(value).astype(np.float32) if getattr(dtype, "name", "") == "bfloat16" else value
+
+
 def check_shape(array: npt.NDArray[Any], what: str, allowed: bool, wanted: str) -> None:
     if not allowed:
         raise errors.InvalidArgument(f"{what}: the shape {list(array.shape)} is not allowed; it must be {wanted}")

@@ -46,7 +46,7 @@ class Checkpoints(List[Checkpoint]):
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a save, of a restore, or of a change of what is served."""
+    """The progress of a save, of a restore, of a change of what is served, or of rows that are given."""
 
     phase: str  # "pausing", "saving", "checking", "restoring", "loading"
     bytes: int

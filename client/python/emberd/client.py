@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native, _records, _tables, arrays, checkpoints, errors, statistics
+from . import _loading, _native, _records, _tables, arrays, checkpoints, errors, statistics
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
@@ -381,16 +381,40 @@ class Model:
 
         OutOfRange, NotFound and InvalidArgument as in `read_rows`; InvalidArgument also for an id
         that is given twice, another number of values, and one that is not finite.
-        FailedPrecondition if the model serves a checkpoint.
+        FailedPrecondition if the model serves a checkpoint. Many rows are given by `load_table`.
         """
         array = arrays.as_row_ids(ids)
-        floats = arrays.as_floats(values, "values")
+        floats = arrays.as_given_rows(values, "values")
         if floats.ndim != 2 or len(floats) != len(array):
             raise ValueError(f"values: the shape {list(floats.shape)} is not allowed for ids of the shape {list(array.shape)}; it "
                              f"must be [{len(array)}, embedding_dim], or [{len(array)}, 1] of a slot with one value per row")
         call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), _native.text(table, "table"),
                                          array.ctypes.data, array.size, floats.ctypes.data, floats.size, _native.text(slot, "slot"))
         Call(call, (array, floats))
+
+    def load_table(self, table: str, weights: Any, slots: Optional[Mapping[str, Any]] = None, *, first_row: int = 0,
+                   progress: Optional[ProgressCallback] = None) -> None:
+        """Overwrites rows from `first_row` on, with slots, by arrays or tensors of any size, 8 MiB at a time: those of torch.nn.Embedding with Adagrad are
+        load_table("t", embedding.weight, {"accumulator": optimizer.state[embedding.weight]["sum"]}).
+
+        weights: [rows, embedding_dim]. slots: by name, [rows, embedding_dim] each, or [rows, 1] of a slot with one value per row; default: they stay.
+        progress: called after each part, with how far it is.
+        Errors as in `assign_rows`; of wrong names and shapes before anything has changed. Others see rows of before and after meanwhile.
+        """
+        _loading.load(self, table, weights, {} if slots is None else slots, first_row, progress)
+
+    def copy_from(self, source: "Model", *, strict: bool = True, progress: Optional[ProgressCallback] = None) -> List[str]:
+        """Overwrites rows and slots by those of the tables of the same names of another model, which may be of another cluster: so tables are added to a
+        trained model, dropped, or get more rows, by a new model of another name. Returns what was not taken.
+
+        strict: InvalidArgument, and nothing has changed, if that is anything: tables that only one of both has, or with another embedding_dim, rows that
+        only one has, and slots of another optimizer.
+        progress: called after each part, with how far it is.
+        Neither model should be trained meanwhile. Steps of groups are not copied: see `first_step` of `train`.
+        """
+        if not isinstance(source, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _native.refuse_kind(source, "source", "an emberd.Model")
+        return _loading.copy(self, source, strict, progress)
 
     def save_checkpoint(self, name: Optional[str] = None, *, incremental: bool = False,
                         progress: Optional[ProgressCallback] = None) -> Checkpoint:

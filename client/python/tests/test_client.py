@@ -12,12 +12,14 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import warnings
 
-from cluster import ClusterTest, counting_model, emberd, main
+from cluster import ClusterTest, counting_model, emberd, has_torch, main
 
 import numpy as np
 
@@ -222,6 +224,112 @@ class RowsTest(ClusterTest):
         with self.assertRaises(emberd.InvalidArgument):
             model.assign_rows("t", [1], [[float("nan")] * 4])
         self.assertEqual(model.read_rows("t", []).shape, (0, 4))
+
+
+class LoadingTest(ClusterTest):
+    """Whole tables: those of other libraries, and those of models with other tables."""
+
+    def setUp(self):
+        patch = unittest.mock.patch("emberd._loading.STRETCH_BYTES", 10 * 16)  # 10 rows of 4 columns
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def model(self, name, tables, optimizer=emberd.Adagrad(), **options):
+        described = [emberd.TableConfig(table, rows, dim, initializer=emberd.RowId(), optimizer=optimizer, **options) for table, (rows, dim) in tables.items()]
+        return self.client.declare(emberd.ModelConfig(name, described, [emberd.FeatureConfig(one, one) for one in tables]))
+
+    def test_weights_and_slots_in_one_call(self):
+        model, heard = self.model("loaded", {"t": (64, 4), "u": (64, 4)}), []
+        weights, sums = np.random.default_rng(1).normal(size=(2, 55, 4)).astype(np.float32) ** 2
+        model.load_table("t", weights, {"accumulator": sums}, first_row=5, progress=heard.append)
+        np.testing.assert_array_equal(model.table("t"), np.concatenate([np.arange(5)[:, None] * np.ones((1, 4)), weights, np.arange(60, 64)[:, None] * np.ones((1, 4))]))
+        np.testing.assert_array_equal(model.table("t", slot="accumulator")[5:60], sums)
+        self.assertEqual([(one.phase, one.bytes, one.total_bytes) for one in heard],
+                         [("loading", 880 * part + min(160 * number, 880), 1760) for part in range(2) for number in range(1, 7)])
+        given = [weights, weights.astype(np.float64), weights.tolist(), np.asfortranarray(weights)]
+        if has_torch():
+            import torch
+            parameter = torch.nn.Parameter(torch.from_numpy(weights.copy()))
+            given += [parameter, torch.from_numpy(weights).T.contiguous().T]
+            embedding = torch.nn.Embedding(64, 4)
+            optimizer = torch.optim.Adagrad(embedding.parameters(), lr=0.5)
+            embedding(torch.arange(64)).square().sum().backward()
+            optimizer.step()
+            model.load_table("u", embedding.weight, {"accumulator": optimizer.state[embedding.weight]["sum"]})
+            np.testing.assert_array_equal(model.table("u"), embedding.weight.detach().numpy())
+            np.testing.assert_array_equal(model.table("u", slot="accumulator"), optimizer.state[embedding.weight]["sum"].numpy())
+            model.assign_rows("u", range(55), parameter)
+            np.testing.assert_array_equal(model.table("u")[:55], weights)
+            coarse = torch.nn.Parameter(torch.arange(8).reshape(2, 4).to(torch.bfloat16))
+            model.load_table("u", coarse)
+            model.assign_rows("u", [2, 3], coarse)
+            self.assertEqual(model.table("u")[:4].ravel().tolist(), [*range(8), *range(8)])
+        for one in given:
+            model.load_table("t", 0 * weights)
+            model.load_table("t", one)
+            np.testing.assert_array_equal(model.table("t")[:55], weights)
+        rowwise = self.model("rowwise", {"t": (64, 4)}, emberd.RowwiseAdagrad())
+        rowwise.load_table("t", weights, {"accumulator": sums[:, :1]})
+        np.testing.assert_array_equal(rowwise.table("t", slot="accumulator")[:55], sums[:, :1])
+
+    def test_what_is_wrong_changes_nothing(self):
+        model = self.model("refused", {"t": (64, 4)})
+        rows, before = np.ones((20, 4), np.float32), model.table("t")
+        late = rows.copy()
+        late[13, 2] = np.inf
+        for error, said, given in ((LookupError, "model 'refused' has no table 'x'; it has t", ("x", rows)),
+                                   (ValueError, r"weights: the shape \[20, 3\] is not allowed; it must be \[rows, 4\]", ("t", rows[:, :3])),
+                                   (ValueError, r"weights\[13, 2\] is not finite", ("t", late)), (TypeError, "weights: <U1 is not allowed", ("t", np.full((2, 4), "a"))),
+                                   (ValueError, "slots: 'momentum' is not allowed; the optimizer adagrad of table 't' has accumulator", ("t", rows, {"momentum": rows})),
+                                   (ValueError, r"weights, slots: 'accumulator': the shape \[5, 4\] is not allowed; it must be \[20, 4\], or \[20, 1\]", ("t", rows, {"accumulator": rows[:5]})),
+                                   (ValueError, r"slots: 'accumulator'\[13, 2\] is not finite", ("t", rows, {"accumulator": late})),
+                                   (IndexError, "0 and 65 rows are not allowed; table 't' has 64 rows", ("t", np.ones((65, 4))))):
+            with self.assertRaisesRegex(error, said):
+                model.load_table(*given)
+        np.testing.assert_array_equal(model.table("t"), before)
+        self.assertTrue(np.all(model.table("t", slot="accumulator") == np.float32(0.1)))
+
+    def test_a_model_goes_on_with_other_tables(self):
+        """A table is added, another one grows, one becomes smaller, and one is dropped; weights alone, and those of a checkpoint that is served."""
+        old, adagrad = self.model("old", {"grows": (25, 4), "shrinks": (30, 8), "goes": (8, 4), "wide": (8, 4)}), emberd.Adagrad()
+        for name, table in old.tables.items():
+            shape = (table.vocabulary_size, table.embedding_dim)
+            old.load_table(name, np.random.default_rng(2).normal(size=shape), {"accumulator": np.random.default_rng(3).uniform(size=shape)})
+        new, heard = self.model("new", {"grows": (40, 4), "shrinks": (12, 8), "comes": (8, 4), "wide": (8, 8)}, adagrad), []
+        left = ["table 'goes' of the source", "table 'grows': rows 25 to 39, which the source does not have", "table 'shrinks': rows 12 to 29 of the source",
+                "table 'comes': the source has none", "table 'wide': the source has embedding_dim 4, not 8"]
+        with self.assertRaises(ValueError) as raised:
+            new.copy_from(old)
+        self.assertIn("; ".join(left), str(raised.exception))
+        np.testing.assert_array_equal(new.table("grows")[:, 0], np.arange(40))
+        self.assertEqual(new.copy_from(old, strict=False, progress=heard.append), left)
+        self.assertEqual((heard[-1].bytes, heard[-1].total_bytes), (2 * 4 * (25 * 4 + 12 * 8),) * 2)
+        for name, rows in (("grows", 25), ("shrinks", 12)):
+            for slot in ("", "accumulator"):
+                np.testing.assert_array_equal(new.table(name, slot=slot)[:rows], old.table(name, slot=slot)[:rows])
+        np.testing.assert_array_equal(new.table("grows")[25:, 0], np.arange(25, 40))
+        np.testing.assert_array_equal(new.table("comes")[:, 0], np.arange(8))
+        same = self.model("same", {name: (one.vocabulary_size, one.embedding_dim) for name, one in old.tables.items()}, storage_dtype="bfloat16")
+        self.assertEqual(same.copy_from(old), [])
+        other = self.model("sgd", {name: (one.vocabulary_size, one.embedding_dim) for name, one in old.tables.items()}, emberd.SGD())
+        self.assertEqual(other.copy_from(old, strict=False)[0], "table 'grows': slots, for its optimizer is sgd, and that of the source adagrad")
+        np.testing.assert_array_equal(other.table("goes"), old.table("goes"))
+        with self.assertRaisesRegex(TypeError, "source"):
+            new.copy_from("old")
+
+    def test_a_part_of_a_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            saved = client.declare(counting_model("run", tables=("t", "u"), optimizer=emberd.Adagrad(), initializer=emberd.RowId()))
+            saved.load_table("t", np.full((64, 4), 7), {"accumulator": np.full((64, 4), 3)})
+            saved.save_checkpoint("seven")
+            saved.load_table("t", np.zeros((64, 4)))
+            weights = client.serve("run", "seven", serve_as="seven")
+            part = client.declare(counting_model("part", tables=("t", "v"), optimizer=emberd.Adagrad()))
+            self.assertEqual(part.copy_from(weights, strict=False), ["table 'u' of the source", "table 't': slots, for its optimizer is adagrad, and that of the source none",
+                                                                     "table 'v': the source has none"])
+            self.assertEqual((part.table("t").min(), part.table("v").max()), (7, 0))
+            self.assertEqual(part.copy_from(client.restore("run", "seven"), strict=False), ["table 'u' of the source", "table 'v': the source has none"])
+            self.assertEqual(part.table("t", slot="accumulator").min(), 3)
 
 
 class ClientTest(ClusterTest):

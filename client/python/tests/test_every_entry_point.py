@@ -161,7 +161,7 @@ ROWS = np.ones((2, 4), np.float32)
 
 # By "function.argument" or argument: what is given where nothing is wrong.
 GOOD = {
-    "ids": ALL_IDS, "TrainStream.lookup.ids": ALL_IDS[0], "read_rows.ids": IDS, "assign_rows.ids": IDS, "values": ROWS, "gradients": {"t": ROWS}, "like": {"t": ROWS},
+    "ids": ALL_IDS, "TrainStream.lookup.ids": ALL_IDS[0], "read_rows.ids": IDS, "assign_rows.ids": IDS, "values": ROWS, "load_table.weights": ROWS, "slots": {"accumulator": ROWS}, "gradients": {"t": ROWS}, "like": {"t": ROWS},
     "hyper": Each([{"learning_rate": 0.5}, {"t": {"learning_rate": 0.5}}]), "table": "t", "name": "m", "model": "m", "group": "none",
     "table.name": "t", "delete_checkpoint.name": "gone", "restore.name": "saved", "serve.name": "saved", "serve.serve_as": "served",
     "save_checkpoint.name": None, "feature": "t", "tree": {"t": {"u": IDS}}, "flat": {"t/u": IDS}, "flatten.like": None, "pack.like": {"t": {"u": IDS}},
@@ -207,7 +207,7 @@ ALLOWED = {
     r"padding_idx:? (None|5|-1|2\*\*32 \+ 5|\{\})\)": "another padding, or none, which no row need have",
     r"\.ids (\[\]|\[\[\]\]|empty|longer|of another rank|flat or a column)\)|(EmbeddingCollection.\w+|TorchEmbedding.*)\((ids|input): (\['t'\] )?(\[\[\]\]|of another rank)": "sequences of other shapes",
     r"mask\(ids": "ids are looked at when they are looked up",
-    r"(tables|rates|weight_decay): {}": "no table is set",
+    r"(tables|rates|weight_decay|slots): {}": "no table is set, or no slot",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
     r"Sequences.from_lists\(samples: (''|\{\}|empty|longer|shorter)": "other samples, or none",
@@ -237,7 +237,7 @@ class Sweep(unittest.TestCase):
         cls.groups = itertools.count()
         with cls.connect() as client:
             CLOSED.update({emberd.Client: client, emberd.Model: client.model("m")})
-        cls.good = {**GOOD, "watch.model": cls.model, "client": cls.client, "addresses": cls.cluster.addresses}
+        cls.good = {**GOOD, "source": cls.model, "watch.model": cls.model, "client": cls.client, "addresses": cls.cluster.addresses}
         if torch:
             ids = [torch.from_numpy(IDS), D(torch.from_numpy(IDS), torch.ones(2)),
                    R(torch.from_numpy(IDS), torch.tensor([0, 1, 2]), torch.ones(2)),

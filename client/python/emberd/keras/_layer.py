@@ -298,7 +298,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             if array.shape != (table.vocabulary_size, table.embedding_dim):
                 raise ValueError(f"tables: {name!r}: the shape {array.shape} is not allowed; it must be "
                                  f"{(table.vocabulary_size, table.embedding_dim)}")
-            self.tables.assign_rows(name, np.arange(len(array)), array)
+            self.tables.load_table(name, array)
 
     def _wait(self) -> None:
         """Until what JAX has been given to compute has been computed."""
