@@ -328,6 +328,11 @@ const BadModel kResources[] = {
      " enable_variable_deduplication: true plan { groups { tables: \"a\" }",
      "The following flags are incompatible: tables[0].update_rounding STOCHASTIC, "
      "plan.groups[0].tables[0] \"a\" and enable_variable_deduplication. Only enable one"},
+    {"SharedTableThatAClientFills", "@a",
+     "resource { name: \"r\" } initializer { assigned {} } } enable_variable_deduplication: true "
+     "plan { rotation: 1",
+     "The following flags are incompatible: tables[0].initializer assigned and "
+     "enable_variable_deduplication. Only enable one"},
 };
 
 std::string NameOf(const testing::TestParamInfo<BadModel>& info) { return info.param.name; }

@@ -65,6 +65,9 @@ int64_t SampleBlock(const v1::FeatureConfig& feature);
 // Whether so many samples fill the activation's shape.
 absl::Status CheckSamples(const v1::FeatureConfig& feature, int64_t samples);
 
+// Whether some table gets its first rows from the client that declares the model.
+bool HasAssignedTable(const v1::ModelConfig& model);
+
 // For errors: the names that there are, in their order.
 std::vector<std::string> TableNames(const v1::ModelConfig& model);
 std::vector<std::string> FeatureNames(const v1::ModelConfig& model);

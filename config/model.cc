@@ -305,6 +305,11 @@ std::vector<std::string> TableNames(const v1::ModelConfig& model) {
   return NamesOf(model.tables());
 }
 
+bool HasAssignedTable(const v1::ModelConfig& model) {
+  return std::any_of(model.tables().begin(), model.tables().end(),
+                     [](const auto& table) { return table.initializer().has_assigned(); });
+}
+
 std::vector<std::string> FeatureNames(const v1::ModelConfig& model) {
   return NamesOf(model.features());
 }

@@ -48,9 +48,14 @@ v1::ModelConfig WhatRowsDependOn(const v1::ModelConfig& model, const v1::TableCo
 std::vector<std::string> ContradictingFlags(const v1::ModelConfig& model) {
   std::vector<std::string> flags;
   for (int i = 0; i < model.tables_size(); ++i) {
-    if (!IsShared(model.tables(i)) || model.tables(i).update_rounding() != v1::STOCHASTIC) continue;
-    flags.push_back(
-        absl::StrCat(FieldPath(FieldPath("", "tables", i), "update_rounding"), " STOCHASTIC"));
+    if (!IsShared(model.tables(i))) continue;
+    const std::string path = FieldPath("", "tables", i);
+    if (model.tables(i).update_rounding() == v1::STOCHASTIC) {
+      flags.push_back(absl::StrCat(FieldPath(path, "update_rounding"), " STOCHASTIC"));
+    }
+    if (model.tables(i).initializer().has_assigned()) {
+      flags.push_back(absl::StrCat(FieldPath(path, "initializer"), " assigned"));
+    }
   }
   for (int g = 0; g < model.plan().groups_size(); ++g) {
     const v1::StackGroup& group = model.plan().groups(g);

@@ -72,6 +72,14 @@ emberd_call* emberd_declare_from(emberd_client* client, const char* config,
   });
 }
 
+emberd_call* emberd_declare_filled(emberd_client* client, const char* config, uint64_t unfilled) {
+  return Call([&]() -> Work {
+    return [client = client->client, config = Text(config), unfilled] {
+      return KeepModel(client->DeclareModel(config, {.filled = unfilled}));
+    };
+  });
+}
+
 emberd_call* emberd_describe(emberd_client* client, const char* name) {
   return Call([&]() -> Work {
     return [client = client->client, name = Text(name)] {

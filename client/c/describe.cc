@@ -78,6 +78,7 @@ std::string Describe(const client::Model& model) {
   return Print({{"id", std::to_string(model.id)},  // JSON's numbers have 53 bits in many languages
                 {"name", model.name},
                 {"created", model.created},
+                {"unfilled", std::to_string(model.unfilled)},
                 {"tables", model.tables},
                 {"features", model.features},
                 {"stacks", model.stacks},

@@ -128,10 +128,14 @@ EMBERD_API emberd_call* emberd_declare(emberd_client* client, const char* config
 // of a model of its name, or of the newest one ("newest"). Result: model.
 EMBERD_API emberd_call* emberd_declare_from(emberd_client* client, const char* config,
                                             const char* restore_from);
+// A model with a table whose initializer is `assigned` waits for its rows: emberd_assign_rows gives
+// them, and this says that all are there, with `unfilled` of that model's JSON. Result: model.
+EMBERD_API emberd_call* emberd_declare_filled(emberd_client* client, const char* config,
+                                              uint64_t unfilled);
 // A model that somebody declared. Result: model.
 EMBERD_API emberd_call* emberd_describe(emberd_client* client, const char* name);
-// A JSON object: id (as a string), name, created, tables, features, stacks, shards,
-// sparsecores_per_shard, table_bytes.
+// A JSON object: id (as a string), name, created, unfilled (as a string; "0": it is not), tables,
+// features, stacks, shards, sparsecores_per_shard, table_bytes.
 EMBERD_API const char* emberd_model_json(const emberd_model* model);
 EMBERD_API void emberd_model_free(emberd_model* model);
 

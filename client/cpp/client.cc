@@ -113,13 +113,17 @@ absl::StatusOr<Model> Declare(Transport& transport, const absl::StatusOr<v1::Mod
   RETURN_IF_ERROR(config.status());
   v1::DeclareModelRequest request;
   request.set_restore_from(options.restore_from);
+  request.set_filled(options.filled);
   *request.mutable_config() = *config;
   RETURN_IF_ERROR(config::CompleteModel(request.mutable_config()));
   absl::Duration deadline = options.deadline;
   if (deadline == absl::ZeroDuration() && !options.restore_from.empty()) deadline = absl::Hours(24);
   ASSIGN_OR_RETURN(const auto response,
                    transport.Call<v1::DeclareModelResponse>(request, {deadline}));
-  return DecodeModel(response.model_id(), response.created(), request.config(), response.plan());
+  ASSIGN_OR_RETURN(Model model, DecodeModel(response.model_id(), response.created(),
+                                            request.config(), response.plan()));
+  if (response.unfilled()) model.unfilled = response.history();
+  return model;
 }
 
 // `sink` may be empty.
@@ -277,6 +281,7 @@ absl::StatusOr<bool> Client::AssignRows(const Model& model, const std::string& t
   request.set_model_id(model.id);
   request.set_table(table);
   request.set_slot(options.slot);
+  request.set_history(model.unfilled);
   EncodeInts(ids, {rows}, request.mutable_ids());
   const TableInfo* info = model.FindTable(table);
   const int64_t dim = rows != 0 ? size / rows : info != nullptr ? info->embedding_dim : 1;

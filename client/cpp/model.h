@@ -73,6 +73,7 @@ struct DeclareOptions {
   // instead of initial ones; "newest": the newest.
   std::string restore_from = {};
   absl::Duration deadline = absl::ZeroDuration();  // zero: the client's; with restore_from, a day
+  uint64_t filled = 0;  // Model::unfilled of the first declaration: all rows have been assigned
 };
 
 struct TableInfo {
@@ -110,7 +111,10 @@ struct StackInfo {
 struct Model {
   uint64_t id = 0;
   std::string name;
-  bool created = false;               // false: it was there already
+  bool created = false;  // false: it was there already
+  // Not 0: a table has the initializer `assigned`, and AssignRows with this model gives its first
+  // rows; the model is served when it is declared again with this as DeclareOptions::filled.
+  uint64_t unfilled = 0;
   std::vector<TableInfo> tables;      // in the order of the config
   std::vector<FeatureInfo> features;  // in the order of the config
   std::vector<StackInfo> stacks;

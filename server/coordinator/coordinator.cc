@@ -125,10 +125,12 @@ absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
   const auto find_rows = [&](const v1::ModelConfig& config) {
     return auto_checkpoints_.FindRows(config, request.restore_from());
   };
-  ASSIGN_OR_RETURN(auto declared, registry_.Declare(request.config(), find_rows, context));
+  ASSIGN_OR_RETURN(auto declared,
+                   registry_.Declare(request.config(), find_rows, context, request.filled()));
   v1::DeclareModelResponse response;
   response.set_model_id(declared.model->id);
   response.set_created(declared.created);
+  response.set_unfilled(declared.unfilled);
   response.set_history(declared.model->history);
   *response.mutable_plan() =
       preprocess::PlanToProto(declared.model->config, declared.model->PlanNow());

@@ -381,6 +381,35 @@ TEST_P(CoordinatorTest, DeclaringTwiceFindsTheModelAndAConflictNamesTheField) {
   EXPECT_THAT(std::string(conflict.message()), HasSubstr("tables[1].embedding_dim"));
 }
 
+TEST_P(CoordinatorTest, ATableThatAClientFillsIsServedWhenItSaysSo) {
+  Cluster cluster(2, 1, remote());
+  v1::DeclareModelRequest request;
+  *request.mutable_config() = *config::ParseModel(kModel);
+  request.mutable_config()->mutable_tables(1)->mutable_initializer()->mutable_assigned();
+  const auto first = cluster->DeclareModel(request, cluster.context());
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->unfilled());
+  const auto second = cluster->DeclareModel(request, cluster.context());
+  EXPECT_TRUE(second->unfilled());
+  EXPECT_NE(second->history(), first->history()) << "it begins anew";
+  request.set_filled(first->history());
+  EXPECT_EQ(cluster->DeclareModel(request, cluster.context()).status().code(),
+            absl::StatusCode::kAborted);
+  v1::DescribeModelRequest describe;
+  describe.set_model_id(second->model_id());
+  const absl::Status waits = cluster->DescribeModel(describe, cluster.context()).status();
+  EXPECT_EQ(waits.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(waits.message()), HasSubstr("0 assignments so far"));
+  request.set_filled(second->history());
+  for (int attempt = 0; attempt < 2; ++attempt) {  // the second is a retry
+    const auto filled = cluster->DeclareModel(request, cluster.context());
+    ASSERT_TRUE(filled.ok()) << filled.status();
+    EXPECT_FALSE(filled->unfilled());
+    EXPECT_EQ(filled->history(), second->history());
+  }
+  EXPECT_TRUE(cluster->DescribeModel(describe, cluster.context()).ok());
+}
+
 TEST_P(CoordinatorTest, AReleasedBatchIsGone) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();

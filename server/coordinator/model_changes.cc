@@ -201,7 +201,7 @@ absl::Status ModelChanges::RestoreOnAll(const step::ServedModel& model, uint64_t
 
 absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history,
                                 const ShardModels& before, const RowSource* source,
-                                rpc::CallContext* context) {
+                                rpc::CallContext* context, bool fill) {
   const auto create = [&](int shard) {
     return shards_[shard].CreateModel(MakeRequest(model, history, before, shard), context).status();
   };
@@ -215,7 +215,7 @@ absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history
                                     : RestoreOnAll(model, history, before, *source, context));
   if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
   ReachFailpoint("model.is_made");
-  return shards_.OnAllFirstZero(serve);
+  return fill ? absl::OkStatus() : shards_.OnAllFirstZero(serve);
 }
 
 bool ModelChanges::TakeBack(const Leftover& leftover) {

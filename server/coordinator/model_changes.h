@@ -53,10 +53,10 @@ class ModelChanges {
   ShardModels Ask(rpc::CallContext* context) const;
 
   // Makes rows of `history` in place of what `before` says, initial ones or, with `source`, those
-  // of a checkpoint, and has them served. ABORTED: somebody else has changed the model since
-  // `before`.
+  // of a checkpoint, and has them served, unless a client is to `fill` them first. ABORTED:
+  // somebody else has changed the model since `before`.
   absl::Status Make(const step::ServedModel& model, uint64_t history, const ShardModels& before,
-                    const RowSource* source, rpc::CallContext* context);
+                    const RowSource* source, rpc::CallContext* context, bool fill = false);
   // Takes back what Make has left, unless it is served: under a deadline of its own, and for shards
   // that cannot be reached now, whenever Retry is called.
   void Undo(uint64_t model_id, uint64_t history);

@@ -240,6 +240,16 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Refresh(uint64_t model_id,
       return NotDeclared(model_id);
     }
     case ModelState::kUnfinished:
+      if (const auto begun = Fetch(model_id, 0, shards, context);
+          begun.ok() && config::HasAssignedTable((*begun)->config)) {
+        return absl::UnavailableError(
+            absl::StrCat("model '", (*begun)->config.name(),
+                         "' does not have all its first rows yet: the client that declared it is "
+                         "assigning them (",
+                         shards.ChangesOf(model_id),
+                         " assignments so far); retry; if that client has died, declare the model "
+                         "again, which begins anew"));
+      }
       return absl::UnavailableError(
           absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
                        " is being declared, reset, restored or dropped; "
@@ -285,6 +295,18 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindAnew(uint64_t model_id,
   if (model_id == 0) return NotDeclared(model_id);
   rpc::LinkedContext asking(context, kExplainDeadline);
   return Refresh(model_id, asking.get());
+}
+
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindUnfilled(uint64_t model_id,
+                                                                 uint64_t history,
+                                                                 rpc::CallContext* context) {
+  const ShardModels shards = changes_.Ask(context);
+  RETURN_IF_ERROR(shards.CheckUnfilled(model_id, history));
+  if (shards.Judge(model_id, 0).state == ModelState::kServing) {
+    return absl::FailedPreconditionError(
+        "history: the model has all its first rows, and is served; assign rows without a history");
+  }
+  return Fetch(model_id, history, shards, context);
 }
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindByName(const std::string& name,
@@ -396,8 +418,8 @@ absl::Status ModelRegistry::CheckName(const ShardModels& shards, rpc::CallContex
 }
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
-    v1::ModelConfig config, const FindRows& find_rows, std::shared_ptr<step::ServedModel>* fresh,
-    rpc::CallContext* context) {
+    v1::ModelConfig config, const FindRows& find_rows, uint64_t filled,
+    std::shared_ptr<step::ServedModel>* fresh, rpc::CallContext* context) {
   const uint64_t id = config::ModelFingerprint(config);
   const Known known = Recall(id);
   ShardModels shards = changes_.Ask(context);
@@ -405,7 +427,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   RETURN_IF_ERROR(CheckName(shards, context, &config));
   if (config::ModelFingerprint(config) != id) {
     fresh->reset();
-    return TryDeclare(std::move(config), find_rows, fresh, context);
+    return TryDeclare(std::move(config), find_rows, filled, fresh, context);
   }
   const ModelVerdict verdict = Judge(id, known.history(), &shards, context);
   const bool serving = verdict.state == ModelState::kServing;
@@ -424,15 +446,21 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
     return options_.explain_lost(config.name(), lost);
   }
   if (!serving && model.read_only()) return BeingRestored(config);
+  if (!serving && filled != 0) RETURN_IF_ERROR(shards.CheckUnfilled(id, filled));
   // What another coordinator has begun is finished, so that both may go on.
   const auto begun = shards.OnShard(0, config.name());
   const bool join = begun.model_id() == id;
   if (join && begun.restored() && !begun.serving()) return BeingRestored(config);
-  model.history = serving ? verdict.history : join ? begun.history() : rpc::RandomId();
+  // Part of what a client has assigned is of no use to another one. Where shard 0 serves it, it is
+  // all.
+  const bool whole = filled != 0 || (join && begun.serving());
+  bool fill = !serving && !whole && config::HasAssignedTable(config);
+  const bool goes_on = join && !fill;
+  model.history = serving ? verdict.history : goes_on ? begun.history() : rpc::RandomId();
   if (!serving) {
     std::optional<RowSource> source;
     RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/false, shards, context));
-    if (!join && find_rows != nullptr) {
+    if (!goes_on && find_rows != nullptr) {
       ASSIGN_OR_RETURN(source, find_rows(config));
     }
     if (source.has_value()) {
@@ -443,13 +471,15 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
       }
       RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
     }
+    fill &= !source.has_value();
     const absl::Status made = changes_.Make(model, model.history, shards,
-                                            source.has_value() ? &*source : nullptr, context);
+                                            source.has_value() ? &*source : nullptr, context, fill);
     if (!made.ok()) {
-      changes_.Undo(id, model.history);
+      if (filled == 0) changes_.Undo(id, model.history);
       return made;
     }
   }
+  if (fill) return Declared{*fresh, /*created=*/true, /*unfilled=*/true};
   if (serving) model.SetLimits(shards.LimitsOf(id, model.history));
   Remember(*fresh);
   return Declared{*fresh, /*created=*/!serving};
@@ -457,7 +487,8 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig config,
                                                                const FindRows& find_rows,
-                                                               rpc::CallContext* context) {
+                                                               rpc::CallContext* context,
+                                                               uint64_t filled) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   absl::MutexLock lock(&declaring_);
   // It may be lost on all shards, of which none tells its plan then.
@@ -469,12 +500,12 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
   if (Recall(config::ModelFingerprint(config)).model == nullptr) {
     ASSIGN_OR_RETURN(fresh, MakeModel(config, 0));
   }
-  absl::StatusOr<Declared> declared = TryDeclare(config, find_rows, &fresh, context);
+  absl::StatusOr<Declared> declared = TryDeclare(config, find_rows, filled, &fresh, context);
   for (int i = 1; i < kAttempts && absl::IsAborted(declared.status()); ++i) {
     absl::SleepFor(kPause * i);
-    declared = TryDeclare(config, find_rows, &fresh, context);
+    declared = TryDeclare(config, find_rows, filled, &fresh, context);
   }
-  if (declared.ok() && declared->created) {
+  if (declared.ok() && declared->created && !declared->unfilled) {
     const step::ServedModel& model = *declared->model;
     ops::Log(ops::LogLevel::kInfo, "model created",
              {{"model", model.config.name()},
@@ -523,6 +554,12 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
   }
   model->SetLimits(shards.LimitsOf(id, 0));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "it has no initial rows"));
+  if (config::HasAssignedTable(model->config)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("model '", name,
+                     "' got its first rows from a client, so that it cannot be reset: drop it "
+                     "and declare it again, or restore a checkpoint"));
+  }
   RETURN_IF_ERROR(CheckShared(model->config, /*changes_rows=*/true, shards, context));
   RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
   Remember(model);

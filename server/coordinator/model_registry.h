@@ -47,15 +47,17 @@ class ModelRegistry {
   struct Declared {
     step::ServedModelPtr model;
     bool created = false;
+    bool unfilled = false;  // the caller is to assign its rows (HasAssignedTable)
   };
   // Makes the model on all shards, or on none: whatever becomes of the caller, what was made is
   // taken back after a failure, unless another coordinator has finished it. DATA_LOSS if it is
   // lost.
   // `find_rows` is asked for a checkpoint to begin with, unless the model is there; null: none.
+  // `filled`: see DeclareModelRequest.
   using FindRows =
       std::function<absl::StatusOr<std::optional<RowSource>>(const v1::ModelConfig& config)>;
   absl::StatusOr<Declared> Declare(v1::ModelConfig config, const FindRows& find_rows,
-                                   rpc::CallContext* context);
+                                   rpc::CallContext* context, uint64_t filled = 0);
   // False: there was none. `settle` runs before a model goes whose tables others may keep: of a
   // step that has begun on their rows, no part may be missing. Its error is the result, and nothing
   // goes.
@@ -85,6 +87,9 @@ class ModelRegistry {
   // The same, but what is known is not enough: for what goes on for long with one history, while
   // the model may have been reset through another coordinator just now.
   absl::StatusOr<step::ServedModelPtr> FindAnew(uint64_t model_id, rpc::CallContext* context);
+  // One that is being filled: AssignRowsRequest.history.
+  absl::StatusOr<step::ServedModelPtr> FindUnfilled(uint64_t model_id, uint64_t history,
+                                                    rpc::CallContext* context);
   absl::StatusOr<step::ServedModelPtr> FindByName(const std::string& name,
                                                   rpc::CallContext* context);
 
@@ -127,7 +132,7 @@ class ModelRegistry {
  private:
   // `fresh`: made of the config if it is needed, so that attempts share it.
   absl::StatusOr<Declared> TryDeclare(v1::ModelConfig config, const FindRows& find_rows,
-                                      std::shared_ptr<step::ServedModel>* fresh,
+                                      uint64_t filled, std::shared_ptr<step::ServedModel>* fresh,
                                       rpc::CallContext* context);
   // ALREADY_EXISTS with the first field that differs from what is there, or OK. A config that
   // differs in planned samples alone becomes that of what is there.

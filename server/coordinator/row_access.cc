@@ -238,7 +238,11 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRow
   const host::Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
                                 AssignTag(request)};
   RETURN_IF_ERROR(host::CheckMutation(mutation));
-  ASSIGN_OR_RETURN(auto model, resources_->registry->Find(request.model_id(), context));
+  ModelRegistry& models = *resources_->registry;
+  ASSIGN_OR_RETURN(auto model,
+                   request.history() == 0
+                       ? models.Find(request.model_id(), context)
+                       : models.FindUnfilled(request.model_id(), request.history(), context));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "its rows cannot be assigned"));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
   ASSIGN_OR_RETURN(const auto given, CheckIds(request.ids(), target));

@@ -4,6 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
 namespace emberd::coordinator {
 
 using internal::v1::HostedModel;
@@ -34,6 +37,24 @@ ShardModels ShardModels::Ask(const step::ShardSet& shards, rpc::CallContext* con
 absl::Status ShardModels::complete() const {
   for (const Answer& answer : answers_) {
     if (!answer.ok()) return answer.status();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardModels::CheckUnfilled(uint64_t model_id, uint64_t history) const {
+  RETURN_IF_ERROR(complete());
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    const HostedModel* const model = Find(static_cast<int>(i), model_id);
+    if (model == nullptr) {
+      return absl::DataLossError(
+          absl::StrCat("shard ", i,
+                       " has lost the rows that were assigned so far, as after a restart; declare "
+                       "the model again and begin anew"));
+    }
+    if (model->history() != history) {
+      return absl::AbortedError(
+          "another client has declared the model since, and fills it; wait until it has");
+    }
   }
   return absl::OkStatus();
 }

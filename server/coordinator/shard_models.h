@@ -43,6 +43,9 @@ class ShardModels {
 
   // Whether all shards have answered: the first error.
   absl::Status complete() const;
+  // Whether all shards have a model with rows of this history, which are being filled or just have
+  // been: DATA_LOSS if one has none, ABORTED if one has others.
+  absl::Status CheckUnfilled(uint64_t model_id, uint64_t history) const;
   // Whether shard 0 has answered, which is the one that knows the limits of models: its error.
   absl::Status know_limits() const { return answers_[0].status(); }
   size_t size() const { return answers_.size(); }

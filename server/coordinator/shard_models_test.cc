@@ -98,6 +98,17 @@ TEST(ShardModelsTest, AModelThatIsBeingMade) {
   EXPECT_EQ(Judge({Dropped(7), Serves(7)}, 7).state, ModelState::kUnfinished) << "half a drop";
 }
 
+TEST(ShardModelsTest, RowsThatAClientFillsAreThoseOfItsDeclaration) {
+  const auto code = [](std::vector<ShardModels::Answer> answers) {
+    return ShardModels(std::move(answers)).CheckUnfilled(kModel, 7).code();
+  };
+  EXPECT_EQ(code({Made(7), Made(7)}), absl::StatusCode::kOk);
+  EXPECT_EQ(code({Serves(7), Returned(7, false)}), absl::StatusCode::kOk) << "it is being served";
+  EXPECT_EQ(code({Made(7), Nothing()}), absl::StatusCode::kDataLoss) << "a restart";
+  EXPECT_EQ(code({Made(7), Made(8)}), absl::StatusCode::kAborted) << "another declaration";
+  EXPECT_EQ(code({Made(7), Away()}), absl::StatusCode::kUnavailable);
+}
+
 TEST(ShardModelsTest, AModelThatHasLostRows) {
   EXPECT_THAT(Judge({Serves(7), Nothing(), Serves(7)}).without, ElementsAre(1));
   EXPECT_THAT(Judge({Nothing(), Serves(7)}, 7).without, ElementsAre(0));

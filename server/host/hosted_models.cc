@@ -8,6 +8,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/config.h"
 #include "config/shared_tables.h"
 #include "server/host/log/log_records.h"
 #include "server/ops/logging.h"
@@ -139,7 +140,8 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
                      absl::Hex(found->second.model_id(), absl::kZeroPad16)));
   }
   if (here != request.replaces()) return ChangedMeanwhile(name);
-  if (initial_rows && same && !found->second.serving && !found->second.restored) {
+  if (initial_rows && same && !found->second.serving && !found->second.restored &&
+      !config::HasAssignedTable(request.config())) {
     // Its rows are as good as new ones.
     RETURN_IF_ERROR(log_->Append(ModelRenewedRecord(found->first, request.history())));
     found->second.create.set_history(request.history());
@@ -445,17 +447,17 @@ void HostedModels::RememberDropped(uint64_t history) {
   if (dropped_.size() > kMaxDropped) dropped_.pop_front();
 }
 
-absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id,
-                                                          uint64_t history) const {
+absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id, uint64_t history,
+                                                          bool unserved) const {
   absl::MutexLock lock(&mutex_);
   const Model* const found = FindEntry(model_id, history);
-  if (found != nullptr && found->returned) {
+  if (found != nullptr && found->returned && (found->serving || !unserved)) {
     return absl::UnavailableError(
         absl::StrCat("model '", found->config().name(),
                      "' has come back from the log; a coordinator compares it with the other "
                      "shards first; retry"));
   }
-  if (found != nullptr && found->serving) {
+  if (found != nullptr && (found->serving || unserved)) {
     const bool serves = !found->is_trained();
     return Rows{EngineId(model_id, history, serves), serves, found->metrics};
   }

@@ -129,7 +129,8 @@ class HostedModels {
   };
   // DATA_LOSS unless the model is served with rows of this history. UNAVAILABLE: they have come
   // back, and no coordinator has compared them with those of the other shards.
-  absl::StatusOr<Rows> FindRows(uint64_t model_id, uint64_t history) const;
+  // `unserved`: or is not served yet, for whoever fills it: they are compared when it is.
+  absl::StatusOr<Rows> FindRows(uint64_t model_id, uint64_t history, bool unserved = false) const;
   absl::Status Check(uint64_t model_id, uint64_t history) const {
     return FindRows(model_id, history).status();
   }

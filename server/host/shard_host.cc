@@ -496,7 +496,8 @@ void ShardHost::StageAssign(AssignCommand command, AssignCallback done) {
 
 absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
   ASSIGN_OR_RETURN(const HostedModels::Rows rows,
-                   models_.FindRows(command.rows.model_id, command.rows.history));
+                   models_.FindRows(command.rows.model_id, command.rows.history,
+                                    /*unserved=*/true));
   if (rows.read_only) {
     return absl::FailedPreconditionError(
         "the model serves a checkpoint; its rows can only be read");

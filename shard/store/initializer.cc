@@ -42,6 +42,7 @@ Initializer::Initializer(uint64_t seed, absl::string_view table,
       kind_ = Kind::kRowId;
       break;
     case v1::InitializerConfig::kZeros:
+    case v1::InitializerConfig::kAssigned:
     case v1::InitializerConfig::KIND_NOT_SET:
       break;
   }

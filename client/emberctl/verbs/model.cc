@@ -30,7 +30,10 @@ absl::Status Declare(Session& session, const DeclareOptions& options) {
   const absl::Duration deadline = options.restore_from.empty() ? absl::ZeroDuration() : kLong;
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::DeclareModelResponse>(request, deadline));
   if (session.json) return PrintJson(response, session.out);
-  session.out << config.name() << ": " << (response.created() ? "created" : "exists already")
+  session.out << config.name() << ": "
+              << (response.unfilled()  ? "waits for the rows that a client is to assign"
+                  : response.created() ? "created"
+                                       : "exists already")
               << ", id " << HexId(response.model_id()) << ", "
               << Counted(config.tables_size(), "table") << " in "
               << Counted(response.plan().stacks_size(), "stack") << ", "

@@ -54,7 +54,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("call_update", c_int32, [_P, POINTER(Update)]),
     ("connect", _P, [POINTER(ClientOptions)]), ("client_cancel", None, [_P]), ("client_free", None, [_P]),
     ("client_status", _P, [_P]),
-    ("declare_from", _P, [_P, c_char_p, c_char_p]), ("describe", _P, [_P, c_char_p]), ("model_json", c_char_p, [_P]),
+    ("declare_from", _P, [_P, c_char_p, c_char_p]), ("declare_filled", _P, [_P, c_char_p, c_uint64]), ("describe", _P, [_P, c_char_p]), ("model_json", c_char_p, [_P]),
     ("model_free", None, [_P]),
     ("lookup_begin", _P, [_P, _P, _P, c_int32, c_int32, c_int64]),
     ("lookup_activations", c_int32, [_P, _P, c_int32]),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import numpy as np
 import numpy.typing as npt
 
-from . import _loading, _native, _records, _tables, arrays, checkpoints, errors, statistics
+from . import _filling, _loading, _native, _records, _tables, arrays, checkpoints, errors, statistics
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
@@ -157,7 +157,8 @@ class Client:
 
     def declare(self, config: Union[ModelConfig, str, "os.PathLike[str]"], *,
                 restore_from: Optional[str] = None) -> "Model":
-        """Creates the tables of a model, or finds them.
+        """Creates the tables of a model, or finds them. Where an initializer is a function or an array, also gives the model its rows, or waits until another
+        client has; until then, calls of others on the model end with Unavailable.
 
         config: a ModelConfig, its text (text proto or JSON), or the path of a file that holds it.
         restore_from: a model that is not there yet begins with the rows of this checkpoint of a model of its name, or of
@@ -165,12 +166,24 @@ class Client:
         AlreadyExists if a different model of this name is declared. One that differs in the samples that the plan is made for is the same,
         and keeps its plan. Warns of what a new plan may not be meant to have, as many more rows than were declared.
         """
-        call = _native.lib().declare_from(self._handle.get(), _native.text(_config_text(config), "config"),
-                                          _native.text(restore_from, "restore_from", optional=True))
-        model = Model(self, Call(call).take("model"))
+        return self._declare_filled(config, restore_from)
+
+    def _declare_filled(self, config: Union[ModelConfig, str, "os.PathLike[str]"], restore_from: Optional[str] = None,
+                        parts: Optional[_filling.Parts] = None) -> "Model":
+        """parts: rows of tables that have Assigned() as their initializer."""
+        text = _config_text(config)
+        given = [one for one in (_filling.parts_of(config) if isinstance(config, ModelConfig) else None, parts) if one is not None]
+        model = _filling.fill(self, text, self._model(self._declare(text, restore_from)), given)
         for warning in model.description["warnings"] if model.created else ():
-            warnings.warn(f"emberd: model {model.name!r}: {warning}", stacklevel=2)
+            warnings.warn(f"emberd: model {model.name!r}: {warning}", stacklevel=3)
         return model
+
+    def _declare(self, text: str, restore_from: Optional[str]) -> Call:
+        return Call(_native.lib().declare_from(self._handle.get(), _native.text(text, "config"),
+                                               _native.text(restore_from, "restore_from", optional=True)))
+
+    def _model(self, call: Call) -> "Model":
+        return Model(self, call.take("model"))
 
     def model(self, name: str) -> "Model":
         """A model that somebody declared. NotFound if nobody did."""
@@ -286,6 +299,7 @@ class Model:
         self.name: str = self.description["name"]
         self.id = int(self.description["id"])
         self.created: bool = self.description["created"]  # False: it was there already
+        self._unfilled = int(self.description["unfilled"])  # of a model that is being filled: which of its declarations this is; else 0
         self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],
                                           one["optimizer"], tuple(one["slots"]))
                        for one in self.description["tables"]}

@@ -9,10 +9,12 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import numpy.typing as npt
 
+from ._filling import is_given
 from ._native import refuse_kind, text, whole
 from .errors import InvalidArgument
 
@@ -33,23 +35,17 @@ def _fields(message: Any) -> Dict[str, Any]:
 
 
 def _described(value: Any, message: Any, field_name: str) -> Any:
-    """An optimizer or initializer that may be given by its name; of others, what to write in its place."""
-    what = f"{type(message).__name__}.{field_name}"
+    """An optimizer or initializer that may be given by its name, and an initializer that is a function or an array of rows."""
     if isinstance(value, str):
-        return named(value, Optimizer if field_name == "optimizer" else Initializer, what)
-    is_class = isinstance(value, type)
-    if field_name == "initializer" and not is_class and (callable(value) or isinstance(value, (list, tuple)) or hasattr(value, "__array__")):
-        refused = refuse_kind(value, what, "Zeros, Normal or another description, or the name of one")
-        raise TypeError(f"{refused}. For rows of your own leave it out, and give them once: model = client.declare(config); if model.created: "
-                        f"model.assign_rows({message.name!r}, np.arange({message.vocabulary_size}), rows)")
-    return value
+        return named(value, Optimizer if field_name == "optimizer" else Initializer, f"{type(message).__name__}.{field_name}")
+    return Assigned() if field_name == "initializer" and is_given(value) else value
 
 
 def named(value: Any, base: Any, what: str) -> Any:
     """A description with its defaults, if it is given by its name, in either case: "adagrad" is Adagrad()."""
     if not isinstance(value, str):
         return value
-    kinds = {one.kind: one for one in _kinds(base) if all(entry.default is not dataclasses.MISSING for entry in dataclasses.fields(one))}
+    kinds = {one.kind: one for one in _kinds(base) if one is not Assigned and all(entry.default is not dataclasses.MISSING for entry in dataclasses.fields(one))}
     if text(value, what).decode().lower() not in kinds:
         raise InvalidArgument(f"{what}: {value!r} is not allowed; it must be one of {', '.join(map(repr, kinds))}, or a description")
     return kinds[value.lower()]()
@@ -149,6 +145,13 @@ class RowId(Initializer):
     """Every column of row r is r."""
 
     kind: ClassVar[str] = "row_id"
+
+
+@dataclass(frozen=True)
+class Assigned(Initializer):
+    """What a function or an array as the initializer of a table is to the cluster: whoever declares the model assigns its rows. Give the function."""
+
+    kind: ClassVar[str] = "assigned"
 
 
 @dataclass(frozen=True)
@@ -383,7 +386,9 @@ class TableConfig:
     vocabulary_size: rows, 1 to 2^40. Ids are 0 to vocabulary_size - 1.
     embedding_dim: columns, 1 to 8192.
     combiner: of the rows of a sample: "mean" (default), "sum" or "sqrtn".
-    initializer: or its name: "zeros", "normal", "truncated_normal", "row_id". Default: TruncatedNormal(0, 1/sqrt(embedding_dim)).
+    initializer: or its name: "zeros", "normal", "truncated_normal", "row_id". Or a function of (offset, shape), which gives the rows from this one on,
+      shape [rows, embedding_dim], and is called for one stretch of at most 8 MiB after the other where the model is declared first; or an array
+      [vocabulary_size, embedding_dim]. Default: TruncatedNormal(0, 1/sqrt(embedding_dim)).
     optimizer: or its name, as "adagrad". Default: the model's.
     max_ids_per_partition, max_unique_ids_per_partition: limits of a source slot and partition in one mini-batch; default 0: no limit. A
       batch over a limit is cut.
@@ -399,7 +404,7 @@ class TableConfig:
     vocabulary_size: int
     embedding_dim: int
     combiner: Optional[str] = _enum()
-    initializer: Optional[Union[Initializer, str]] = None
+    initializer: Union[Initializer, str, Callable[[int, Tuple[int, int]], Any], npt.ArrayLike, None] = None
     optimizer: Optional[Union[Optimizer, str]] = None
     max_ids_per_partition: Optional[int] = None
     max_unique_ids_per_partition: Optional[int] = None

@@ -13,6 +13,8 @@ from cluster import ClusterTest, emberd, main
 
 from emberd import config
 
+import numpy as np
+
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
 
 
@@ -67,7 +69,7 @@ class ConfigTest(ClusterTest):
     def test_the_server_takes_every_kind(self):
         optimizers = [kind() for kind in every_subclass(config.Optimizer) if kind is not config.NoOptimizer]
         initializers = [config.Zeros(), config.Constant(1.5), config.Uniform(-1, 1), config.Normal(0, 0.1),
-                        config.TruncatedNormal(0, 0.1), config.RowId(), None]
+                        config.TruncatedNormal(0, 0.1), config.RowId(), lambda offset, shape: np.ones(shape), None]
         self.assertEqual(len({type(one) for one in initializers}) - 1, len(set(every_subclass(config.Initializer))))
         tables = [emberd.TableConfig(f"o{i}", 8, 4, optimizer=one) for i, one in enumerate(optimizers)]
         tables += [emberd.TableConfig(f"i{i}", 8, 4, initializer=one) for i, one in enumerate(initializers)]

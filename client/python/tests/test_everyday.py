@@ -58,18 +58,6 @@ class ContainersTest(ClusterTest):
             with self.assertRaisesRegex(emberd.InvalidArgument, said):
                 self.client.declare(counting_model("m", **options))
 
-    def test_rows_of_ones_own_are_given_as_the_error_says(self):
-        rows = np.arange(256, dtype=np.float32).reshape(64, 4)
-        for given in (rows, rows.tolist(), lambda shape: rows):
-            config = counting_model("own_rows", initializer=given)
-            with self.assertRaisesRegex(TypeError, "TableConfig.initializer: .*give them once: model = ") as raised:
-                self.client.declare(config)
-        recipe = str(raised.exception).split("give them once: ")[1]
-        names = {"client": self.client, "config": counting_model("own_rows", initializer=None), "np": np, "rows": rows}
-        for one in recipe.split("; ", 1):
-            exec(one, names)
-        np.testing.assert_array_equal(names["model"].table("t"), rows)
-
 
 class AheadTest(ClusterTest):
     def test_a_loop_over_steps_that_were_sent_ahead_is_left(self):

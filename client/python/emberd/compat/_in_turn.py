@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
+from emberd._filling import Parts
 from emberd._place import default_client
 from emberd.arrays import Floats, Hyper, Ragged
 from emberd.client import Client, Model
@@ -26,9 +27,9 @@ class Place:
         self._client, self.group = client, group
         self._model, self._made = model, 0
 
-    def declare(self, make: Any) -> Model:
-        """make: gives the description of a model of a name."""
-        model = (self._client or default_client()).declare(make(self._name()))
+    def declare(self, make: Any, parts: Optional[Parts] = None) -> Model:
+        """make: gives the description of a model of a name. parts: rows of tables whose initializer is Assigned()."""
+        model = (self._client or default_client())._declare_filled(make(self._name()), parts=parts)
         self._made += 1
         return model
 

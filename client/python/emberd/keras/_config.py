@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 import keras
 import numpy as np
 
-from .. import config
+from .. import _filling, config
 
 
 def _fan_out() -> Any:
@@ -21,8 +22,9 @@ def _fan_out() -> Any:
 class TableConfig:
     """One table. Several features may look it up.
 
-    initializer: of Keras, called in this process for the whole table; or emberd.Normal and so on, for tables that are made on
-      the cluster.
+    initializer: of Keras, called in this process, for the whole table, or where that has more than 64 MiB for stretches of it; or what
+      emberd.TableConfig takes: emberd.Normal and so on, for rows that are made on the cluster, a function whose arguments are named (offset, shape), or an
+      array.
     optimizer: SGD, Adagrad, Adam or Ftrl of Keras, by name or not; a schedule of its learning rate counts the steps of the
       group of trainers. Or one of emberd's. Rows that a batch does not look up are left alone. Independent of the model's. With
       gradient_accumulation_steps=n, which all tables of a layer have to have, n batches make a step, of the mean of their gradients.
@@ -166,14 +168,38 @@ class TableOptimizer:
 
 
 def initial_rows(given: Any, rows: int, dim: int) -> Any:
-    """Those of a Keras initializer; None: the cluster makes them."""
-    if isinstance(given, config.Initializer):
-        return None
+    """An initializer of Keras, or what a TableConfig of emberd takes, as the latter."""
+    if isinstance(given, config.Initializer) or (_filling.is_given(given) and (not callable(given) or _filling.takes_offset(given))):
+        return given
     initializer: Any = keras.initializers.get(given)
     if type(initializer).__name__ == "Zeros":
-        return None
-    with _eagerly():
-        return np.asarray(keras.ops.convert_to_numpy(initializer((rows, dim), dtype="float32")))
+        return config.Zeros()
+
+    def call(initializer: Any, shape: Tuple[int, int]) -> Any:
+        with _eagerly():
+            return np.asarray(keras.ops.convert_to_numpy(initializer(shape, dtype="float32")))
+
+    if 4 * rows * dim <= _filling.WHOLE_BYTES or _of_stretch(initializer, (rows, dim), 0, rows) is None:
+        return _filling.of_whole(functools.partial(call, initializer), (rows, dim))
+    return lambda offset, shape: call(_of_stretch(initializer, (rows, dim), offset, shape[0]), shape)
+
+
+def _of_stretch(initializer: Any, whole: Tuple[int, int], offset: int, rows: int) -> Any:
+    """One that draws some of the rows from the same distribution, with numbers of their own; None: it is not known how. For Keras gives equal rows to calls
+    with equal shapes, and the scale depends on the number of rows."""
+    known: Any = keras.initializers
+    if isinstance(initializer, (known.Ones, known.Constant)):
+        return initializer
+    seed = getattr(initializer, "seed", None)
+    if isinstance(seed, int):
+        seed = int(np.random.SeedSequence([abs(seed), offset]).generate_state(1)[0] >> 1)
+    if isinstance(initializer, known.VarianceScaling):
+        fan_in = {"fan_in": 1.0, "fan_out": 0.0}.get(initializer.mode, 0.5)  # what of the scale is that of the rows
+        fans = [max(1.0, fan_in * count + (1 - fan_in) * whole[1]) for count in (rows, whole[0])]
+        return known.VarianceScaling(initializer.scale * fans[0] / fans[1], initializer.mode, initializer.distribution, seed)
+    if type(initializer) in (known.RandomNormal, known.RandomUniform, known.TruncatedNormal):
+        return type(initializer).from_config({**initializer.get_config(), "seed": seed})
+    return None
 
 
 @contextlib.contextmanager
@@ -193,6 +219,5 @@ def _eagerly() -> Iterator[None]:
 
 
 def declared(table: TableConfig, optimizer: TableOptimizer) -> config.TableConfig:
-    initializer = table.initializer if isinstance(table.initializer, config.Initializer) else config.Zeros()
-    return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, combiner=table.combiner,
-                              initializer=initializer, optimizer=optimizer.declared)
+    return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, combiner=table.combiner, optimizer=optimizer.declared,
+                              initializer=initial_rows(table.initializer, table.vocabulary_size, table.embedding_dim))

@@ -15,7 +15,7 @@ from ..client import Client, Model
 from ..steps import Steps
 from ..trainer import Checkpointed, Trainer, ahead
 from . import _steps
-from ._config import FeatureConfig, TableOptimizer, declared, initial_rows
+from ._config import FeatureConfig, TableOptimizer, declared
 
 PREPROCESSED = "preprocessed_inputs_per_placement"
 RATES = "learning_rates"  # among the saved variables, in the order of the tables
@@ -86,16 +86,10 @@ class _Tables:
                     raise ValueError(f"model: feature {name!r} has the output_shape {list(shape)}; that of its FeatureConfig must be "
                                      f"(samples, {', '.join(map(str, shape[1:]))}, embedding_dim)")
         else:
-            # Before the tables are there: what fails must leave none without its rows.
-            rows = {name: initial_rows(table.initializer, table.vocabulary_size, table.embedding_dim)
-                    for name, table in self.tables.items()}
             model = (client or default_client()).declare(config.ModelConfig(
                 given or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
                 [config.FeatureConfig(name, feature.table.name, planned_samples(feature.output_shape[:-1]))
                  for name, feature in self.features.items()], plan=plan))
-            for table_name, values in rows.items():
-                if model.created and values is not None:
-                    model.assign_rows(table_name, np.arange(len(values)), values)
         counting = {name: one.of_step for name, one in optimizers.items() if one.of_step is not None}
         hyper = (lambda step: {name: of_step(step) for name, of_step in counting.items()}) if counting else None
         self.trainer, self.call, self.turns = _steps.make(model, hyper, {name: one.rate for name, one in optimizers.items()}, max(calls.values()),

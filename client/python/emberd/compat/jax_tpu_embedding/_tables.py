@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import io_callback
 
-from emberd import config
+from emberd import _filling, config
+from emberd._loading import stretches
 from emberd._place import planned_samples
 from emberd.client import Client, Model
 from emberd.compat._in_turn import InTurn, Place
@@ -89,45 +90,60 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, shard
     groups = [config.StackGroup([table.name for table in stack], stack_name) for stack_name, stack in stacks.items()
               if len(stack) > 1]
 
-    def declare(parts: Iterable[Tuple[str, Any, Any]]) -> Any:
+    def declare(parts: Callable[[], Iterable[Tuple[str, Any, Any]]]) -> Any:
+        def in_stretches() -> Iterator[Tuple[str, Any, Any]]:
+            for name, ids, given in parts():
+                values = np.asarray(given)
+                for begin, end in stretches(values.shape):
+                    yield name, ids[begin:end], values[begin:end]
+
         model = _place.declare(lambda name: config.ModelConfig(
             name, [_declared(table) for table in tables],
             [config.FeatureConfig(feature, table.name, planned_samples(shape[:-1]), shape[:-1] if len(shape) > 2 else None)
              for table in tables for feature, shape in table.feature_shapes.items()],
-            plan=config.PlanConfig(groups=groups) if groups else None))
-        if model.created:
-            for name, ids, values in parts:
-                model.assign_rows(name, ids, np.asarray(values, np.float32))
+            plan=config.PlanConfig(groups=groups) if groups else None), in_stretches if any(map(_is_called, tables)) else None)
         digits = tuple(map(float, secrets.token_bytes(3)))
         _all[digits] = Tables(Embedding(model, _place.group))
         return np.array([[*digits, 0]], np.float32)
 
     keys = jax.random.split(rng, shards * len(stacks))
-    initial = (part for number, stack in enumerate(stacks.values()) for table in stack
-               for part in _initial(table, keys[number * shards:(number + 1) * shards]))
+
+    def initial() -> Iterator[Tuple[str, Any, Any]]:
+        for number, stack in enumerate(stacks.values()):
+            for table in stack:
+                yield from _initial(table, keys[number * shards:(number + 1) * shards])
+
     if not isinstance(rng, Tracer):
         made = declare(initial)
         return jax.make_array_from_callback((sharding.mesh.size, 4), sharding, lambda _: made)
-    places = [(name, ids, values) for name, ids, values in initial]
+    places = list(initial())
     return jax.shard_map(
-        lambda *values: io_callback(lambda *arrays: declare((name, ids, one) for (name, ids, _), one in zip(places, arrays)),
+        lambda *values: io_callback(lambda *arrays: declare(lambda: ((name, ids, one) for (name, ids, _), one in zip(places, arrays))),
                                     jax.ShapeDtypeStruct((1, 4), np.float32), *values),
         mesh=sharding.mesh, in_specs=jax.sharding.PartitionSpec(), out_specs=sharding.spec, check_vma=False)(
             *(values for _, _, values in places))
 
 
 def _declared(table: TableSpec) -> config.TableConfig:
-    ours = table.initializer is None or isinstance(table.initializer, config.Initializer)
     quantization = None if table.quantization_config is None else config.QuantizationConfig(
         table.quantization_config.min_value, table.quantization_config.max_value, table.quantization_config.num_buckets)
     return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, combiner=table.combiner,
-                              initializer=table.initializer if ours else config.Zeros(),
+                              initializer=config.Assigned() if _is_called(table) else config.Zeros() if _is_zeros(table) else table.initializer,
                               optimizer=table.optimizer.declared(), quantization=quantization)
+
+
+def _is_zeros(table: TableSpec) -> bool:
+    return table.initializer is jax.nn.initializers.zeros
+
+
+def _is_called(table: TableSpec) -> bool:
+    """Whether the initializer is one of JAX's, and not what a TableConfig of emberd takes."""
+    return callable(table.initializer) and not _is_zeros(table) and not _filling.takes_offset(table.initializer)
 
 
 def _initial(table: TableSpec, keys: Any) -> Iterator[Tuple[str, Any, Any]]:
     """Rows of a table, and which they are. Calls the initializer once for each SparseCore, as on a TPU: the same keys give the same rows."""
-    if table.initializer is None or isinstance(table.initializer, config.Initializer) or table.initializer is jax.nn.initializers.zeros:
+    if not _is_called(table):
         return
     if takes_nothing(table.initializer):
         whole = table.initializer()

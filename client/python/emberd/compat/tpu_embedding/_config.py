@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import tensorflow as tf
 
 from emberd import config
+from emberd._filling import WHOLE_BYTES, of_whole, parameters_of, takes_offset
 
 LearningRate = Union[float, Callable[[], Any]]
 ClipValue = Union[float, Tuple[float, float], None]
@@ -212,8 +215,9 @@ class RowIdInitializer:
 class TableConfig:
     """One table; features that have the same object share it.
 
-    initializer: a function of (shape, dtype=), as in tf.initializers, which is called once, with [vocabulary_size, dim]; or one of
-      emberd's, which runs on the cluster. Default: emberd.TruncatedNormal(0, 1/sqrt(dim)).
+    initializer: a function of (shape, dtype=), as in tf.initializers, which is called once, with [vocabulary_size, dim], or for a table of more than 64 MiB
+      for stretches of it, with partition_shape and partition_offset, where it takes these and has no seed; or what emberd.TableConfig takes: one of emberd's,
+      which runs on the cluster, or a function whose arguments are named (offset, shape). Default: emberd.TruncatedNormal(0, 1/sqrt(dim)).
     optimizer: default: that of the embedding.
     name: default: table_N, of the Nth table.
     """
@@ -237,6 +241,21 @@ class TableConfig:
         _check(self.combiner in ("mean", "sum", "sqrtn"), "combiner", self.combiner, "mean, sum or sqrtn")
         _check(self.layout is None, "layout", self.layout, "None, for the cluster lays tables out")
         _check(self.dtype == tf.float32, "dtype", self.dtype, "tf.float32")
+
+    def initial_rows(self) -> Any:
+        """The initializer as emberd.TableConfig takes it."""
+        given: Any = self.initializer
+        if given is None or isinstance(given, config.Initializer) or takes_offset(given):
+            return given
+        whole = (self.vocabulary_size, self.dim)
+        if type(given).__module__.startswith("keras."):
+            from emberd.keras._config import initial_rows
+
+            return initial_rows(given, *whole)
+        parted = any(one.kind == one.VAR_KEYWORD for one in parameters_of(given)) and getattr(given, "seed", None) is None
+        if not parted or 4 * math.prod(whole) <= WHOLE_BYTES:
+            return of_whole(lambda shape: np.asarray(given(list(shape), dtype=tf.float32)), whole)
+        return lambda offset, shape: np.asarray(given(list(whole), dtype=tf.float32, partition_shape=list(shape), partition_offset=[offset, 0]))
 
 
 @dataclass(eq=False)

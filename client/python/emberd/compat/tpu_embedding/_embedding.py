@@ -121,12 +121,7 @@ class BaseEmbedding:
         return self._in_turn
 
     def _made(self) -> Model:
-        model = place.declare(self._declared)
-        for table, name in self._names.items():
-            if model.created and table.initializer is not None and not isinstance(table.initializer, config.Initializer):
-                rows = table.initializer([table.vocabulary_size, table.dim], dtype=tf.float32)
-                model.assign_rows(name, np.arange(table.vocabulary_size), np.asarray(rows))
-        return model
+        return place.declare(self._declared)
 
     def _declared(self, name: str) -> config.ModelConfig:
         tables = []
@@ -135,8 +130,7 @@ class BaseEmbedding:
             tables.append(config.TableConfig(
                 table_name, table.vocabulary_size, table.dim, combiner=table.combiner,
                 optimizer=config.NoOptimizer() if optimizer is None else optimizer.declared(),
-                initializer=table.initializer if isinstance(table.initializer, config.Initializer) else
-                config.Zeros() if table.initializer else None,
+                initializer=table.initial_rows(),
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
         stacked = not (self._config and self._config.disable_table_stacking)
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(

@@ -339,7 +339,8 @@ class TableSpec:
     """One table.
 
     initializer: a function of a key and the shape of a part of the table, as in jax.nn.initializers, or of nothing, which gives the
-      whole table, at least [vocabulary_size, embedding_dim]; or one of emberd's. Default: emberd.TruncatedNormal(0, 1/sqrt(embedding_dim)).
+      whole table, at least [vocabulary_size, embedding_dim]; or what emberd.TableConfig takes: one of emberd's, or a function whose arguments are named
+      (offset, shape), which needs little memory here. Default: emberd.TruncatedNormal(0, 1/sqrt(embedding_dim)).
     """
 
     name: str
