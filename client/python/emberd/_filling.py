@@ -117,7 +117,7 @@ def _await(client: "Client", name: str) -> "Model":
     while True:
         try:
             return client.model(name)
-        except errors.Unavailable as error:
+        except (errors.Unavailable, errors.DeadlineExceeded) as error:
             if str(error) == said:
                 raise
             said = str(error)
