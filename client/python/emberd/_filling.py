@@ -84,12 +84,15 @@ def parts_of(config: "ModelConfig") -> Optional[Parts]:
 
 def _calls(tables: Mapping[str, "TableConfig"], functions: Dict[str, Function]) -> Iterator[Tuple[str, Any, Floats]]:
     for name, function in functions.items():
-        what, dim = f"table {name!r}: initializer", tables[name].embedding_dim
+        dim = tables[name].embedding_dim
         for begin, end in stretches((tables[name].vocabulary_size, dim)):
-            shape = (end - begin, dim)
-            rows = arrays.as_given_rows(function(begin, shape), what)
-            arrays.check_shape(rows, what, rows.shape == shape, f"{list(shape)}, for it was called with ({begin}, {shape})")
-            yield name, np.arange(begin, end), rows
+            yield name, np.arange(begin, end), _called(function, begin, (end - begin, dim), f"table {name!r}: initializer")
+
+
+def _called(function: Function, offset: int, shape: Tuple[int, int], what: str) -> Floats:
+    rows = arrays.as_given_rows(function(offset, shape), what)
+    arrays.check_shape(rows, what, rows.shape == shape, f"{list(shape)}, for it was called with ({offset}, {shape})")
+    return rows
 
 
 def fill(client: "Client", text: str, model: "Model", parts: Sequence[Parts]) -> "Model":
@@ -103,6 +106,7 @@ def fill(client: "Client", text: str, model: "Model", parts: Sequence[Parts]) ->
         try:
             for table, ids, rows in chain.from_iterable(one() for one in parts):
                 model.assign_rows(table, ids, rows)
+                del rows  # before the next ones are made
             return client._model(Call(_native.lib().declare_filled(client._handle.get(), _native.text(text, "config"), model._unfilled)))
         except errors.Aborted:
             return _await(client, model.name)
