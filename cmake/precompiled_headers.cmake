@@ -1,7 +1,5 @@
 # What takes most of a build is reading headers. So those that most sources include are read once for each set of flags:
 #   product   programs and their libraries
-#   little    those of them that are optimised little: g++ 14 takes the headers of no other flags
-#   client    what the shared library of the C interface is made of: position-independent code
 #   tests     programs of tests
 # A source includes what it uses all the same: ./run lint and the preset `fuzz` read each one without these.
 set(EMBERD_COMMON_HEADERS
@@ -24,25 +22,15 @@ endfunction()
 # emberd_use_precompiled_headers(): for all targets of emberd_unity, once all are known.
 function(emberd_use_precompiled_headers)
   emberd_precompile_headers(product)
-  emberd_precompile_headers(little)
-  emberd_optimise_little(emberd_headers_little)
-  emberd_precompile_headers(client)
-  set_target_properties(emberd_headers_client PROPERTIES POSITION_INDEPENDENT_CODE ON)
   emberd_precompile_headers(tests <gmock/gmock.h> <gtest/gtest.h>)
   target_link_libraries(emberd_headers_tests PRIVATE GTest::gmock GTest::gtest)
   emberd_optimise_not(emberd_headers_tests)
   get_property(targets GLOBAL PROPERTY EMBERD_UNITY_TARGETS)
   foreach(target ${targets})
-    get_target_property(shared ${target} POSITION_INDEPENDENT_CODE)
     get_target_property(test ${target} EMBERD_TEST)
-    get_target_property(little ${target} EMBERD_LITTLE)
     set(kind product)
-    if(shared)
-      set(kind client)
-    elseif(test)
+    if(test)
       set(kind tests)
-    elseif(little AND CMAKE_BUILD_TYPE STREQUAL Release)
-      set(kind little)
     endif()
     target_precompile_headers(${target} REUSE_FROM emberd_headers_${kind})
   endforeach()
