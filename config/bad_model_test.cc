@@ -259,6 +259,10 @@ const BadModel kPlans[] = {
      "plan.activation_bytes_limit: -1 is not allowed; it must be >= 0"},
     {"NegativeShardLimit", "@model", "plan { shard_bytes_limit: -1 }",
      "plan.shard_bytes_limit: -1 is not allowed; it must be >= 0"},
+    {"IdsPerSample", "@model", "plan { max_ids_per_chip_per_sample: 65537 }",
+     "plan.max_ids_per_chip_per_sample: 65537 is not allowed; it must be in [0, 65536]"},
+    {"Minibatches", "@model", "plan { max_minibatches_per_sparsecore: 65 }",
+     "plan.max_minibatches_per_sparsecore: 65 is not allowed; it must be in [0, 64]"},
 };
 
 const BadModel kGroups[] = {

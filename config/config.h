@@ -35,7 +35,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path);
 // optional field is present, each table has its own optimizer, initializer, combiner and storage
 // type, and no enum is UNSPECIFIED, groups have names (the model-wide `optimizer` is kept too).
 // Exceptions: clip bounds, which stay absent for "no bound", quantization, plan.rotation (its
-// default depends on the cluster) and the 0 of unlimited limits. Idempotent.
+// default depends on the cluster), plan's capacities and the 0 of unlimited limits. Idempotent.
 absl::Status CompleteModel(v1::ModelConfig* model);
 absl::Status CompleteCluster(v1::ClusterConfig* cluster);
 // The same for a token file, whose digests become lower case.

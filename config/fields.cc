@@ -182,6 +182,8 @@ constexpr Range kBytes = Between(1, kMiB* kGiB);  // to 1 PiB: sums of budgets d
 constexpr Range kShareOfMemory = Between(0, kMiB* kGiB);  // 0: another rule decides
 constexpr Range kMilliseconds = Between(1, kMaxInt32);
 constexpr Range kThreads = Between(0, 1024);
+constexpr Range kIdsPerSample = Between(0, 65536);
+constexpr Range kMinibatches = Between(0, 64);
 
 constexpr int kIntegers[] = {v1::INT32, v1::INT64};
 
@@ -265,6 +267,13 @@ constexpr FieldRule kRules[] = {
     {"PlanConfig.activation_bytes_limit", AtLeast(0), 2 * kMiB},
     {"PlanConfig.shard_bytes_limit", AtLeast(0), 2 * kGiB},
     {"PlanConfig.short_stack_names", kFinite, true},
+    {"PlanConfig.max_ids_per_chip_per_sample", kIdsPerSample},
+    {"PlanConfig.max_minibatches_per_sparsecore", kMinibatches},
+
+    {"StackLimit.max_ids_per_partition", AtLeast(0)},
+    {"StackLimit.max_unique_ids_per_partition", AtLeast(0)},
+    {"StackLimit.max_ids_per_chip_per_sample", kIdsPerSample},
+    {"StackLimit.max_minibatches_per_sparsecore", kMinibatches},
 
     {"ClusterConfig.sparsecores_per_shard", Between(1, 64), 2},
     {"ClusterConfig.shard_threads", kThreads},

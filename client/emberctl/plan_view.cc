@@ -211,23 +211,46 @@ int32_t SuggestedLimit(int64_t max, double headroom) {
   return static_cast<int32_t>(std::min(limit, kLargest));
 }
 
+v1::StackLimit SuggestedLimits(const v1::StackLimits& stack, double headroom) {
+  const auto suggested = [headroom](const v1::CountSketch& needed, int32_t largest) {
+    return std::min(SuggestedLimit(needed.max(), headroom), largest);
+  };
+  constexpr int32_t kAny = std::numeric_limits<int32_t>::max();
+  v1::StackLimit limit;
+  limit.set_stack(stack.stack());
+  limit.set_max_ids_per_partition(suggested(stack.ids(), kAny));
+  limit.set_max_unique_ids_per_partition(suggested(stack.unique_ids(), kAny));
+  limit.set_max_ids_per_chip_per_sample(suggested(stack.ids_per_sample(), 65536));
+  limit.set_max_minibatches_per_sparsecore(suggested(stack.minibatches(), 64));
+  return limit;
+}
+
 v1::ModelConfig WithSuggestedLimits(const v1::DescribeModelResponse& model,
                                     const v1::GetLimitsResponse& limits, double headroom) {
-  absl::flat_hash_map<std::string, const v1::StackLimits*> limits_of;  // by table
+  absl::flat_hash_map<std::string, v1::StackLimit> limits_of;  // by table
+  int32_t ids_per_sample = 0, minibatches = 0;
   for (const v1::StackPlan& stack : model.plan().stacks()) {
     for (const v1::StackLimits& found : limits.stacks()) {
       if (found.stack() != stack.name() || found.ids().max() == 0) continue;
-      for (const v1::TablePlan& table : stack.tables()) limits_of[table.name()] = &found;
+      const v1::StackLimit limit = SuggestedLimits(found, headroom);
+      for (const v1::TablePlan& table : stack.tables()) limits_of[table.name()] = limit;
+      if (found.max_ids_per_chip_per_sample() > 0) {
+        ids_per_sample = std::max(ids_per_sample, limit.max_ids_per_chip_per_sample());
+      }
+      if (found.max_minibatches_per_sparsecore() > 0) {
+        minibatches = std::max(minibatches, limit.max_minibatches_per_sparsecore());
+      }
     }
   }
   v1::ModelConfig config = model.config();
   for (v1::TableConfig& table : *config.mutable_tables()) {
     const auto found = limits_of.find(table.name());
     if (found == limits_of.end()) continue;
-    table.set_max_ids_per_partition(SuggestedLimit(found->second->ids().max(), headroom));
-    table.set_max_unique_ids_per_partition(
-        SuggestedLimit(found->second->unique_ids().max(), headroom));
+    table.set_max_ids_per_partition(found->second.max_ids_per_partition());
+    table.set_max_unique_ids_per_partition(found->second.max_unique_ids_per_partition());
   }
+  if (ids_per_sample > 0) config.mutable_plan()->set_max_ids_per_chip_per_sample(ids_per_sample);
+  if (minibatches > 0) config.mutable_plan()->set_max_minibatches_per_sparsecore(minibatches);
   return config;
 }
 

@@ -78,8 +78,10 @@ int64_t Batches(const v1::CountSketch& sketch);
 int64_t Quantile(const v1::CountSketch& sketch, double fraction);
 // ceil(max * headroom), rounded up to 8; 0 for a max of 0.
 int32_t SuggestedLimit(int64_t max, double headroom);
-// Gives every table of a stack the suggested limits of the stack. Stacks without ids stay as they
-// are.
+// Of all that a stack may need.
+v1::StackLimit SuggestedLimits(const v1::StackLimits& stack, double headroom);
+// Gives every table of a stack the suggested limits of the stack, and the plan the capacity that
+// its stacks need, if it has one. Stacks without ids stay as they are.
 v1::ModelConfig WithSuggestedLimits(const v1::DescribeModelResponse& model,
                                     const v1::GetLimitsResponse& limits, double headroom);
 

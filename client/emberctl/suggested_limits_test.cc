@@ -63,6 +63,8 @@ TEST(LimitsTest, AllTablesOfAStackGetItsLimits) {
   limits.add_stacks()->set_stack("a_b");
   *limits.mutable_stacks(0)->mutable_ids() = Sketch({{20, 1}}, 20);
   *limits.mutable_stacks(0)->mutable_unique_ids() = Sketch({{10, 1}}, 10);
+  *limits.mutable_stacks(0)->mutable_ids_per_sample() = Sketch({{70, 1}}, 70);
+  *limits.mutable_stacks(0)->mutable_minibatches() = Sketch({{50, 1}}, 50);
   limits.add_stacks()->set_stack("unused");
   const v1::ModelConfig config = WithSuggestedLimits(model, limits, 1.5);
   for (int t : {0, 1}) {
@@ -71,6 +73,14 @@ TEST(LimitsTest, AllTablesOfAStackGetItsLimits) {
   }
   EXPECT_EQ(config.tables(2).max_ids_per_partition(), 5);
   EXPECT_EQ(config.tables(2).max_unique_ids_per_partition(), 0);
+  // A plan without a capacity gets none.
+  EXPECT_FALSE(config.plan().has_max_ids_per_chip_per_sample());
+  EXPECT_FALSE(config.plan().has_max_minibatches_per_sparsecore());
+  limits.mutable_stacks(0)->set_max_ids_per_chip_per_sample(64);
+  limits.mutable_stacks(0)->set_max_minibatches_per_sparsecore(40);
+  const v1::PlanConfig plan = WithSuggestedLimits(model, limits, 1.5).plan();
+  EXPECT_EQ(plan.max_ids_per_chip_per_sample(), 112);
+  EXPECT_EQ(plan.max_minibatches_per_sparsecore(), 64);  // there are no more
 }
 
 }  // namespace suggested_limits_test

@@ -56,6 +56,7 @@ void WriteCounts(const StackBatch& batch, v1::StackStatistics* out) {
   out->set_max_unique_ids_per_partition(max_unique);
   out->set_required_buffer_size(cells);
   out->set_dropped_ids(dropped);
+  out->set_ids_per_chip_per_sample(batch.ids_per_sample);
   if (ids > 0) out->set_imbalance(static_cast<double>(fullest) * partitions / ids);
 }
 

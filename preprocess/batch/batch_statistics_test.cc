@@ -96,9 +96,8 @@ TEST(BatchCostTest, StatisticsAgreeWithTheEntries) {
       for (const MinibatchCost& minibatch : costs[k].minibatches) entries += minibatch.ids;
       EXPECT_EQ(statistics.pad_cells(), statistics.required_buffer_size() - entries);
       EXPECT_EQ(statistics.bytes_gathered(), entries * plan.stacks[k].embedding_dim * 4);
-      EXPECT_EQ(statistics.limit_ids_per_partition(), plan.stacks[k].max_ids_per_partition);
-      EXPECT_EQ(statistics.limit_unique_ids_per_partition(),
-                plan.stacks[k].max_unique_ids_per_partition);
+      EXPECT_EQ(statistics.limit_ids_per_partition(), plan.stacks[k].limits.ids);
+      EXPECT_EQ(statistics.limit_unique_ids_per_partition(), plan.stacks[k].limits.unique);
       dropped += statistics.dropped_ids() > 0;
       cut += costs[k].minibatches.size() > 1;
     }

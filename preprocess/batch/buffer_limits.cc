@@ -33,28 +33,36 @@ int64_t EntriesBehind(int64_t capacity, const SlotCsr& csr) {
   return behind;
 }
 
-absl::Status FitStack(const BufferLimits& limits, int64_t capacity, const StackPlan& plan,
+absl::Status FitStack(const PartitionLimits& limits, bool drop, const StackPlan& plan,
                       StackBatch* stack) {
   int64_t needed = 0;
   for (const SlotCsr& slot : stack->slots) needed += slot.cells;
-  if (needed <= capacity) return absl::OkStatus();
+  const int64_t samples = std::max({stack->samples, plan.samples, int64_t{1}});
+  stack->ids_per_sample = (needed + samples - 1) / samples;
+  const int minibatches = stack->slots.front().minibatches;
+  if (limits.minibatches > 0 && minibatches > limits.minibatches) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the batch makes ", minibatches, " mini-batches; max_minibatches_per_sparsecore is ",
+        limits.minibatches, ". Raise it or the limits of ids per partition, or send fewer ids"));
+  }
+  const int64_t capacity = AlignCsr(limits.ids_per_sample * samples);
+  if (limits.ids_per_sample == 0 || needed <= capacity) return absl::OkStatus();
   int64_t used = 0, remaining = 0;
   for (SlotCsr& slot : stack->slots) {
     const int64_t room = std::max<int64_t>(0, capacity - used);
     used += slot.cells;
-    if (limits.drop) {
+    if (drop) {
       CutOff(room, &slot);
     } else {
       remaining += EntriesBehind(room, slot);
     }
   }
-  if (limits.drop || remaining == 0) return absl::OkStatus();
+  if (drop || remaining == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "table '", plan.name, "' needs ", needed, " cells of its buffer of ids, whose capacity is ",
-      capacity, " (max_ids_per_chip_per_sample ", limits.ids_per_sample,
-      "); ids that do not fit: ", remaining,
-      ". Compile with a larger max_ids_per_chip_per_sample or with allow_id_dropping, or send "
-      "fewer ids"));
+      capacity, " (max_ids_per_chip_per_sample ", limits.ids_per_sample, " x ", samples,
+      " samples); ids that do not fit: ", remaining, ". Raise max_ids_per_chip_per_sample to ",
+      stack->ids_per_sample, ", set allow_id_dropping, or send fewer ids"));
 }
 
 // An entry of the buffer of ids has a row, a sample and a gain; a row pointer has 4 bytes.
@@ -63,20 +71,13 @@ constexpr int64_t kPointerBytes = 4;
 
 }  // namespace
 
-absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
+absl::Status FitBuffers(const std::vector<PartitionLimits>& limits, bool drop, const Plan& plan,
                         std::vector<StackBatch>* stacks) {
+  absl::Status status;
   for (size_t k = 0; k < stacks->size(); ++k) {
-    const int minibatches = (*stacks)[k].slots.front().minibatches;
-    if (limits.max_minibatches > 0 && minibatches > limits.max_minibatches) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("the batch makes ", minibatches,
-                       " mini-batches; max_minibatches_per_sparsecore is ", limits.max_minibatches,
-                       ". Compile with more of them or with larger limits of ids per partition"));
-    }
-    if (limits.id_capacity.empty()) continue;
-    RETURN_IF_ERROR(FitStack(limits, limits.id_capacity[k], plan.stacks[k], &(*stacks)[k]));
+    status.Update(FitStack(limits[k], drop, plan.stacks[k], &(*stacks)[k]));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 ChipCsr MakeChipCsr(absl::Span<const SlotCsr> slots) {

@@ -1,5 +1,5 @@
-// The buffers that a program sets aside for a batch, as a chip would: what does not fit them is
-// refused or dropped. From TensorFlow's GetMinibatchesInCsr, whose chip is a replica here.
+// The buffers that are set aside for a batch, as on a chip: what does not fit them is refused or
+// dropped. From TensorFlow's GetMinibatchesInCsr, whose chip is a replica here.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,11 @@
 
 namespace emberd::preprocess {
 
-struct BufferLimits {
-  // By stack: cells of the buffer of ids, pads included, a multiple of 8. Empty: no limit.
-  std::vector<int64_t> id_capacity;
-  int max_minibatches = 0;  // 0: no limit
-  // For errors: the ids per sample from which the capacities come, and whether ids are dropped.
-  int ids_per_sample = 0;
-  bool drop = false;
-};
-
-// RESOURCE_EXHAUSTED if a stack does not fit, with its name, count and capacity. With `drop`, what
-// lies behind the end of its buffer is cut off and counted in SlotCsr::dropped instead; too many
-// mini-batches are refused all the same.
-absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
+// RESOURCE_EXHAUSTED if a stack does not fit, with its name, count and capacity; `limits`: by
+// stack. With `drop`, what lies behind the end of its buffer is cut off and counted in
+// SlotCsr::dropped instead; too many mini-batches are refused all the same. Says in any case what
+// each stack needs for each sample.
+absl::Status FitBuffers(const std::vector<PartitionLimits>& limits, bool drop, const Plan& plan,
                         std::vector<StackBatch>* stacks);
 
 // One stack of a batch as TensorFlow gives it to a chip, whose source slots follow one another: the
@@ -41,10 +33,6 @@ ChipCsr MakeChipCsr(absl::Span<const SlotCsr> slots);
 
 // How large the buffers are that a compiled lookup sets aside on a chip. From TensorFlow's
 // GetMinibatchesInCsr.
-
-// Of programs that say nothing else.
-inline constexpr int kDefaultIdsPerSample = 64;
-inline constexpr int kMaxProgramMinibatches = 64;
 
 // Of one stack.
 struct ProgramBuffers {

@@ -30,9 +30,10 @@ class BufferLimitsTest : public ::testing::Test {
     stacks_.emplace_back().slots.push_back(Slot({10, 5}));  // cells 0 to 15, 16 to 23
     stacks_[0].slots.push_back(Slot({1, 9}));               // 24 to 31, 32 to 47
   }
+  // Of eight samples.
   absl::Status Fit(int64_t capacity, bool drop) {
-    return FitBuffers({.id_capacity = {capacity}, .ids_per_sample = 2, .drop = drop}, plan_,
-                      &stacks_);
+    plan_.stacks[0].samples = 8;
+    return FitBuffers({{.ids_per_sample = capacity / 8}}, drop, plan_, &stacks_);
   }
   // Entries of partition p of slot s.
   int64_t Entries(int s, int p) const {
@@ -53,9 +54,19 @@ TEST_F(BufferLimitsTest, WhatFitsStays) {
 TEST_F(BufferLimitsTest, WhatDoesNotFitIsNamed) {
   EXPECT_EQ(Fit(24, false).message(),
             "table 'users' needs 48 cells of its buffer of ids, whose capacity is 24 "
-            "(max_ids_per_chip_per_sample 2); ids that do not fit: 10. Compile with a larger "
-            "max_ids_per_chip_per_sample or with allow_id_dropping, or send fewer ids");
+            "(max_ids_per_chip_per_sample 3 x 8 samples); ids that do not fit: 10. Raise "
+            "max_ids_per_chip_per_sample to 6, set allow_id_dropping, or send fewer ids");
   EXPECT_EQ(Entries(1, 1), 9);  // nothing has changed
+}
+
+// Would catch: room for fewer samples than the batch has, or than the plan says, so that the pads
+// of a small batch do not fit.
+TEST_F(BufferLimitsTest, TheCapacityGrowsWithTheSamples) {
+  EXPECT_FALSE(Fit(40, false).ok());
+  EXPECT_EQ(stacks_[0].ids_per_sample, 6);
+  stacks_[0].samples = 10;
+  EXPECT_TRUE(Fit(40, false).ok());
+  EXPECT_EQ(stacks_[0].ids_per_sample, 5);
 }
 
 TEST_F(BufferLimitsTest, WhatLiesBehindTheEndIsDroppedAndCounted) {
@@ -75,11 +86,10 @@ TEST_F(BufferLimitsTest, WhatLiesBehindTheEndIsDroppedAndCounted) {
 
 TEST_F(BufferLimitsTest, TooManyMinibatchesAreRefused) {
   stacks_[0].slots[0].minibatches = 3;
-  BufferLimits limits;
-  limits.max_minibatches = 2;
-  EXPECT_EQ(FitBuffers(limits, plan_, &stacks_).code(), absl::StatusCode::kResourceExhausted);
-  limits.max_minibatches = 3;
-  EXPECT_TRUE(FitBuffers(limits, plan_, &stacks_).ok());
+  EXPECT_EQ(FitBuffers({{.minibatches = 2}}, /*drop=*/true, plan_, &stacks_).message(),
+            "the batch makes 3 mini-batches; max_minibatches_per_sparsecore is 2. Raise it or the "
+            "limits of ids per partition, or send fewer ids");
+  EXPECT_TRUE(FitBuffers({{.minibatches = 3}}, false, plan_, &stacks_).ok());
 }
 
 }  // namespace buffer_limits_test

@@ -33,16 +33,6 @@ inline int MinibatchOf(CutSet cuts, int bucket) {
   return __builtin_popcountll(cuts & (~uint64_t{0} >> (63 - bucket)));
 }
 
-// Largest counts of one (source slot, partition) pair in one mini-batch; 0: no limit.
-struct PartitionLimits {
-  int64_t ids = 0;
-  int64_t unique = 0;
-
-  bool Exceeded(int64_t ids_there, int64_t unique_there) const {
-    return (ids > 0 && ids_there > ids) || (unique > 0 && unique_there > unique);
-  }
-};
-
 // JAX's cuts for the 64 bucket counts of one pair: from the leaves up, a node is cut if its halves
 // together exceed the limit, and then counts as its larger half. limit 0: none.
 CutSet JaxCuts(const int32_t* counts, int64_t limit);

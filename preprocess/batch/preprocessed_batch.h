@@ -32,6 +32,7 @@ struct StackBatch {
   std::vector<SlotLayout> layout;           // [source slots]
   GainKind gain_kind = GainKind::kOne;
   int64_t samples = 0;
+  int64_t ids_per_sample = 0;                  // cells that it needs, for each sample
   bool single_rows = false;                    // as in StackBatchView
   std::vector<SlotCsr> slots;                  // [source slots]
   std::vector<SlotBuckets> buckets;            // [source slots]; filled if the batch is cut

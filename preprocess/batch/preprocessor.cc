@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "preprocess/batch/batch_statistics.h"
+#include "preprocess/batch/buffer_limits.h"
 
 namespace emberd::preprocess {
 namespace {
@@ -89,7 +90,7 @@ absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Run(
   if (sorted.needs_minibatches()) {
     ASSIGN_OR_RETURN(cuts, FindCuts(&sorted));
   }
-  return Finish(cuts, &sorted);
+  return Finish(&sorted, cuts);
 }
 
 absl::StatusOr<std::unique_ptr<SortedBatch>> Preprocessor::Sort(
@@ -97,13 +98,6 @@ absl::StatusOr<std::unique_ptr<SortedBatch>> Preprocessor::Sort(
   auto sorted = std::make_unique<SortedBatch>(&batches_);
   RETURN_IF_ERROR(Sort(inputs, sorted.get()));
   return sorted;
-}
-
-absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(
-    std::unique_ptr<SortedBatch> batch, CutSet cuts) {
-  // A batch that needs no cuts of its own has no buckets yet.
-  if (cuts != 0) FillAllBuckets(batch.get());
-  return Finish(cuts, batch.get());
 }
 
 Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPool* cpu)
@@ -118,7 +112,7 @@ Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPo
     StackInfo info;
     info.shape = ShapeOf(model_, plan_, stack);
     stacks_.push_back(std::move(info));
-    limits.push_back({stack.max_ids_per_partition, stack.max_unique_ids_per_partition});
+    limits.push_back(stack.limits);
   }
   SetLimits(std::move(limits));
   RememberBuckets();
@@ -301,8 +295,10 @@ absl::Status Preprocessor::CheckBuckets(size_t stack_index, const SortedBatch& s
                        stack.buckets[worst_slot], worst);
 }
 
-absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(CutSet cuts,
-                                                                              SortedBatch* sorted) {
+absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(SortedBatch* sorted,
+                                                                              CutSet cuts) {
+  // A batch that needs no cuts of its own has no buckets yet.
+  if (cuts != 0) FillAllBuckets(sorted);
   PreprocessedBatch* batch = sorted->batch_.get();
   batch->cuts_ = cuts;
   expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
@@ -313,8 +309,10 @@ absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(Cu
       std::swap(stack->slots[slot], scratch->csr);
     });
   }
-  RETURN_IF_ERROR(FitBuffers(buffer_limits_, plan_, &batch->stacks_));
+  const absl::Status fits =
+      FitBuffers(*sorted->limits_, drop_rule_ != DropRule::kKeep, plan_, &batch->stacks_);
   WriteStatistics(model_, plan_, *sorted->limits_, batch->stacks_, &batch->statistics_);
+  if (!fits.ok()) return fits;
   return sorted->Share();
 }
 

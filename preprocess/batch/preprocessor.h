@@ -23,7 +23,6 @@
 #include "base/mutex.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/buckets.h"
-#include "preprocess/batch/buffer_limits.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/feature_input.h"
 #include "preprocess/batch/keys.h"
@@ -45,6 +44,8 @@ class SortedBatch {
 
   // Whether some (source slot, partition) exceeds a limit of its stack.
   bool needs_minibatches() const { return needs_minibatches_; }
+  // Of a batch that Finish has refused.
+  const v1::BatchStatistics& statistics() const { return batch_->statistics(); }
 
  private:
   friend class Preprocessor;
@@ -67,8 +68,6 @@ class Preprocessor {
   // must `cpu`. Results do not depend on its threads; null: everything runs on the caller's thread.
   static absl::StatusOr<std::unique_ptr<Preprocessor>> Create(const v1::ModelConfig* model,
                                                               const Plan* plan, CpuPool* cpu);
-  // To be called before the first batch. What does not fit is RESOURCE_EXHAUSTED from Finish.
-  void SetBufferLimits(BufferLimits limits) { buffer_limits_ = std::move(limits); }
 
   // The limits of each stack, instead of those of the plan. Batches in preparation keep to the
   // limits that they began with.
@@ -77,8 +76,8 @@ class Preprocessor {
 
   // `inputs[i]` belongs to feature i of the config. Everything is checked before any work is done:
   // INVALID_ARGUMENT for malformed input, OUT_OF_RANGE for an id or a sample outside of its range,
-  // RESOURCE_EXHAUSTED where no cut of the vocabulary keeps the limits. Messages name the feature,
-  // the position, the value and the allowed range.
+  // RESOURCE_EXHAUSTED where no cut of the vocabulary keeps the limits, or the batch does not fit
+  // its buffers. Messages name the feature, the position, the value and the allowed range.
   absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
       absl::Span<const FeatureInput> inputs);
 
@@ -88,8 +87,8 @@ class Preprocessor {
   absl::StatusOr<std::unique_ptr<SortedBatch>> Sort(absl::Span<const FeatureInput> inputs);
   // The cuts that this batch needs. RESOURCE_EXHAUSTED where none suffice.
   absl::StatusOr<CutSet> FindCuts(SortedBatch* batch);
-  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(
-      std::unique_ptr<SortedBatch> batch, CutSet cuts);
+  // Takes the batch out of `sorted`, unless it does not fit its buffers.
+  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(SortedBatch* sorted, CutSet cuts);
 
  private:
   // What planning knows about a stack.
@@ -115,8 +114,6 @@ class Preprocessor {
   void FillSlotBuckets(size_t stack_index, const Limits& limits, int slot, StackBatch* stack) const;
   // Nothing if they are filled already.
   void FillAllBuckets(SortedBatch* sorted);
-  // Cuts the batch, whose cuts have been found unless `cuts` is 0, and writes its statistics.
-  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(CutSet cuts, SortedBatch* sorted);
   // Calls `work` for every source slot of every stack, spread over the threads.
   void ForEachSlot(PreprocessedBatch* batch, SlotWork work);
   int slots() const { return plan_.topology.sparsecores_per_shard; }
@@ -124,7 +121,6 @@ class Preprocessor {
   const v1::ModelConfig& model_;
   const Plan& plan_;
   const DropRule drop_rule_;
-  BufferLimits buffer_limits_;
   std::vector<StackInfo> stacks_;
   mutable Mutex limits_mutex_;
   Limits limits_ ABSL_GUARDED_BY(limits_mutex_);

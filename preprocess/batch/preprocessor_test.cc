@@ -39,9 +39,7 @@ void ExpectWithinLimits(const PreprocessedBatch& batch, const Plan& plan) {
   std::map<std::tuple<int, int, int32_t>, int64_t> minibatch_of_row;  // (stack, partition, row)
   for (int shard = 0; shard < plan.topology.shards; ++shard) {
     for (const StackBatchView& view : batch.ShardView(shard)) {
-      const StackPlan& stack = plan.stacks[view.stack];
-      const PartitionLimits limits = {stack.max_ids_per_partition,
-                                      stack.max_unique_ids_per_partition};
+      const PartitionLimits& limits = plan.stacks[view.stack].limits;
       ASSERT_EQ(view.minibatches, batch.statistics().num_minibatches());
       for (size_t n = 0; n < view.segments.size(); ++n) {
         const CsrSegmentView& segment = view.segments[n];
@@ -147,7 +145,7 @@ TEST(PreprocessorTest, CutsOfOtherReplicasOnlyCutFiner) {
     if (!own.ok()) return;
     ASSERT_EQ((*sorted)->needs_minibatches(), *own != 0);
     const uint64_t cuts = *own | 0x8000000100000100u;
-    const auto batch = pre.Finish(*std::move(sorted), cuts);
+    const auto batch = pre.Finish(sorted->get(), cuts);
     ASSERT_TRUE(batch.ok()) << batch.status();
     ASSERT_EQ((*batch)->statistics().num_minibatches(), MinibatchCount(cuts));
     ExpectWithinLimits(**batch, plan);

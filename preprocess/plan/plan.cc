@@ -74,8 +74,7 @@ uint64_t PlanFingerprint(const Plan& plan) {
                                   plan.topology.sparsecores_per_shard, "\n");
   for (const StackPlan& stack : plan.stacks) {
     absl::StrAppend(&text, "stack ", stack.embedding_dim, " ", stack.rows_per_partition, " ",
-                    stack.max_ids_per_partition, " ", stack.max_unique_ids_per_partition, " ",
-                    stack.name, "\n");
+                    stack.limits.ids, " ", stack.limits.unique, " ", stack.name, "\n");
     for (const TablePlan& table : stack.tables) {
       absl::StrAppend(&text, "table ", table.table, " ", table.vocabulary_size, " ");
       absl::StrAppend(&text, table.padded_vocabulary_size, " ", table.embedding_dim, " ");
@@ -282,7 +281,7 @@ class Planner {
   }
 
   // The tightest limit of the tables; 0 if none has one.
-  static int FoldLimit(int folded, int limit) {
+  static int64_t FoldLimit(int64_t folded, int64_t limit) {
     if (folded == 0 || limit == 0) return std::max(folded, limit);
     return std::min(folded, limit);
   }
@@ -319,10 +318,8 @@ class Planner {
       RETURN_IF_ERROR(CheckRows(t, draft.name, stack.rows_per_partition));
       stack.embedding_dim =
           std::max(stack.embedding_dim, static_cast<int>(PaddedWidth(config.embedding_dim())));
-      stack.max_ids_per_partition =
-          FoldLimit(stack.max_ids_per_partition, config.max_ids_per_partition());
-      stack.max_unique_ids_per_partition =
-          FoldLimit(stack.max_unique_ids_per_partition, config.max_unique_ids_per_partition());
+      stack.limits.ids = FoldLimit(stack.limits.ids, config.max_ids_per_partition());
+      stack.limits.unique = FoldLimit(stack.limits.unique, config.max_unique_ids_per_partition());
       plan->table_at[t] = {index, static_cast<int>(k)};
       for (int f : features_of_[t]) features.push_back({f, static_cast<int>(k)});
       stack.tables.push_back(std::move(table));
@@ -334,12 +331,18 @@ class Planner {
       });
     }
     AddFeatures(features, index, &stack, plan);
+    const v1::PlanConfig& given = model_.plan();
+    stack.limits.ids_per_sample = given.has_max_ids_per_chip_per_sample()
+                                      ? given.max_ids_per_chip_per_sample()
+                                      : TensorFlowRules() * kDefaultIdsPerSample;
+    stack.limits.minibatches = given.has_max_minibatches_per_sparsecore()
+                                   ? given.max_minibatches_per_sparsecore()
+                                   : TensorFlowRules() * kDefaultMinibatches;
     return stack;
   }
 
   void AddFeatures(const std::vector<std::pair<int, int>>& features, int stack_index,
                    StackPlan* stack, Plan* plan) const {
-    int64_t row_offset = 0;
     for (const auto& [f, position] : features) {
       const TablePlan& table = stack->tables[position];
       FeaturePlan feature;
@@ -347,10 +350,10 @@ class Planner {
       feature.name = model_.features(f).name();
       feature.table_in_stack = position;
       feature.batch_size = model_.features(f).batch_size();
-      feature.row_offset = row_offset;
+      feature.row_offset = stack->samples;
       feature.col_offset = table.row_offset * partitions_;
       feature.col_shift = table.shard_rotation;
-      row_offset += feature.batch_size;
+      stack->samples += feature.batch_size;
       plan->feature_at[f] = {stack_index, static_cast<int>(stack->features.size())};
       stack->features.push_back(std::move(feature));
     }
@@ -473,8 +476,7 @@ v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan) {
     }
     stack_out->set_activation_bytes(4 * int64_t{stack.embedding_dim} *
                                     SamplesPerSparsecore(model, plan.topology, features));
-    stack_out->set_max_ids_per_partition(stack.max_ids_per_partition);
-    stack_out->set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
+    WriteLimits(stack.limits, stack_out);
     const v1::TableConfig& first = model.tables(stack.tables.front().table);
     stack_out->set_optimizer(config::OptimizerName(first.optimizer()));
     for (const config::SlotInfo& slot : config::OptimizerSlots(first.optimizer())) {

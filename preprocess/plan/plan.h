@@ -83,6 +83,34 @@ struct FeaturePlan {
   int col_shift = 0;       // shard_rotation of the table
 };
 
+// What a batch may need of a stack; 0: no limit.
+struct PartitionLimits {
+  // Of one (source slot, partition) pair in one mini-batch.
+  int64_t ids = 0;
+  int64_t unique = 0;
+  // Of the batch, as PlanConfig has them: max_ids_per_chip_per_sample and
+  // max_minibatches_per_sparsecore.
+  int64_t ids_per_sample = 0;
+  int64_t minibatches = 0;
+
+  bool Exceeded(int64_t ids_there, int64_t unique_there) const {
+    return (ids > 0 && ids_there > ids) || (unique > 0 && unique_there > unique);
+  }
+};
+
+// To a message of the API that has all four.
+template <typename Message>
+void WriteLimits(const PartitionLimits& limits, Message* out) {
+  out->set_max_ids_per_partition(static_cast<int32_t>(limits.ids));
+  out->set_max_unique_ids_per_partition(static_cast<int32_t>(limits.unique));
+  out->set_max_ids_per_chip_per_sample(static_cast<int32_t>(limits.ids_per_sample));
+  out->set_max_minibatches_per_sparsecore(static_cast<int32_t>(limits.minibatches));
+}
+
+// With the rules of TensorFlow, and of programs, if nothing else is said.
+inline constexpr int kDefaultIdsPerSample = 64;
+inline constexpr int kDefaultMinibatches = 64;
+
 // Tables of equal padded width, optimizer, quantization, storage type and result mode, concatenated
 // row-wise. A table with a resource is a stack of its own, named as the table: its rows lie at the
 // same places in every model.
@@ -92,9 +120,9 @@ struct StackPlan {
   int64_t rows_per_partition = 0;     // multiple of 8
   std::vector<TablePlan> tables;      // in stack order
   std::vector<FeaturePlan> features;  // in canonical order (ascending row_offset)
-  // The tightest limits of the tables, so that each table's own holds; 0: no table has one.
-  int max_ids_per_partition = 0;
-  int max_unique_ids_per_partition = 0;
+  // The tightest of the tables, so that each table's own holds, and the capacity of the model.
+  PartitionLimits limits;
+  int64_t samples = 0;  // of all features, as planned
 };
 
 struct Plan {

@@ -137,8 +137,26 @@ TEST(PlanTest, TheTightestLimitHolds) {
   model.mutable_tables(1)->set_max_ids_per_partition(50);
   const auto plan = MakePlan(model, {1, 1});
   ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->stacks[0].max_ids_per_partition, 50);
-  EXPECT_EQ(plan->stacks[0].max_unique_ids_per_partition, 0);
+  EXPECT_EQ(plan->stacks[0].limits.ids, 50);
+  EXPECT_EQ(plan->stacks[0].limits.unique, 0);
+}
+
+TEST(PlanTest, TheCapacityIsThatOfTheRulesIfNothingIsSaid) {
+  v1::ModelConfig model;
+  AddTable(&model, "a", 100, 8, 1024);
+  const auto planned = [&] {
+    const auto plan = MakePlan(model, {1, 1});
+    return PlanToProto(model, plan.value()).stacks(0);
+  };
+  EXPECT_EQ(planned().max_ids_per_chip_per_sample(), 0);
+  EXPECT_EQ(planned().max_minibatches_per_sparsecore(), 0);
+  model.mutable_plan()->set_rules(v1::TENSORFLOW);
+  EXPECT_EQ(planned().max_ids_per_chip_per_sample(), 64);
+  EXPECT_EQ(planned().max_minibatches_per_sparsecore(), 64);
+  model.mutable_plan()->set_max_ids_per_chip_per_sample(0);
+  model.mutable_plan()->set_max_minibatches_per_sparsecore(3);
+  EXPECT_EQ(planned().max_ids_per_chip_per_sample(), 0);
+  EXPECT_EQ(planned().max_minibatches_per_sparsecore(), 3);
 }
 
 // Of the samples of all replicas by JAX's rules, and so the same stacks for each number of shards;

@@ -170,10 +170,13 @@ void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* sta
       if (IsOf(ended, group)) failures += static_cast<int64_t>(ended.value);
     }
     to->set_failures(failures);
-    for (const Series& last : metrics.All(MetricId::kGroupLastArrivals)) {
-      if (!IsOf(last, group)) continue;
-      (*to->mutable_last_arrivals())[last.labels[2]] = static_cast<int64_t>(last.value);
-    }
+    const auto by_rank = [&](MetricId id, google::protobuf::Map<std::string, int64_t>* counts) {
+      for (const Series& rank : metrics.All(id)) {
+        if (IsOf(rank, group)) (*counts)[rank.labels[2]] = static_cast<int64_t>(rank.value);
+      }
+    };
+    by_rank(MetricId::kGroupLastArrivals, to->mutable_last_arrivals());
+    by_rank(MetricId::kGroupDroppedIds, to->mutable_dropped_ids());
     const Series* const waits =
         metrics.Find(MetricId::kGroupStageSeconds, {group[0], group[1], "wait_for_ranks"});
     if (waits != nullptr) to->set_wait_seconds(waits->histogram.sample_sum);

@@ -9,6 +9,7 @@
 #include "base/steady_time.h"
 #include "base/suggest.h"
 #include "config/config.h"
+#include "config/fields.h"
 #include "config/shared_tables.h"
 #include "server/ops/logging.h"
 
@@ -42,7 +43,8 @@ constexpr int kLimitAttempts = 8;
 std::string LimitsText(const internal::v1::ModelLimits& limits) {
   return absl::StrJoin(limits.stacks(), ", ", [](std::string* out, const v1::StackLimit& stack) {
     absl::StrAppend(out, stack.stack(), " ", stack.max_ids_per_partition(), "/",
-                    stack.max_unique_ids_per_partition());
+                    stack.max_unique_ids_per_partition(), "/", stack.max_ids_per_chip_per_sample(),
+                    "/", stack.max_minibatches_per_sparsecore());
   });
 }
 
@@ -57,8 +59,7 @@ absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedMode
   for (const preprocess::StackPlan& stack : from.stacks) {
     v1::StackLimit& limit = limits.emplace_back();
     limit.set_stack(stack.name);
-    limit.set_max_ids_per_partition(stack.max_ids_per_partition);
-    limit.set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
+    preprocess::WriteLimits(stack.limits, &limit);
     names.push_back(stack.name);
   }
   std::vector<bool> given(limits.size());
@@ -77,12 +78,11 @@ absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const step::ServedMode
           absl::StrCat(at, ".stack '", wanted.stack(), "' is repeated"));
     }
     given[k] = true;
-    if (wanted.max_ids_per_partition() < 0 || wanted.max_unique_ids_per_partition() < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          at, ": the limits of stack '", wanted.stack(), "' are ", wanted.max_ids_per_partition(),
-          " and ", wanted.max_unique_ids_per_partition(), "; they must be >= 0 (0: no limit)"));
-    }
-    limits[k] = wanted;
+    RETURN_IF_ERROR(config::CheckFields(wanted, at));
+    // An absent capacity stays; the other two are 0 then.
+    limits[k].clear_max_ids_per_partition();
+    limits[k].clear_max_unique_ids_per_partition();
+    limits[k].MergeFrom(wanted);
   }
   return limits;
 }

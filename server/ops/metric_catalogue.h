@@ -135,7 +135,7 @@ namespace emberd::ops {
          "Ids of a batch in its fullest partition, divided by the mean over the partitions; 1 is " \
          "even.")                                                                                  \
   METRIC(kBatchesRefused, Counter, "emberd_batches_refused_total", "model", "1",                   \
-         "Batches refused because no cut of the vocabulary keeps them within the limits.")         \
+         "Batches refused because no cut keeps them within the limits, or for their capacity.")    \
   METRIC(kStackMaxIds, Gauge, "emberd_stack_max_ids_per_partition", "model, stack", "1",           \
          "Limit on emberd_batch_max_ids_per_partition; 0: none.")                                  \
   METRIC(kStackMaxUniqueIds, Gauge, "emberd_stack_max_unique_ids_per_partition", "model, stack",   \
@@ -151,6 +151,8 @@ namespace emberd::ops {
          "wait_for_update, gather, combine, apply.")                                               \
   METRIC(kGroupLastArrivals, Counter, "emberd_group_last_arrivals_total", "model, group, rank",    \
          "1", "Exchanges among the ranks of a group in which this rank came last.")                \
+  METRIC(kGroupDroppedIds, Counter, "emberd_group_dropped_ids_total", "model, group, rank", "1",   \
+         "Ids of a rank dropped where the configuration allows it.")                               \
   METRIC(kGroupFailures, Counter, "emberd_group_failures_total", "model, group, code", "1",        \
          "Streams of a training group that ended with an error, by status code.")                  \
   GROUP("Shards",                                                                                  \

@@ -376,9 +376,18 @@ void GroupMetrics::ObserveWaits(const v1::StepTimes& times) {
   ObserveStage("wait_for_update", times.wait_for_update_us());
   if (times.slowest_rank() < 0) return;
   ObserveStage("wait_for_ranks", times.wait_for_ranks_us());
-  const std::string rank =
-      times.slowest_rank() < kMaxRankLabels ? std::to_string(times.slowest_rank()) : "other";
-  registry_.counter(MetricId::kGroupLastArrivals, {model_, group_, rank}).Increment();
+  OfRank(MetricId::kGroupLastArrivals, times.slowest_rank()).Increment();
+}
+
+prometheus::Counter& GroupMetrics::OfRank(MetricId id, int rank) {
+  return registry_.counter(
+      id, {model_, group_, rank < kMaxRankLabels ? std::to_string(rank) : "other"});
+}
+
+void GroupMetrics::AddDropped(int rank, const v1::BatchStatistics& statistics) {
+  int64_t dropped = 0;
+  for (const v1::StackStatistics& stack : statistics.stacks()) dropped += stack.dropped_ids();
+  if (dropped > 0) OfRank(MetricId::kGroupDroppedIds, rank).Increment(dropped);
 }
 
 void GroupMetrics::AddFailure(absl::StatusCode code) {

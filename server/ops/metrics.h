@@ -198,11 +198,14 @@ class GroupMetrics {
 
   void ObserveLookup(const v1::StepTimes& times);
   void ObserveUpdate(const v1::StepTimes& times);
+  // What a lookup of a rank lost.
+  void AddDropped(int rank, const v1::BatchStatistics& statistics);
   // A stream that ended with an error.
   void AddFailure(absl::StatusCode code);
 
  private:
   void ObserveStage(std::string_view stage, int64_t us);
+  prometheus::Counter& OfRank(MetricId id, int rank);
   // What both kinds of request have.
   void ObserveWaits(const v1::StepTimes& times);
 

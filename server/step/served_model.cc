@@ -37,13 +37,16 @@ v1::CountSketch CountSketch::ToProto() const {
   return sketch;
 }
 
-void ObservedCounts::Observe(const v1::BatchStatistics& statistics) {
+void ObservedCounts::Observe(const v1::BatchStatistics& statistics, bool refused) {
   absl::MutexLock lock(&mutex_);
   const size_t stacks = std::min<size_t>(stacks_.size(), statistics.stacks_size());
   for (size_t k = 0; k < stacks; ++k) {
     const v1::StackStatistics& batch = statistics.stacks(static_cast<int>(k));
     stacks_[k].ids.Add(batch.max_ids_per_partition());
     stacks_[k].unique_ids.Add(batch.max_unique_ids_per_partition());
+    stacks_[k].ids_per_sample.Add(batch.ids_per_chip_per_sample());
+    stacks_[k].minibatches.Add(statistics.num_minibatches());
+    if (refused) continue;
     v1::StackStats& totals = stacks_[k].totals;
     totals.set_batches(totals.batches() + 1);
     totals.set_ids(totals.ids() + batch.ids());
@@ -58,9 +61,9 @@ std::vector<v1::StackStats> ObservedCounts::Stats(const preprocess::Plan& plan) 
   for (size_t k = 0; k < stacks_.size(); ++k) {
     v1::StackStats& stack = stats.emplace_back(stacks_[k].totals);
     stack.set_stack(plan.stacks[k].name);
-    stack.set_max_ids_per_partition(plan.stacks[k].max_ids_per_partition);
+    stack.set_max_ids_per_partition(static_cast<int32_t>(plan.stacks[k].limits.ids));
     stack.set_largest_ids_per_partition(stacks_[k].ids.max());
-    stack.set_max_unique_ids_per_partition(plan.stacks[k].max_unique_ids_per_partition);
+    stack.set_max_unique_ids_per_partition(static_cast<int32_t>(plan.stacks[k].limits.unique));
     stack.set_largest_unique_ids_per_partition(stacks_[k].unique_ids.max());
   }
   return stats;
@@ -72,10 +75,11 @@ v1::GetLimitsResponse ObservedCounts::Limits(const preprocess::Plan& plan) const
   for (size_t k = 0; k < stacks_.size(); ++k) {
     v1::StackLimits* stack = response.add_stacks();
     stack->set_stack(plan.stacks[k].name);
-    stack->set_max_ids_per_partition(plan.stacks[k].max_ids_per_partition);
-    stack->set_max_unique_ids_per_partition(plan.stacks[k].max_unique_ids_per_partition);
+    preprocess::WriteLimits(plan.stacks[k].limits, stack);
     *stack->mutable_ids() = stacks_[k].ids.ToProto();
     *stack->mutable_unique_ids() = stacks_[k].unique_ids.ToProto();
+    *stack->mutable_ids_per_sample() = stacks_[k].ids_per_sample.ToProto();
+    *stack->mutable_minibatches() = stacks_[k].minibatches.ToProto();
   }
   return response;
 }
@@ -106,11 +110,17 @@ void ServedModel::SetLimits(const internal::v1::ModelLimits& limits) const {
   live_limits->Set(limits, [&] {
     std::vector<preprocess::PartitionLimits> by_stack;
     for (const preprocess::StackPlan& stack : plan.stacks) {
-      preprocess::PartitionLimits& to = by_stack.emplace_back(preprocess::PartitionLimits{
-          stack.max_ids_per_partition, stack.max_unique_ids_per_partition});
+      preprocess::PartitionLimits& to = by_stack.emplace_back(stack.limits);
       for (const v1::StackLimit& set : limits.stacks()) {
         if (set.stack() != stack.name) continue;
-        to = {set.max_ids_per_partition(), set.max_unique_ids_per_partition()};
+        to.ids = set.max_ids_per_partition();
+        to.unique = set.max_unique_ids_per_partition();
+        if (set.has_max_ids_per_chip_per_sample()) {
+          to.ids_per_sample = set.max_ids_per_chip_per_sample();
+        }
+        if (set.has_max_minibatches_per_sparsecore()) {
+          to.minibatches = set.max_minibatches_per_sparsecore();
+        }
       }
       metrics->SetLimits(static_cast<int>(by_stack.size()) - 1, to.ids, to.unique);
     }
@@ -121,10 +131,7 @@ void ServedModel::SetLimits(const internal::v1::ModelLimits& limits) const {
 preprocess::Plan ServedModel::PlanNow() const {
   preprocess::Plan now = plan;
   const std::vector<preprocess::PartitionLimits> limits = preprocessor->limits();
-  for (size_t k = 0; k < limits.size(); ++k) {
-    now.stacks[k].max_ids_per_partition = static_cast<int>(limits[k].ids);
-    now.stacks[k].max_unique_ids_per_partition = static_cast<int>(limits[k].unique);
-  }
+  for (size_t k = 0; k < limits.size(); ++k) now.stacks[k].limits = limits[k];
   return now;
 }
 
@@ -198,9 +205,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig con
   model->missing_gradients = std::make_shared<MissingGradients>(model->config.features_size());
   model->metrics = metrics->Model(model->config.name(), stacks);
   for (size_t i = 0; i < model->plan.stacks.size(); ++i) {
-    const preprocess::StackPlan& stack = model->plan.stacks[i];
-    model->metrics->SetLimits(static_cast<int>(i), stack.max_ids_per_partition,
-                              stack.max_unique_ids_per_partition);
+    const preprocess::PartitionLimits& limits = model->plan.stacks[i].limits;
+    model->metrics->SetLimits(static_cast<int>(i), limits.ids, limits.unique);
   }
   return model;
 }

@@ -44,8 +44,8 @@ class ObservedCounts {
  public:
   explicit ObservedCounts(size_t stacks) : stacks_(stacks) {}
 
-  // `statistics` has the stacks of the plan.
-  void Observe(const v1::BatchStatistics& statistics);
+  // `statistics` has the stacks of the plan. Of a refused batch, its needs count alone.
+  void Observe(const v1::BatchStatistics& statistics, bool refused = false);
   // With the limits of `plan` as those of now.
   v1::GetLimitsResponse Limits(const preprocess::Plan& plan) const;
   // Totals, by stack, with the limits of `plan`; `model` is not set.
@@ -55,6 +55,8 @@ class ObservedCounts {
   struct Stack {
     CountSketch ids;
     CountSketch unique_ids;
+    CountSketch ids_per_sample;
+    CountSketch minibatches;
     v1::StackStats totals;  // of batches and ids
   };
   mutable absl::Mutex mutex_;

@@ -28,8 +28,8 @@ TEST(CountSketchTest, BucketsAreNarrowAndInOrder) {
 preprocess::StackPlan Stack(const std::string& name, int max_ids, int max_unique_ids) {
   preprocess::StackPlan stack;
   stack.name = name;
-  stack.max_ids_per_partition = max_ids;
-  stack.max_unique_ids_per_partition = max_unique_ids;
+  stack.limits.ids = max_ids;
+  stack.limits.unique = max_unique_ids;
   return stack;
 }
 

@@ -221,7 +221,10 @@ absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
     if (!own.ok()) return own.status();
     ASSIGN_OR_RETURN(cuts, timer.Wait([&] { return hooks->CutsOfAll(*own); }));
   }
-  return preprocessor.Finish(*std::move(sorted), cuts);
+  auto batch = preprocessor.Finish(sorted->get(), cuts);
+  CountRefusal(model, batch.status());
+  if (!batch.ok()) model.observed->Observe((*sorted)->statistics(), /*refused=*/true);
+  return batch;
 }
 
 absl::Status StepPath::Keep(const ServedModelPtr& model, const preprocess::PreprocessedBatch& batch,

@@ -99,9 +99,7 @@ BatchOr Preprocess(const v1::LookupRequest& request, bool whole, const ServedMod
 void CheckLimits(const ServedModel& model, const preprocess::PreprocessedBatch& batch) {
   const auto costs = preprocess::BatchCost(model.plan, batch);
   for (size_t k = 0; k < costs.size(); ++k) {
-    const preprocess::StackPlan& stack = model.plan.stacks[k];
-    const preprocess::PartitionLimits limits = {stack.max_ids_per_partition,
-                                                stack.max_unique_ids_per_partition};
+    const preprocess::PartitionLimits& limits = model.plan.stacks[k].limits;
     for (const preprocess::MinibatchCost& minibatch : costs[k].minibatches) {
       Require(!limits.Exceeded(minibatch.max_ids, minibatch.max_unique_ids),
               "every mini-batch is within its limits");

@@ -67,8 +67,8 @@ json JaxCaseOf(const RandomCase& c, const Plan& plan) {
       stacks[stack.name].push_back(
           {{"name", feature.name},
            {"feature_index", feature.feature},
-           {"max_ids_per_partition", stack.max_ids_per_partition},
-           {"max_unique_ids_per_partition", stack.max_unique_ids_per_partition},
+           {"max_ids_per_partition", stack.limits.ids},
+           {"max_unique_ids_per_partition", stack.limits.unique},
            {"row_offset", row_offset},
            {"col_offset", feature.col_offset},
            {"col_shift", feature.col_shift},

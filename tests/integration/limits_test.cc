@@ -3,6 +3,7 @@
 // Limits from a live cluster: what emberctl suggests must be what the batches needed, over all
 // coordinators, and a batch must fit the written config without mini-batches.
 #include <atomic>
+#include <future>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/substitute.h"
 #include "absl/time/clock.h"
 #include "base/testing/await.h"
 #include "base/testing/paths.h"
@@ -26,7 +28,9 @@ namespace emberd::testing {
 namespace limits_test {
 
 using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 constexpr char kModel[] = R"(name: "limited"
 tables { name: "t" vocabulary_size: 4096 embedding_dim: 8
@@ -88,8 +92,8 @@ TEST(LimitsTest, SuggestsWhatBatchesNeeded) {
   const Outcome shown = limits({"--headroom", "1.5", "--out", path});
   ASSERT_EQ(shown.code, emberctl::kOk) << shown.err;
   //                                            batches p50  p90  p99   max  now suggested
-  EXPECT_THAT(shown.out, ContainsRegex("t +ids +10 +10 +10 +100 +100 +16 +152"));
-  EXPECT_THAT(shown.out, ContainsRegex("t +unique ids +10 +10 +10 +30 +30 +16 +48"));
+  EXPECT_THAT(shown.out, ContainsRegex("t +ids per partition +10 +10 +10 +100 +100 +16 +152"));
+  EXPECT_THAT(shown.out, ContainsRegex("t +unique ids per partition +10 +10 +10 +30 +30 +16 +48"));
   EXPECT_THAT(limits({"--json"}).out, HasSubstr("\"suggested\": 120"));
 
   absl::StatusOr<v1::ModelConfig> written = config::LoadModel(path);
@@ -105,6 +109,117 @@ TEST(LimitsTest, SuggestsWhatBatchesNeeded) {
   const auto found = client->Lookup(*model, {{"x", client::DenseIds{ids}}}, {.inference = true});
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->statistics.num_minibatches, 1);
+}
+
+// A capacity holds wherever ids come in: room for eight ids of a sample, and for two mini-batches.
+class CapacityTest : public ClusterFixture {
+ protected:
+  static constexpr char kTight[] = R"(name: "$0"
+      tables { name: "t" vocabulary_size: 4096 embedding_dim: 8 } features { name: "x" table: "t" }
+      optimizer { sgd {} } plan { max_ids_per_chip_per_sample: 8
+                                  max_minibatches_per_sparsecore: 2 allow_id_dropping: $1 })";
+
+  void SetUp() override {
+    StartCluster({.coordinators = 2}, absl::Substitute(kTight, "tight", "false"));
+  }
+  // Of one sample, all in one partition.
+  static std::vector<client::FeatureIds> Sample(const std::vector<int64_t>& ids) {
+    return {{"x", client::DenseIds{ids, static_cast<int64_t>(ids.size())}}};
+  }
+  absl::Status LookUp(const std::vector<int64_t>& ids) {
+    return client_->Lookup(model_, Sample(ids)).status();
+  }
+  std::unique_ptr<client::TrainStream> Join(const client::Model& model, int rank, int size) {
+    client::TrainOptions options{.group = "run", .rank = rank, .size = size};
+    auto stream = client_->Train(model, options);
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    return stream.ok() ? *std::move(stream) : nullptr;
+  }
+  Outcome Limits(std::vector<std::string> more) {
+    more.insert(more.begin(), {"limits", "tight", "-a", cluster_->address(0), "-a",
+                               cluster_->address(1), "--headroom", "1"});
+    return Emberctl(more);
+  }
+
+  const std::vector<int64_t> eight_ = Ids(8, 8), nine_ = Ids(9, 9);
+};
+
+// Would catch: a capacity that holds for programs alone; a rank that waits for one that was
+// refused; a refused step that was made.
+TEST_F(CapacityTest, RefusesLookupsAndStepsOfAllRanks) {
+  const std::string before = TableDigest();
+  EXPECT_TRUE(LookUp(eight_).ok());
+  const absl::Status lookup = LookUp(nine_);
+  EXPECT_EQ(lookup.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(lookup.message()),
+              HasSubstr("table 't' needs 16 cells of its buffer of ids, whose capacity is 8 "
+                        "(max_ids_per_chip_per_sample 8 x 1 samples); ids that do not fit: 1"));
+  auto first = std::async([&] { return Join(model_, 0, 2); });
+  const auto second = Join(model_, 1, 2);
+  const auto other = first.get();
+  ASSERT_TRUE(second != nullptr && other != nullptr);
+  ASSERT_TRUE(second->SendLookup(0, Sample(nine_)).ok());
+  ASSERT_TRUE(other->SendLookup(0, Sample(eight_)).ok());
+  const absl::Status refused = second->ReceiveLookup().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  // The other rank may have looked up by then; its update cannot be made.
+  absl::Status told = other->ReceiveLookup().status();
+  if (told.ok()) {
+    other->SendUpdate(0, {}).IgnoreError();
+    told = other->ReceiveUpdate().status();
+  }
+  EXPECT_EQ(told.code(), absl::StatusCode::kAborted) << told;
+  EXPECT_THAT(std::string(told.message()), HasSubstr("rank 1"));
+  EXPECT_THAT(std::string(told.message()), HasSubstr("max_ids_per_chip_per_sample 8 x 1 samples"));
+  EXPECT_EQ(TableDigest(), before);
+}
+
+// Would catch: needs that nobody sees because the batch was refused; a capacity that stays.
+TEST_F(CapacityTest, IsSuggestedAndApplied) {
+  EXPECT_FALSE(LookUp(nine_).ok());
+  const Outcome shown = Limits({});
+  EXPECT_THAT(shown.out, ContainsRegex("ids per chip and sample +1 +16 +16 +16 +16 +8 +16"));
+  EXPECT_THAT(shown.out, ContainsRegex("mini-batches +1 +1 +1 +1 +1 +2 +8"));
+  const Outcome applied = Limits({"--apply"});
+  ASSERT_EQ(applied.code, emberctl::kOk) << applied.err;
+  EXPECT_THAT(applied.out, ContainsRegex("t +16 +16 +16 +8"));
+  EXPECT_TRUE(LookUp(nine_).ok());
+  EXPECT_FALSE(LookUp(Ids(24, 24)).ok());
+  // Four mini-batches or more for ids of one partition; what is not named stays as it is.
+  v1::SetLimitsRequest few;
+  few.set_model("tight");
+  few.add_limits()->set_stack("t");
+  few.mutable_limits(0)->set_max_ids_per_partition(4);
+  few.mutable_limits(0)->set_max_minibatches_per_sparsecore(2);
+  v1::SetLimitsResponse now;
+  ASSERT_TRUE(Call(&v1::AdminService::Stub::SetLimits, Api(cluster_->address(0)), few, &now).ok());
+  EXPECT_EQ(now.limits(0).max_ids_per_chip_per_sample(), 16);
+  EXPECT_THAT(std::string(LookUp(Ids(16, 16)).message()),
+              HasSubstr("mini-batches; max_minibatches_per_sparsecore is 2"));
+  ASSERT_EQ(Limits({"--declared"}).code, emberctl::kOk);
+  EXPECT_FALSE(LookUp(nine_).ok());
+}
+
+TEST_F(CapacityTest, WhatIsDroppedIsCountedForEachRank) {
+  const auto model = client_->DeclareModel(absl::Substitute(kTight, "dropping", "true"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  auto first = std::async([&] { return Join(*model, 0, 2); });
+  const auto second = Join(*model, 1, 2);
+  const auto other = first.get();
+  ASSERT_TRUE(second != nullptr && other != nullptr);
+  ASSERT_TRUE(second->SendLookup(0, Sample(nine_)).ok());
+  ASSERT_TRUE(other->SendLookup(0, Sample(eight_)).ok());
+  const auto dropped = second->ReceiveLookup();
+  ASSERT_TRUE(dropped.ok()) << dropped.status();
+  EXPECT_EQ(dropped->statistics.stacks[0].dropped_ids, 1);
+  ASSERT_TRUE(other->ReceiveLookup().ok());
+  v1::GetStatsResponse stats;
+  const Api api(cluster_->address(0));
+  Eventually([&] {
+    EXPECT_TRUE(Call(&v1::AdminService::Stub::GetStats, api, v1::GetStatsRequest(), &stats).ok());
+    return stats.groups_size() == 1 && !stats.groups(0).dropped_ids().empty();
+  });
+  EXPECT_THAT(stats.groups(0).dropped_ids(), ElementsAre(Pair("1", 1)));
 }
 
 class LiveLimitsTest : public ClusterFixture {
@@ -200,7 +315,7 @@ TEST_F(LiveLimitsTest, AModelInTrainingTakesNewLimits) {
   EXPECT_GT(cut, 0);
   EXPECT_GT(whole_after_cut, 0);
   EXPECT_EQ(applied.code, emberctl::kOk) << applied.err;
-  EXPECT_THAT(applied.out, HasSubstr("limits of model 'live' now, per partition"));
+  EXPECT_THAT(applied.out, HasSubstr("limits of model 'live' now:"));
   EXPECT_EQ(TableDigest(), Digest(*client_, *still).value_or("none"));
 }
 
@@ -252,7 +367,11 @@ TEST_F(LiveLimitsTest, WrongLimitsAreRefusedAndChangeNothing) {
   EXPECT_THAT(refused(request), HasSubstr(absl::StrCat("'", first, "' is repeated")));
   request = Unique(4);
   request.mutable_limits(0)->set_max_ids_per_partition(-1);
-  EXPECT_THAT(refused(request), HasSubstr("are -1 and 4; they must be >= 0 (0: no limit)"));
+  EXPECT_THAT(refused(request),
+              HasSubstr("limits[0].max_ids_per_partition: -1 is not allowed; it must be >= 0"));
+  request = Unique(4);
+  request.mutable_limits(0)->set_max_minibatches_per_sparsecore(65);
+  EXPECT_THAT(refused(request), HasSubstr("limits[0].max_minibatches_per_sparsecore: 65 is not "));
   request.set_model("none");
   EXPECT_THAT(refused(request), HasSubstr("model 'none' is not declared"));
   AwaitUnique(0, 0);

@@ -347,7 +347,7 @@ TEST_F(ProgramsTest, WhatDoesNotFitIsRefused) {
   const absl::Status full = api_->Prepare(Compile(spec), BatchLiteral(MixedBatch(1, 64))).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(
-      absl::StrContains(full.message(), "whose capacity is 256 (max_ids_per_chip_per_sample 1)"))
+      absl::StrContains(full.message(), "whose capacity is 256 (max_ids_per_chip_per_sample 1 x "))
       << full;
   spec.set_allow_id_dropping(true);
   const v1::PrepareBatchResponse dropping = Prepare(Compile(spec), BatchLiteral(MixedBatch(1, 64)));

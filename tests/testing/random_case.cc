@@ -44,6 +44,7 @@ void MakeModel(Random& random, bool limits, v1::ModelConfig* model) {
   plan->set_bucket_hash(static_cast<v1::BucketHash>(Draw(random, 1, 4)));
   plan->set_auto_stack(Chance(random, 0.8));
   if (Chance(random, 0.5)) plan->set_rotation(Draw(random, 0, 5));
+  plan->set_max_ids_per_chip_per_sample(0);
 }
 
 template <typename T, typename S>

@@ -23,7 +23,7 @@ using preprocess::ProgramBuffers;
 ProgramBuffers BuffersOf(const Explanation& e, size_t stack) {
   return preprocess::SizeProgramBuffers(e.plan, e.plan.stacks[stack], e.batch.feature_samples(),
                                         preprocess::kDefaultIdsPerSample,
-                                        preprocess::kMaxProgramMinibatches);
+                                        preprocess::kDefaultMinibatches);
 }
 
 // Of the activations of all features, and of their gradients.
@@ -60,8 +60,7 @@ std::vector<ChainedStep> ChainOf(const Explanation& e) {
 
 void PrintPrograms(const Explanation& e, std::ostream& out) {
   out << "\ncompiled as a LOOKUP with " << preprocess::kDefaultIdsPerSample
-      << " ids for each sample and up to " << preprocess::kMaxProgramMinibatches
-      << " mini-batches:\n";
+      << " ids for each sample and up to " << preprocess::kDefaultMinibatches << " mini-batches:\n";
   Table lines = {{"STACK", "SAMPLES", "ID CAPACITY", "CELLS NEEDED", "ROW POINTERS",
                   "ACTIVATION ROWS/SPARSECORE", "BUFFERS/SPARSECORE"}};
   int64_t bytes = 0;
@@ -126,10 +125,6 @@ using preprocess::StackPlan;
 // Matrices of pairs are printed up to this many partitions; beyond, the fullest pairs are.
 constexpr int kMaxMatrixPartitions = 16;
 constexpr size_t kFullestPairs = 8;
-
-PartitionLimits LimitsOf(const StackPlan& stack) {
-  return {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
-}
 
 // "12 of 8", or "12" without a limit.
 std::string OfLimit(int64_t count, int64_t limit) {
@@ -199,12 +194,12 @@ void PrintPairs(const Explanation& e, std::ostream& out) {
   out << "ids/unique ids from each source slot to each partition (!: over a limit)\n";
   for (size_t k = 0; k < e.costs.size(); ++k) {
     const StackPlan& stack = e.plan.stacks[k];
-    out << "stack \"" << stack.name << "\", limits " << Limit(stack.max_ids_per_partition) << "/"
-        << Limit(stack.max_unique_ids_per_partition) << ":\n";
+    out << "stack \"" << stack.name << "\", limits " << Limit(stack.limits.ids) << "/"
+        << Limit(stack.limits.unique) << ":\n";
     if (e.plan.topology.partitions() <= kMaxMatrixPartitions) {
-      PrintMatrix(e.costs[k], LimitsOf(stack), e.plan.topology.partitions(), out);
+      PrintMatrix(e.costs[k], stack.limits, e.plan.topology.partitions(), out);
     } else {
-      PrintFullest(e.costs[k], LimitsOf(stack), out);
+      PrintFullest(e.costs[k], stack.limits, out);
     }
   }
   out << "\n";
@@ -212,7 +207,7 @@ void PrintPairs(const Explanation& e, std::ostream& out) {
 
 // Why a stack needs cuts: the pairs over its limits, and the worst of them. False: it needs none.
 bool PrintReason(const StackPlan& stack, const StackCost& cost, std::ostream& out) {
-  const PartitionLimits limits = LimitsOf(stack);
+  const PartitionLimits limits = stack.limits;
   const PairCost* worst = nullptr;
   int over = 0;
   for (const PairCost& pair : cost.pairs) {
@@ -258,7 +253,7 @@ void PrintMinibatches(const Explanation& e, std::ostream& out) {
   for (int m = 0; m < count; ++m) {
     for (size_t k = 0; k < e.costs.size(); ++k) {
       const preprocess::MinibatchCost& minibatch = e.costs[k].minibatches[m];
-      const PartitionLimits limits = LimitsOf(e.plan.stacks[k]);
+      const PartitionLimits limits = e.plan.stacks[k].limits;
       lines.push_back({m, BucketsOf(e.cuts, m), e.plan.stacks[k].name, minibatch.ids,
                        OfLimit(minibatch.max_ids, limits.ids),
                        OfLimit(minibatch.max_unique_ids, limits.unique)});

@@ -56,7 +56,7 @@ absl::Status Explain(Session& session, absl::Span<const BatchFile> files, bool t
   }
   std::vector<std::shared_ptr<const preprocess::PreprocessedBatch>> batches(files.size());
   for (size_t r = 0; r < files.size(); ++r) {
-    ASSIGN_OR_RETURN(batches[r], preprocessor->Finish(std::move(sorted[r]), cuts));
+    ASSIGN_OR_RETURN(batches[r], preprocessor->Finish(sorted[r].get(), cuts));
   }
   const Explanation explanation = {shown, shown_plan, *batches[0], cuts,
                                    preprocess::BatchCost(shown_plan, *batches[0])};
@@ -90,6 +90,8 @@ absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
     table.set_max_ids_per_partition(0);
     table.set_max_unique_ids_per_partition(0);
   }
+  unlimited.mutable_plan()->set_max_ids_per_chip_per_sample(0);
+  unlimited.mutable_plan()->set_max_minibatches_per_sparsecore(0);
   RETURN_IF_ERROR(Explain(session, files, tensorflow, unlimited, model, topology));
   return status;
 }

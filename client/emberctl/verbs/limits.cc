@@ -1,5 +1,6 @@
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <google/protobuf/text_format.h>
 
@@ -47,51 +48,65 @@ absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
           address, ": this coordinator has another plan of the model than the first one"));
     }
     for (int k = 0; k < all.stacks_size(); ++k) {
-      MergeSketch(one.stacks(k).ids(), all.mutable_stacks(k)->mutable_ids());
-      MergeSketch(one.stacks(k).unique_ids(), all.mutable_stacks(k)->mutable_unique_ids());
+      const v1::StackLimits& from = one.stacks(k);
+      v1::StackLimits& to = *all.mutable_stacks(k);
+      MergeSketch(from.ids(), to.mutable_ids());
+      MergeSketch(from.unique_ids(), to.mutable_unique_ids());
+      MergeSketch(from.ids_per_sample(), to.mutable_ids_per_sample());
+      MergeSketch(from.minibatches(), to.mutable_minibatches());
     }
   }
   return all;
 }
 
-void AddLine(const v1::StackLimits& stack, const char* what, int32_t limit,
-             const v1::CountSketch& sketch, double headroom, Table* lines) {
-  const int32_t suggested = SuggestedLimit(sketch.max(), headroom);
-  lines->push_back({stack.stack(), what, Batches(sketch), Quantile(sketch, 0.5),
-                    Quantile(sketch, 0.9), Quantile(sketch, 0.99), sketch.max(), Limit(limit),
-                    suggested == 0 ? Cell("-") : suggested});
+// One of the counts of a stack.
+struct Need {
+  const char* name;
+  const char* key;
+  int32_t limit;
+  const v1::CountSketch& sketch;
+  int32_t suggested;
+};
+
+std::vector<Need> NeedsOf(const v1::StackLimits& stack, double headroom) {
+  const v1::StackLimit suggested = SuggestedLimits(stack, headroom);
+  return {
+      {"ids per partition", "ids", stack.max_ids_per_partition(), stack.ids(),
+       suggested.max_ids_per_partition()},
+      {"unique ids per partition", "unique_ids", stack.max_unique_ids_per_partition(),
+       stack.unique_ids(), suggested.max_unique_ids_per_partition()},
+      {"ids per chip and sample", "ids_per_chip_per_sample", stack.max_ids_per_chip_per_sample(),
+       stack.ids_per_sample(), suggested.max_ids_per_chip_per_sample()},
+      {"mini-batches", "minibatches", stack.max_minibatches_per_sparsecore(), stack.minibatches(),
+       suggested.max_minibatches_per_sparsecore()}};
 }
 
 void PrintLimits(const v1::GetLimitsResponse& limits, double headroom, std::ostream& out) {
-  Table lines = {
-      {"STACK", "PER PARTITION", "BATCHES", "P50", "P90", "P99", "MAX", "LIMIT", "SUGGESTED"}};
+  Table lines = {{"STACK", "NEED", "BATCHES", "P50", "P90", "P99", "MAX", "LIMIT", "SUGGESTED"}};
   for (const v1::StackLimits& stack : limits.stacks()) {
-    AddLine(stack, "ids", stack.max_ids_per_partition(), stack.ids(), headroom, &lines);
-    AddLine(stack, "unique ids", stack.max_unique_ids_per_partition(), stack.unique_ids(), headroom,
-            &lines);
+    for (const Need& need : NeedsOf(stack, headroom)) {
+      lines.push_back({stack.stack(), need.name, Batches(need.sketch), Quantile(need.sketch, 0.5),
+                       Quantile(need.sketch, 0.9), Quantile(need.sketch, 0.99), need.sketch.max(),
+                       Limit(need.limit), need.suggested == 0 ? Cell("-") : need.suggested});
+    }
   }
   PrintColumns(lines, out);
-}
-
-Json CountsJson(int32_t limit, const v1::CountSketch& sketch, double headroom) {
-  return {{"limit", limit},
-          {"batches", Batches(sketch)},
-          {"p50", Quantile(sketch, 0.5)},
-          {"p90", Quantile(sketch, 0.9)},
-          {"p99", Quantile(sketch, 0.99)},
-          {"max", sketch.max()},
-          {"suggested", SuggestedLimit(sketch.max(), headroom)}};
 }
 
 absl::Status PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOptions& options,
                              std::ostream& out) {
   Json stacks = Json::array();
   for (const v1::StackLimits& stack : limits.stacks()) {
-    stacks.push_back(
-        {{"stack", stack.stack()},
-         {"ids", CountsJson(stack.max_ids_per_partition(), stack.ids(), options.headroom)},
-         {"unique_ids",
-          CountsJson(stack.max_unique_ids_per_partition(), stack.unique_ids(), options.headroom)}});
+    Json& one = stacks.emplace_back(Json{{"stack", stack.stack()}});
+    for (const Need& need : NeedsOf(stack, options.headroom)) {
+      one[need.key] = {{"limit", need.limit},
+                       {"batches", Batches(need.sketch)},
+                       {"p50", Quantile(need.sketch, 0.5)},
+                       {"p90", Quantile(need.sketch, 0.9)},
+                       {"p99", Quantile(need.sketch, 0.99)},
+                       {"max", need.sketch.max()},
+                       {"suggested", need.suggested}};
+    }
   }
   return PrintJson(Json{{"model", options.model}, {"stacks", std::move(stacks)}}, out);
 }
@@ -115,11 +130,11 @@ v1::SetLimitsRequest LimitsToSet(const v1::GetLimitsResponse& limits,
   if (options.declared) return request;
   for (const v1::StackLimits& stack : limits.stacks()) {
     if (stack.ids().max() == 0) continue;  // nothing is known of it
-    v1::StackLimit* limit = request.add_limits();
-    limit->set_stack(stack.stack());
-    limit->set_max_ids_per_partition(SuggestedLimit(stack.ids().max(), options.headroom));
-    limit->set_max_unique_ids_per_partition(
-        SuggestedLimit(stack.unique_ids().max(), options.headroom));
+    v1::StackLimit& limit = *request.add_limits();
+    limit = SuggestedLimits(stack, options.headroom);
+    // A model without a capacity gets none.
+    if (stack.max_ids_per_chip_per_sample() == 0) limit.clear_max_ids_per_chip_per_sample();
+    if (stack.max_minibatches_per_sparsecore() == 0) limit.clear_max_minibatches_per_sparsecore();
   }
   return request;
 }
@@ -135,11 +150,13 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
   // The other coordinators look at once.
   RETURN_IF_ERROR(FetchAllLimits(session, request.model()).status());
   if (session.json) return absl::OkStatus();
-  session.out << "limits of model '" << request.model() << "' now, per partition:\n";
-  Table lines = {{"STACK", "IDS", "UNIQUE IDS"}};
+  session.out << "limits of model '" << request.model() << "' now:\n";
+  Table lines = {{"STACK", "IDS/PARTITION", "UNIQUE IDS/PARTITION", "IDS/SAMPLE", "MINI-BATCHES"}};
   for (const v1::StackLimit& limit : response.limits()) {
     lines.push_back({limit.stack(), Limit(limit.max_ids_per_partition()),
-                     Limit(limit.max_unique_ids_per_partition())});
+                     Limit(limit.max_unique_ids_per_partition()),
+                     Limit(limit.max_ids_per_chip_per_sample()),
+                     Limit(limit.max_minibatches_per_sparsecore())});
   }
   PrintColumns(lines, session.out);
   return absl::OkStatus();
@@ -165,11 +182,11 @@ absl::Status Limits(Session& session, const LimitsOptions& options) {
 }  // namespace
 
 void AddLimits(CLI::App& app, Session& session) {
-  auto [limits, options] = AddVerb(
-      app, session, "limits",
-      "Show what batches have needed per partition since the coordinators started, and the limits "
-      "that this suggests; every --address is asked",
-      "emberctl limits my_model --headroom 1.3 --out tighter.textproto", Limits);
+  auto [limits, options] =
+      AddVerb(app, session, "limits",
+              "Show what batches have needed since the coordinators started, and the limits "
+              "that this suggests; every --address is asked",
+              "emberctl limits my_model --headroom 1.3 --out tighter.textproto", Limits);
   limits->add_option("MODEL", options->model, "Name of the model")->required();
   limits->add_option("--headroom", options->headroom, "Suggested limit divided by observed maximum")
       ->check(Within(1.0, 1e6))

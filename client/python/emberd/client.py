@@ -336,13 +336,18 @@ class Model:
         return statistics.limits(self.client._handle, self.name)
 
     def set_limits(self, stack: str, *, max_ids_per_partition: Optional[int] = None,
-                   max_unique_ids_per_partition: Optional[int] = None) -> None:
+                   max_unique_ids_per_partition: Optional[int] = None, max_ids_per_chip_per_sample: Optional[int] = None,
+                   max_minibatches_per_sparsecore: Optional[int] = None) -> None:
         """Changes limits of a stack, of the live model: batches from now on keep to them, by more mini-batches; results stay the same.
 
         max_ids_per_partition, max_unique_ids_per_partition: 0 to 2^31 - 1, where 0 is no limit; None: as it is.
+        max_ids_per_chip_per_sample, max_minibatches_per_sparsecore: see `PlanConfig`; None: as it is.
         NotFound for an unknown stack.
         """
-        statistics.set_limits(self.client._handle, self.name, stack, max_ids_per_partition, max_unique_ids_per_partition)
+        statistics.set_limits(self.client._handle, self.name, stack, max_ids_per_partition=max_ids_per_partition,
+                              max_unique_ids_per_partition=max_unique_ids_per_partition,
+                              max_ids_per_chip_per_sample=max_ids_per_chip_per_sample,
+                              max_minibatches_per_sparsecore=max_minibatches_per_sparsecore)
 
     def reset_limits(self) -> None:
         """All stacks get the limits of the model's description again."""

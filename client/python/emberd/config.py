@@ -459,7 +459,11 @@ class PlanConfig:
     activation_bytes_limit: bytes of a stack on a SparseCore, >= 0; default 2 MiB; 0: no limit.
     shard_bytes_limit: bytes of a stack on a shard, >= 0, of tensorflow only; default 2 GiB; 0: no limit.
     allow_id_dropping: default false: ids that fit no mini-batch are an error. True: they are dropped and counted.
-    short_stack_names: cuts names beyond 50 characters; default true, of tensorflow false."""
+    short_stack_names: cuts names beyond 50 characters; default true, of tensorflow false.
+    max_ids_per_chip_per_sample: room of a stack for ids, pads to multiples of 8 for each partition included, for each of its samples: of
+      the batch, or as planned by batch_size if these are more; 0 to 65536; 0: no limit. Default: none, of tensorflow 64. A batch that
+      needs more is ResourceExhausted, or loses what does not fit where allow_id_dropping is true.
+    max_minibatches_per_sparsecore: of a batch, 0 to 64; 0: no limit. Default: none, of tensorflow 64. More are ResourceExhausted."""
 
     rules: Optional[str] = _enum()
     sample_layout: Optional[str] = _enum()
@@ -471,6 +475,8 @@ class PlanConfig:
     shard_bytes_limit: Optional[int] = None
     allow_id_dropping: Optional[bool] = None
     short_stack_names: Optional[bool] = None
+    max_ids_per_chip_per_sample: Optional[int] = None
+    max_minibatches_per_sparsecore: Optional[int] = None
 
 
 @dataclass(frozen=True)

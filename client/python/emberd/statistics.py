@@ -67,14 +67,18 @@ class ShardMemory:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a table stack, for each partition and mini-batch; 0: there is no limit. And the largest need that this coordinator has seen
-    since it was started, as a limit would have to allow it."""
+    """Of a table stack, for each partition and mini-batch, or for the batch as `PlanConfig` has it; 0: there is no limit. And the largest
+    need that this coordinator has seen since it was started, as a limit would have to allow it."""
 
     stack: str
     max_ids_per_partition: int
     max_unique_ids_per_partition: int
     largest_ids_per_partition: int
     largest_unique_ids_per_partition: int
+    max_ids_per_chip_per_sample: int
+    max_minibatches_per_sparsecore: int
+    largest_ids_per_chip_per_sample: int
+    largest_minibatches: int
 
 
 def administer(client: Handle, method: str, **request: Any) -> Dict[str, Any]:
@@ -136,14 +140,16 @@ def limits(client: Handle, model: str) -> Dict[str, Limits]:
         return int(sketch["max"]) if sketch else 0
 
     return {one["stack"]: Limits(one["stack"], one["max_ids_per_partition"], one["max_unique_ids_per_partition"], largest(one.get("ids")),
-                                 largest(one.get("unique_ids"))) for one in administer(client, "GetLimits", model=model)["stacks"]}
+                                 largest(one.get("unique_ids")), one["max_ids_per_chip_per_sample"], one["max_minibatches_per_sparsecore"],
+                                 largest(one.get("ids_per_sample")), largest(one.get("minibatches")))
+            for one in administer(client, "GetLimits", model=model)["stacks"]}
 
 
-def set_limits(client: Handle, model: str, stack: str, max_ids: Optional[int], max_unique_ids: Optional[int]) -> None:
+def set_limits(client: Handle, model: str, stack: str, **wanted: Optional[int]) -> None:
     now = limits(client, model)
     if _native.text(stack, "stack") and stack not in now:
         raise errors.NotFound(f"stack: model {model!r} has no stack {stack!r}; it has {', '.join(now)}")
-    names = "max_ids_per_partition", "max_unique_ids_per_partition"
-    wanted = {name: getattr(now[stack], name) if value is None else _native.whole(value, name, 0, 2**31 - 1)
-              for name, value in zip(names, (max_ids, max_unique_ids))}
-    administer(client, "SetLimits", model=model, limits=[{"stack": stack, **wanted}])
+    most = {"max_ids_per_chip_per_sample": 65536, "max_minibatches_per_sparsecore": 64}
+    administer(client, "SetLimits", model=model, limits=[{"stack": stack, **{
+        name: getattr(now[stack], name) if value is None else _native.whole(value, name, 0, most.get(name, 2**31 - 1))
+        for name, value in wanted.items()}}])

@@ -202,7 +202,8 @@ def values():
                 "time": 5, "examples": 1, "batches": 1, "unique_ids": 1, "dropped_ids": 0, "updates": 1, "failures": 0, "wait_seconds": 0.5, "serves": "",
                 "lost": "", "shard": 0, "address": "a", "error": "", "table_budget_bytes": 1, "resident_bytes": 1, "memory_bytes": 1, "id": 7, "lookups": 5,
                 "share": 0.5, **dict.fromkeys(("max_ids_per_partition", "max_unique_ids_per_partition", "largest_ids_per_partition",
-                                               "largest_unique_ids_per_partition"), 1), "rows_updated": 1, "rows_skipped": 0, "phase": "saving", "bytes": 5, "total_bytes": 6, "elapsed": 0.5, "num_embeddings": 8}
+                                               "largest_unique_ids_per_partition", "max_ids_per_chip_per_sample",
+                                               "max_minibatches_per_sparsecore", "largest_ids_per_chip_per_sample", "largest_minibatches"), 1), "rows_updated": 1, "rows_skipped": 0, "phase": "saving", "bytes": 5, "total_bytes": 6, "elapsed": 0.5, "num_embeddings": 8}
     found = {}
     for name, kind in public_classes().items():
         if issubclass(kind, Exception):

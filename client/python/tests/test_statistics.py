@@ -73,11 +73,17 @@ class StatisticsTest(ClusterTest):
         rows = model.table("a").tobytes()
         model.set_limits(stack, max_unique_ids_per_partition=0)
         self.assertEqual([model.limits()[stack].max_ids_per_partition, model.limits()[stack].max_unique_ids_per_partition], [40, 0])
+        model.set_limits(stack, max_ids_per_chip_per_sample=3000, max_minibatches_per_sparsecore=7)
+        capacity = model.limits()[stack]
+        self.assertEqual([capacity.max_ids_per_partition, capacity.max_ids_per_chip_per_sample, capacity.max_minibatches_per_sparsecore], [40, 3000, 7])
+        self.assertTrue(0 < capacity.largest_ids_per_chip_per_sample and 0 < capacity.largest_minibatches <= 64, capacity)
         model.reset_limits()
         self.assertEqual(model.limits()[stack].max_ids_per_partition, 96)
+        self.assertEqual(model.limits()[stack].max_ids_per_chip_per_sample, 0)
         self.assertEqual(model.table("a").tobytes(), rows)
         for options, kind, said in (({"stack": "c", "max_ids_per_partition": 1}, LookupError, f"no stack 'c'; it has {stack}"),
                                     ({"stack": stack, "max_ids_per_partition": -1}, ValueError, r"max_ids_per_partition: -1 .*\[0, 2147483647\]"),
+                                    ({"stack": stack, "max_minibatches_per_sparsecore": 65}, ValueError, r"max_minibatches_per_sparsecore: 65 .*\[0, 64\]"),
                                     ({"stack": stack, "max_unique_ids_per_partition": 2**31}, ValueError, "max_unique_ids_per_partition: 2147483648")):
             with self.assertRaisesRegex(kind, said):
                 model.set_limits(**options)

@@ -302,6 +302,17 @@ class ServingTest(Case):
             tpu.TPUEmbeddingV2.compute_sparse_core_stats({**batch, "a": tf.constant([64] * 8)}, config, 1)
 
 
+    def test_a_batch_that_needs_more_than_the_capacity(self):
+        chosen = tpu.SparseCoreEmbeddingConfig(max_ids_per_chip_per_sample=8)
+        embedding = tpu.TPUEmbeddingV2(simple(rows=512), tpu.SGD(1.0), False, chosen)
+        parts = embedding.model.description["partitions"]
+        embedding(tf.ragged.constant([[one * parts for one in range(8)]], dtype=tf.int64))
+        with self.assertRaisesRegex(Exception, "max_ids_per_chip_per_sample 8 x 1 samples"):
+            embedding(tf.ragged.constant([[one * parts for one in range(9)]], dtype=tf.int64))
+        with self.assertRaisesRegex(ValueError, "max_ids_per_chip_per_sample: -1"):
+            tpu.TPUEmbeddingV2(simple(rows=8), tpu.SGD(1.0), False, tpu.SparseCoreEmbeddingConfig(max_ids_per_chip_per_sample=-1)).build()
+
+
 def placed(tables, chips, cores):
     """The blocks of the chips, as TensorFlow places row after row. tables: in the order of the stack."""
     shards = chips * cores

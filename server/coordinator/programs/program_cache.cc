@@ -40,21 +40,17 @@ absl::StatusOr<step::ServedModelPtr> Program::ModelFor(const step::ServedModelPt
 step::ServedModelPtr Program::WithLimits(const step::ServedModel& model) const {
   auto limited = std::make_shared<step::ServedModel>(model);
   limited->config.mutable_plan()->set_allow_id_dropping(spec().allow_id_dropping());
-  preprocess::BufferLimits buffers;
   for (size_t k = 0; k < limited->plan.stacks.size(); ++k) {
-    const v1::StackProgram& stack = info_.stacks(static_cast<int>(k));
-    limited->plan.stacks[k].max_ids_per_partition = stack.limits().max_ids_per_partition();
-    limited->plan.stacks[k].max_unique_ids_per_partition =
-        stack.limits().max_unique_ids_per_partition();
-    buffers.id_capacity.push_back(stack.id_capacity());
+    const v1::StackProgram& program = info_.stacks(static_cast<int>(k));
+    preprocess::StackPlan& stack = limited->plan.stacks[k];
+    stack.limits = {program.limits().max_ids_per_partition(),
+                    program.limits().max_unique_ids_per_partition(),
+                    spec().max_ids_per_chip_per_sample(), spec().max_minibatches_per_sparsecore()};
+    stack.samples = program.samples();
   }
-  buffers.max_minibatches = spec().max_minibatches_per_sparsecore();
-  buffers.ids_per_sample = spec().max_ids_per_chip_per_sample();
-  buffers.drop = spec().allow_id_dropping();
   // Creating one cannot fail for a plan that is served.
   limited->preprocessor =
       preprocess::Preprocessor::Create(&limited->config, &limited->plan, cpu_).value();
-  limited->preprocessor->SetBufferLimits(std::move(buffers));
   return limited;
 }
 

@@ -111,12 +111,12 @@ absl::Status CompleteLookup(const step::ServedModel& model, ProgramSpec* spec) {
                                  0, kMaxIdsPerSample));
   RETURN_IF_ERROR(CheckSpecRange("max_minibatches_per_sparsecore",
                                  spec->max_minibatches_per_sparsecore(), 0,
-                                 preprocess::kMaxProgramMinibatches));
+                                 preprocess::kDefaultMinibatches));
   if (spec->max_ids_per_chip_per_sample() == 0) {
     spec->set_max_ids_per_chip_per_sample(preprocess::kDefaultIdsPerSample);
   }
   if (spec->max_minibatches_per_sparsecore() == 0) {
-    spec->set_max_minibatches_per_sparsecore(preprocess::kMaxProgramMinibatches);
+    spec->set_max_minibatches_per_sparsecore(preprocess::kDefaultMinibatches);
   }
   if (!spec->has_allow_id_dropping()) {
     spec->set_allow_id_dropping(model.config.plan().allow_id_dropping());

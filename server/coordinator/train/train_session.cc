@@ -202,6 +202,7 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& r
   if (!output.ok()) output = Explain(output.status());
   if (output.ok()) {
     metrics_->ObserveLookup(output->times);
+    metrics_->AddDropped(member_->rank(), output->lookup.statistics);
   } else {
     FailStep(absl::StrCat("lookup of step ", request.step), output.status());
   }

@@ -190,7 +190,10 @@ class QuantizationConfig:
 
 @dataclass(frozen=True)
 class SparseCoreEmbeddingConfig:
-    """Taken as it is; of it, disable_table_stacking alone has an effect, and not on numbers."""
+    """Of it, disable_table_stacking, max_ids_per_chip_per_sample and allow_id_dropping have an effect; the rest is taken as it is.
+
+    A batch whose ids do not fit, pads to multiples of 8 for each SparseCore included, is ResourceExhausted, or loses what does not fit where
+    allow_id_dropping is True. The room is that of the batch `build` was told, or of the samples of the call if these are more."""
 
     disable_table_stacking: bool = False
     max_ids_per_chip_per_sample: int = 64

@@ -132,10 +132,12 @@ class BaseEmbedding:
                 optimizer=config.NoOptimizer() if optimizer is None else optimizer.declared(),
                 initializer=table.initial_rows(),
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
-        stacked = not (self._config and self._config.disable_table_stacking)
+        chosen = self._config or SparseCoreEmbeddingConfig()
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(
             feature.output_shape or (self._batch, feature.max_sequence_length or 1))) for one, feature in self.features.items()],
-                                  plan=config.PlanConfig(rules="tensorflow", auto_stack=stacked))
+                                  plan=config.PlanConfig(rules="tensorflow", auto_stack=not chosen.disable_table_stacking,
+                                                         max_ids_per_chip_per_sample=self._config and chosen.max_ids_per_chip_per_sample,
+                                                         allow_id_dropping=chosen.allow_id_dropping))
 
     def _tables(self) -> Iterator[Tuple[TableConfig, str, Dict[str, EmbeddingTable]]]:
         model = self.model
@@ -327,7 +329,8 @@ class TPUEmbeddingV2(BaseEmbedding):
         names = {name: f"f{index}" for index, name in enumerate(prepared)}  # of files
         model = self._declared("model")
         model = dataclasses.replace(model, features=[
-            dataclasses.replace(one, name=names[one.name], batch_size=max(1, len(prepared[one.name][1]) - 1)) for one in model.features])
+            dataclasses.replace(one, name=names[one.name], batch_size=max(1, len(prepared[one.name][1]) - 1)) for one in model.features],
+                                    plan=dataclasses.replace(model.plan, max_ids_per_chip_per_sample=0, allow_id_dropping=False))
         return model, {names[name]: one for name, one in _ids(list(prepared), [array.numpy() for array in _arrays(prepared)]).items()}
 
     @as_it_is
