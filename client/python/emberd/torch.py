@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import warnings
 from collections import deque
 from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -698,22 +699,32 @@ def _table_of(rows: int, dim: int, table: Optional[config.TableConfig], combiner
 
 class EmbeddingBag(torch.nn.Module):
     """One table with the signature of torch.nn.EmbeddingBag; `optimizer()` and `finish()` as in EmbeddingBagCollection,
-    which takes the other arguments."""
+    which takes the other arguments.
+
+    mode: "mean", "sum" or "max". Of "max", the activation has of each column the largest of a sample's rows, and zero where there is none;
+      the gradient goes to the first of equal ones. A row comes for each id, `collection` is an EmbeddingCollection, and all rows of the
+      batch take part in the update, those that gave no maximum with a gradient of zero.
+    """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, *, client: Client, model: str, mode: str = "mean",
                  include_last_offset: bool = False, table: Optional[config.TableConfig] = None, **options: Any) -> None:
         super().__init__()
-        if mode not in ("mean", "sum"):
-            raise ValueError(f"mode: {mode!r} is not allowed; it must be 'mean' or 'sum'")
-        self.include_last_offset = include_last_offset
-        described = _table_of(num_embeddings, embedding_dim, table, mode)
+        if mode not in ("mean", "sum", "max"):
+            raise ValueError(f"mode: {mode!r} is not allowed; it must be 'mean', 'sum' or 'max'")
+        self.mode, self.include_last_offset = mode, include_last_offset
+        described = _table_of(num_embeddings, embedding_dim, table, "sum" if mode == "max" else mode)
         self.feature = described.name
-        self.collection = EmbeddingBagCollection([described], client=client, model=model, **options)
+        kind = EmbeddingCollection if mode == "max" else EmbeddingBagCollection
+        self.collection: EmbeddingBagCollection = kind([described], client=client, model=model, **options)
 
     def forward(self, input: torch.Tensor, offsets: Optional[torch.Tensor] = None,
                 per_sample_weights: Optional[torch.Tensor] = None) -> torch.Tensor:
         """As torch.nn.EmbeddingBag: input [samples, ids of a sample], or [ids] with the offset of each sample."""
         ids: Ids
+        if self.mode == "max" and per_sample_weights is not None:
+            raise ValueError("per_sample_weights: not allowed with mode 'max', which combines rows as they are; give none, or take mode 'sum'")
+        if self.mode == "max" and offsets is None and input.dim() != 2:
+            raise ValueError(f"input: the shape {list(input.shape)} is not allowed; with mode 'max' and no offsets it is [samples, ids of a sample]")
         if offsets is None:
             ids = input if per_sample_weights is None else Dense(input, per_sample_weights)
         else:
@@ -724,8 +735,9 @@ class EmbeddingBag(torch.nn.Module):
             if not self.include_last_offset:
                 splits = np.append(splits, input.numel())
             ids = Ragged(input, splits, per_sample_weights)
-        found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
-        return found[self.feature]
+        found: Dict[str, Any] = self.collection({self.feature: ids})
+        result: torch.Tensor = _largest(found[self.feature]) if self.mode == "max" else found[self.feature]
+        return result
 
     def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
         """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
@@ -739,6 +751,15 @@ class EmbeddingBag(torch.nn.Module):
     def finish(self) -> None:
         """Leaves the group, once all updates have been made and checkpoints saved."""
         self.collection.finish()
+
+
+def _largest(found: Any) -> torch.Tensor:
+    """Of activations [samples, positions, embedding_dim], or of a JaggedTensor, the largest of each column of a sample."""
+    rows: torch.Tensor = found if isinstance(found, torch.Tensor) else found.to_padded_dense(padding_value=-math.inf)
+    if not rows.shape[1]:
+        return rows.sum(1)
+    largest = rows.gather(1, rows.detach().argmax(1, keepdim=True)).squeeze(1)  # the first of equal ones
+    return largest if rows is found else largest.masked_fill((found.lengths() == 0)[:, None], 0)
 
 
 class Prefetcher:

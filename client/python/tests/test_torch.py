@@ -235,8 +235,39 @@ class ModuleTest(Case):
         flat, offsets = torch.tensor([1, 2, 4, 5, 4, 3]), torch.tensor([0, 2, 2])
         for arguments in ((torch.tensor([[1, 2], [4, 5]]),), (flat, offsets)):
             torch.testing.assert_close(bag(*arguments), plain(*arguments).detach(), atol=1e-6, rtol=1e-6)
-        with self.assertRaisesRegex(ValueError, "max"):
-            emberd.torch.EmbeddingBag(20, 3, client=self.client, model="bag", mode="max")
+        with self.assertRaisesRegex(ValueError, "mode: 'min' is not allowed; it must be 'mean', 'sum' or 'max'"):
+            emberd.torch.EmbeddingBag(20, 3, client=self.client, model="bag", mode="min")
+
+    def test_the_largest_of_a_bag_is_that_of_torch_nn(self):
+        """Of equal rows the first gets the gradient; ids twice in a sample, in several samples, and samples without ids."""
+        torch.manual_seed(3)
+        plain = torch.nn.EmbeddingBag(20, 3, mode="max")
+        with torch.no_grad():
+            plain.weight[4:8] = plain.weight[3]
+        bag = emberd.torch.EmbeddingBag(20, 3, client=self.client, model="largest", mode="max",
+                                        table=emberd.TableConfig("weight", 20, 3, optimizer=emberd.Adagrad(initial_accumulator=0.1)))
+        self.addCleanup(bag.finish)
+        bag.collection.model.assign_rows("weight", range(20), plain.weight.detach())
+        there, here = torch.optim.Adagrad(plain.parameters(), 0.5, initial_accumulator_value=0.1, eps=0), bag.optimizer(0.5)
+        flat = torch.tensor([1, 7, 4, 3, 3, 2, 1, 19, 0, 19, 5, 6, 19])
+        for arguments in ((torch.tensor([[7, 3, 4, 7], [1, 2, 3, 1]]),), (flat, torch.tensor([0, 4, 4, 5, 13])),
+                          (flat[:1], torch.tensor([0, 0])), (flat, torch.tensor([0, 3]))):
+            expected, found = plain(*arguments), bag(*arguments)
+            self.assertTrue(torch.equal(found, expected), (found, expected))
+            scale = torch.randn(expected.shape)
+            for module, optimizer, result in ((plain, there, expected), (bag, here, found)):
+                optimizer.zero_grad()
+                (result * scale).sum().backward()
+                optimizer.step()
+            with torch.no_grad():
+                torch.testing.assert_close(bag.collection.model.read_rows("weight", range(20)), plain.weight.numpy(), atol=1e-6, rtol=0)
+                plain.weight.copy_(torch.from_numpy(bag.collection.model.read_rows("weight", range(20))))
+        with torch.no_grad():
+            self.assertEqual(bag(torch.zeros(2, 0, dtype=torch.int64)).tolist(), [[0] * 3] * 2)
+        for arguments, said in (((flat,), r"input: the shape \[13\] is not allowed"),
+                                ((flat, torch.tensor([0]), torch.ones(13)), "per_sample_weights: not allowed with mode 'max'")):
+            with self.assertRaisesRegex(ValueError, said):
+                bag(*arguments)
 
     def test_weights_get_the_gradient_of_torch_nn(self):
         plain = torch.nn.EmbeddingBag(20, 3, mode="sum")
