@@ -9,6 +9,7 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 from cluster import ClusterTest, main
 
@@ -32,7 +33,7 @@ from emberd.compat import jax_tpu_embedding  # noqa: E402
 from emberd.errors import NotFound  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.fdo import csv_file_fdo_client, file_fdo_client  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.linen import embed, embed_optimizer  # noqa: E402
-from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.nnx import checkpoint_utils  # noqa: E402
+from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.nnx import _layouts, checkpoint_utils  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.nnx import embed as nnx_embed  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.nn import embedding, embedding_proto_utils, embedding_spec  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.proto import embedding_spec_pb2  # noqa: E402
@@ -106,6 +107,23 @@ class PrintedExamplesTest(Case):
         np.testing.assert_array_equal(model.table("t"), np.arange(128 * 16).reshape(128, 16)[:10, :3])
         with self.assertRaisesRegex(ValueError, r"initializer: the shape \[9, 8\] is not allowed; it must be at least \[32, 8\]"):
             make([feature(initializer=lambda: jnp.zeros((9, 8)))])
+
+    def test_initializers_are_called_for_a_part_at_a_time(self):
+        """One of (offset, shape) for a stretch, as one call for all makes them; one of JAX's for the rows of a SparseCore."""
+        calls = []
+
+        def ramp(offset, shape):
+            calls.append((offset, shape))
+            return jnp.arange(offset * 8, (offset + shape[0]) * 8, dtype=jnp.float32).reshape(shape)
+
+        def drawn(key, shape, dtype=jnp.float32):
+            calls.append(shape)
+            return jax.random.normal(key, shape, dtype)
+
+        with unittest.mock.patch("emberd._loading.STRETCH_BYTES", 10 * 32):  # 10 rows
+            found = jax_tpu_embedding.model_of(make([feature(rows=64, initializer=ramp), feature("u", 64, initializer=drawn)]))
+        np.testing.assert_array_equal(found.table("t"), ramp(0, (64, 8)))
+        self.assertEqual(calls, [(begin, (min(10, 64 - begin), 8)) for begin in range(0, 64, 10)] + [(16, 8)] * 4 + [(0, (64, 8))])
 
 
 class ShapesTest(Case):
@@ -412,6 +430,62 @@ class CheckpointTest(Case):
             for name in "ab":
                 np.testing.assert_array_equal(model.table(name), before[name])
             manager.close()
+
+    def test_a_checkpoint_is_converted_for_another_topology(self):
+        topology = checkpoint_utils.TargetTopology
+        with tempfile.TemporaryDirectory() as folder:
+            net, optimizer, specs, model = self.made(4)
+            self.train(net, optimizer, specs)
+            source = os.path.join(folder, "source")
+            with checkpoint_utils.create_checkpoint_manager(cp_path=source, cp_options=ocp.CheckpointManagerOptions()) as manager:
+                checkpoint_utils.save_checkpoint(cp_manager=manager, step=3, model=net, optimizer=optimizer, feature_specs=specs,
+                                                 num_global_devices=1, num_sc_per_device=4)
+            slots = ("", "momentum", "velocity")
+            kept = {name: [model.table(name, slot=slot) for slot in slots] for name in "ab"}
+            other, other_optimizer, _, other_model = self.made(4)
+            # Where row 97 of b is then: SparseCore 5 of 8, each of 8 + 16 rows; SparseCore 1 of 8, each of 16; as in the table; SparseCore 1 of 2.
+            for number, (asked, stack, shape, row) in enumerate((
+                    ({"target_topology": topology(2, 4)}, "a_b", (64 + 128, 8), 5 * 24 + 8 + 12),
+                    ({"target_topology": topology(2, 4), "target_batch_size": 2**19}, "b", (128, 8), 16 + 12),  # activations of both do not fit
+                    ({}, "b", (100, 8), 97),
+                    ({"target_topology": topology(1, 2), "target_feature_specs": self.specs(2, stacked=False)}, "b", (112, 8), 56 + 48))):
+                path = os.path.join(folder, str(number))
+                checkpoint_utils.convert_cross_topology_checkpoint(input_checkpoint_path=source, output_checkpoint_path=path, save_step=7, **asked)
+                with checkpoint_utils.create_checkpoint_manager(cp_path=path, cp_options=ocp.CheckpointManagerOptions()) as manager:
+                    stored = manager.restore(7, args=ocp.args.Composite(model=ocp.args.StandardRestore()))["model"]["embedding_layer"]["embedding_table"]
+                stored = stored.get("value", stored)[stack]
+                for values, expected in zip((stored["table"], *stored["slot"].values()), kept["b"]):
+                    self.assertEqual(values.shape, shape)
+                    np.testing.assert_array_equal(values[row], expected[97])
+                for name in "ab":
+                    other_model.assign_rows(name, [3], np.ones((1, 8)))
+                checkpoint_utils.restore_checkpoint(input_checkpoint_path=path, model=other, optimizer=other_optimizer)
+                for name in "ab":
+                    for slot, values in zip(slots, kept[name]):
+                        np.testing.assert_array_equal(other_model.table(name, slot=slot), values)
+
+            fewer, wider = self.specs(2), self.specs(2)
+            del fewer["b"]
+            wider["b"].table_spec.vocabulary_size = 101
+            for asked, message in (({"target_batch_size": 8}, "target_topology: must be given"), ({"restore_step": 4}, "step: 4 is not in"),
+                                   ({"target_topology": topology(1, 2), "target_feature_specs": fewer}, "table 'b' of the checkpoint is missing"),
+                                   ({"target_topology": topology(1, 2), "target_feature_specs": wider}, "'b' is 101 x 8; in the checkpoint it is 100 x 8")):
+                with self.assertRaisesRegex(ValueError, message):
+                    checkpoint_utils.convert_cross_topology_checkpoint(input_checkpoint_path=source, output_checkpoint_path=os.path.join(folder, "no"), **asked)
+            self.assertFalse(os.path.exists(os.path.join(folder, "no")))
+
+    def test_stacks_whose_optimizers_are_not_described_stay_together(self):
+        described = [embedding.create_proto_from_feature_specs(self.specs(sparsecores), 1, sparsecores) for sparsecores in (4, 8)]
+        for spec in described:
+            for table in spec.stacked_table_specs[0].table_specs:
+                table.ClearField("optimizer")
+        self.assertEqual([table.optimizer.type for table in _layouts.planned(described[0], 2, 4, None).stacked_table_specs[0].table_specs], [0, 0])
+        made = _layouts.planned(described[0], 1, 8, None)
+        for table in described[1].stacked_table_specs[0].table_specs:
+            table.ClearField("combiner")
+        self.assertEqual(made, described[1])
+        with self.assertRaisesRegex(ValueError, "stack 'a_b': 4194304 bytes of activations on each SparseCore are above the limit of 2097152"):
+            _layouts.planned(described[0], 2, 4, 2**19)
 
 
 if __name__ == "__main__":

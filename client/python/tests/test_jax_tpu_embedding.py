@@ -258,7 +258,6 @@ def recorded(*place):
 # Of the wheel's names, those that are not here: what is of TPUs alone, and what is not made yet.
 NOT_HERE = {
     "lib.flax.linen.embed": ("WithSparseCoreLayout", "with_sparsecore_layout"),  # layouts of a TPU's memory
-    "lib.flax.nnx.checkpoint_utils": ("TargetTopology", "convert_cross_topology_checkpoint"),  # restoring does not ask for the topology
     "lib.flax.nnx.embed": ("embedding_lookup_bwd",),
     "lib.nn.embedding": ("EmbeddingVariablesInitializer", "SparseDenseMatmulInputStats.from_cc", "sharding_strategy_to_enum",
                          "stack_embedding_gradients", "unstack_embedding_activations"),  # objects of its C++, and stacked activations

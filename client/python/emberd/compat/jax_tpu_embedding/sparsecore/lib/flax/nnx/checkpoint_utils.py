@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import jax
 import numpy as np
@@ -18,11 +18,19 @@ from jax.experimental import multihost_utils
 
 from emberd.client import Model
 from emberd.compat.jax_tpu_embedding._tables import model_of
-from ...nn import embedding, table_stacking
+from ...nn import embedding
 from ...proto import embedding_spec_pb2
-from . import embed
+from . import _layouts, embed
 
 PathLike = Union[str, "os.PathLike[str]"]
+
+
+class TargetTopology(NamedTuple):
+    """How many devices there are, and SparseCores of each. device_kind is for people to read."""
+
+    num_global_devices: int
+    num_sc_per_device: int
+    device_kind: Optional[str] = None
 
 
 def decompress_checkpoint(checkpoint_path: str) -> str:
@@ -67,16 +75,8 @@ def restore_checkpoint(*, cp_manager: Any = None, input_checkpoint_path: Optiona
     trainers, LaProp and F2A, begin to count anew."""
     if cp_manager is None and input_checkpoint_path is None:
         return
-    manager = cp_manager or create_checkpoint_manager(
-        cp_path=input_checkpoint_path, cp_options=ocp.CheckpointManagerOptions(read_only=True),  # type: ignore[arg-type]
-        model_key=model_key, optimizer_key=optimizer_key, embedding_spec_key=embedding_spec_key)
-    steps = manager.all_steps()
-    if not steps or step not in (None, *steps):
-        raise ValueError(f"step: {step} is not in {manager.directory}; there are {sorted(steps) or 'none'}")
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    restored = manager.restore(max(steps) if step is None else step, args=ocp.args.Composite(**{
-        model_key: ocp.args.StandardRestore(fallback_sharding=here), optimizer_key: ocp.args.StandardRestore(fallback_sharding=here),
-        embedding_spec_key: ocp.args.ProtoRestore(embedding_spec_pb2.EmbeddingSpecProto)}))
+    manager = cp_manager or _manager_of(input_checkpoint_path, model_key, optimizer_key, embedding_spec_key)
+    restored = _read(manager, _step_of(manager, step), model_key, optimizer_key, embedding_spec_key)
 
     tables = []
 
@@ -111,22 +111,85 @@ def restore_cross_topology_checkpoint(*, cross_topology_checkpoint_restore_path:
                        model_key=model_key, optimizer_key=optimizer_key, embedding_spec_key=embedding_spec_key)
 
 
+def convert_cross_topology_checkpoint(*, input_checkpoint_path: Optional[PathLike], output_checkpoint_path: Optional[PathLike],
+                                      target_topology: Optional[TargetTopology] = None, target_batch_size: Optional[int] = None,
+                                      model_key: str = "model", optimizer_key: str = "optimizer",
+                                      embedding_spec_key: str = "embedding_spec", restore_step: Optional[int] = None,
+                                      save_step: Optional[int] = None, target_feature_specs: Any = None) -> None:
+    """Writes a copy of a checkpoint whose stacks lie as another number of SparseCores has them. Needs no cluster; if a path is None: does nothing.
+
+    target_topology: default: each table is a stack of its own, without padding, and the description says so.
+    target_batch_size: of each feature, which stacking asks for; default: as in the description.
+    restore_step: default: the newest. save_step: the same by default; it must not be there yet.
+    target_feature_specs: prepared for the topology; default: by the description: tables are stacked as auto_stack_tables does, or, where their
+      optimizers are not described, as they are; ValueError if activations of these stacks are above the limit then.
+    """
+    if input_checkpoint_path is None or output_checkpoint_path is None:
+        return
+    if target_topology is None and (target_batch_size, target_feature_specs) != (None, None):
+        raise ValueError("target_topology: must be given with target_batch_size and target_feature_specs")
+    keys = model_key, optimizer_key, embedding_spec_key
+    with _manager_of(input_checkpoint_path, *keys) as manager:
+        step = _step_of(manager, restore_step)
+        restored = _read(manager, step, *keys)
+    source = restored[embedding_spec_key]
+    if target_topology is None:
+        target = _layouts.alone(source)
+    elif target_feature_specs is None:
+        target = _layouts.planned(source, target_topology.num_global_devices, target_topology.num_sc_per_device, target_batch_size)
+    else:
+        target = embedding.create_proto_from_feature_specs(target_feature_specs, target_topology.num_global_devices, target_topology.num_sc_per_device)
+    stacks = {stack.stack_name for stack in source.stacked_table_specs}
+    found = []
+
+    def is_of_stacks(node: Any) -> bool:
+        return isinstance(node, Mapping) and set(node) == stacks and all(isinstance(one, Mapping) and "table" in one for one in node.values())
+
+    def converted(node: Any) -> Any:
+        if not is_of_stacks(node):
+            return node
+        found.append(node)
+        return _layouts.restacked(node, source, target)
+
+    model = jax.tree.map(converted, restored[model_key], is_leaf=is_of_stacks)
+    if not found:
+        raise ValueError(f"{input_checkpoint_path}: {model_key!r} of step {step} has no stacks {', '.join(sorted(stacks))}")
+    with create_checkpoint_manager(cp_path=output_checkpoint_path, cp_options=ocp.CheckpointManagerOptions(), model_key=model_key,
+                                   optimizer_key=optimizer_key, embedding_spec_key=embedding_spec_key) as manager:
+        manager.save(step if save_step is None else save_step, force=True, args=ocp.args.Composite(**{
+            model_key: ocp.args.StandardSave(model), optimizer_key: ocp.args.StandardSave(restored[optimizer_key]),
+            embedding_spec_key: ocp.args.ProtoSave(target)}))
+
+
+def _manager_of(path: Any, model_key: str, optimizer_key: str, embedding_spec_key: str) -> Any:
+    """Of a folder that is there, for reading alone."""
+    return create_checkpoint_manager(cp_path=path, cp_options=ocp.CheckpointManagerOptions(read_only=True), model_key=model_key,
+                                     optimizer_key=optimizer_key, embedding_spec_key=embedding_spec_key)
+
+
+def _step_of(manager: Any, step: Optional[int]) -> int:
+    steps = manager.all_steps()
+    if not steps or step not in (None, *steps):
+        raise ValueError(f"step: {step} is not in {manager.directory}; there are {sorted(steps) or 'none'}")
+    return max(steps) if step is None else step
+
+
+def _read(manager: Any, step: int, model_key: str, optimizer_key: str, embedding_spec_key: str) -> Any:
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return manager.restore(step, args=ocp.args.Composite(**{
+        model_key: ocp.args.StandardRestore(fallback_sharding=here), optimizer_key: ocp.args.StandardRestore(fallback_sharding=here),
+        embedding_spec_key: ocp.args.ProtoRestore(embedding_spec_pb2.EmbeddingSpecProto)}))
+
+
 def _is_of_tables(variable: Any) -> bool:
     return embed.is_embedding_variables(None, variable)
-
-
-def _places(spec: Any) -> Iterator[Tuple[Any, Any, Any]]:
-    """The stack and the description of each table, and where its rows lie in the stack: by SparseCore, then by table."""
-    for stack in spec.stacked_table_specs:
-        for table in stack.table_specs:
-            yield stack, table, table_stacking.rows_in_stack(stack, table)
 
 
 def _stacks(variables: Any, spec: Any) -> Dict[str, Any]:
     """The tables as they lie on SparseCores, filled up with zeros."""
     model = model_of(variables)
     result: Dict[str, Any] = {}
-    for stack, table, rows in _places(spec):
+    for stack, table, rows in _layouts.places(spec):
         names = ("", *model.tables[table.table_name].slots)
         held = result.setdefault(stack.stack_name, {name: np.zeros((stack.stack_vocab_size, stack.stack_embedding_dim), np.float32)
                                                     for name in names})
@@ -138,7 +201,7 @@ def _stacks(variables: Any, spec: Any) -> Dict[str, Any]:
 def _assign(model: Model, stacks: Mapping[str, Any], spec: Any) -> None:
     """Writes what a checkpoint holds to the cluster. All is checked before anything is written."""
     writes = []
-    for stack, table, rows in _places(spec):
+    for stack, table, rows in _layouts.places(spec):
         info = model.tables.get(table.table_name)
         if info is None or (info.vocabulary_size, info.embedding_dim) != (table.vocab_size, table.embedding_dim):
             raise ValueError(f"the checkpoint has table {table.table_name!r} of {table.vocab_size} x {table.embedding_dim}; the model "
