@@ -222,6 +222,26 @@ class InJitTest(Case):
             jax.effects_barrier()
         self.assertRegex(str(emb.failure), "step 0 is not in progress.*A step has one lookup, of all features")
 
+    def test_lookups_that_are_mapped_or_computed_again_are_refused(self):
+        """Before a step is made: jax.vmap would map callbacks, and jax.checkpoint make them a second time. Around the dense part it is allowed."""
+        emb = self.make()
+        ids = np.arange(8).reshape(4, 2)
+
+        def loss(token, ids):
+            return emb.in_jit(token, {"t": ids})["t"].sum()
+
+        for mapped in (jax.vmap(loss, (None, 0)), jax.jit(jax.vmap(jax.grad(loss), (None, 0))), jax.vmap(jax.jit(jax.grad(loss)), (None, 0))):
+            with self.assertRaisesRegex(ValueError, "not allowed under jax.vmap; look the ids of all samples up in one call"):
+                mapped(emb.token(), ids)
+        with self.assertRaisesRegex(NotImplementedError, "Effects not supported in partial-eval of `checkpoint`"):
+            jax.jit(jax.grad(jax.checkpoint(loss)))(emb.token(), ids)
+        self.assertEqual((emb.next_step, self.counts()), (0, [0, 0, 0]))
+
+        dense = jax.checkpoint(lambda found: jax.vmap(lambda row: (row ** 2).sum())(found).sum())
+        jax.jit(jax.grad(lambda token: dense(emb.in_jit(token, {"t": ids})["t"])))(emb.token())
+        self.assertEqual(emb.next_step, 1)
+        self.assertEqual(emb.model.read_rows("t", [0])[0, 0], 0.25 - RATE * 2 * 0.5 * 1)
+
     def test_a_failure_says_what_it_was_and_training_goes_on(self):
         emb = self.make()
         grad = jax.jit(jax.grad(lambda token, ids: emb.in_jit(token, ids)["t"].sum()))

@@ -50,6 +50,17 @@ def check_width(ids: Mapping[str, Ids], model: Model) -> None:
             raise ValueError(f"feature {name!r}: {one.dtype} is not allowed for a table of {rows} rows; {WIDER}")
 
 
+def in_order(callback: Any, result: Any, *arguments: Any) -> Any:
+    """A callback in the order of the program. ValueError under vmap, whose order would be nobody's."""
+    call: Any = jax.custom_batching.custom_vmap(lambda *given: io_callback(callback, result, *given, ordered=True))
+
+    @call.def_vmap  # type: ignore[untyped-decorator]
+    def refuse(*_: Any) -> Any:
+        raise ValueError("in_jit: a lookup is not allowed under jax.vmap; look the ids of all samples up in one call, [samples, k], outside of it")
+
+    return call(*arguments)
+
+
 class Lookups:
     """The function that `Embedding.in_jit` is made of.
 
@@ -85,20 +96,20 @@ class Lookups:
 
     def _primal(self, token: Any, ids: Mapping[str, Ids], step: Any, hyper: Any) -> Any:
         """Without a gradient: a lookup that is no step."""
-        return io_callback(self._noting(self._evaluate), self._shapes(ids), ids, ordered=True)
+        return in_order(self._noting(self._evaluate), self._shapes(ids), ids)
 
     def _forward(self, token: Any, ids: Mapping[str, Ids], step: Any, hyper: Any) -> Any:
         result = (jax.ShapeDtypeStruct((), jnp.int32), self._shapes(ids))
         if step is None:
-            number, found = io_callback(self._noting(self._send_and_receive), result, ids, ordered=True)
+            number, found = in_order(self._noting(self._send_and_receive), result, ids)
         else:  # the ids have been sent, and are not carried through JAX again
-            number, found = io_callback(self._noting(self._receive), result, step, ordered=True)
+            number, found = in_order(self._noting(self._receive), result, step)
         return found, (number, token)
 
     def _backward(self, hyper: Any, kept: Tuple[Any, Any], gradients: Any) -> Any:
         number, token = kept
         values = {} if hyper is None else hyper(number)
-        io_callback(self._noting(self._update), None, number, gradients, values, ordered=True)
+        in_order(self._noting(self._update), None, number, gradients, values)
         return jnp.zeros_like(token), None, None
 
     def _noting(self, callback: Any) -> Any:
