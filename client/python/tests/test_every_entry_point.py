@@ -183,7 +183,7 @@ ELSEWHERE = {
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
     **dict.fromkeys(("DistributedEmbedding", *(f"DistributedEmbedding.{name}" for name in (
-        "build", "call", "compute_mask", "compute_output_shape", "from_config", "get_config", "load_own_variables", "prefetch", "preprocess", "save_own_variables")), "on_tables"),
+        "build", "call", "compute_mask", "compute_output_shape", "from_config", "get_config", "load_own_variables", "prefetch", "preprocess", "save_own_variables", "typed_errors")), "on_tables"),
                     "Keras calls them, or wraps what they raise: test_keras.py"),
     "Embedding.in_jit": "JAX calls it: test_jax_in_jit.py", "TableConfig": "test_descriptions, or the layer's",
     "FeatureConfig": "the same",

@@ -94,6 +94,10 @@ class FillingTest(Case):
             self.name = f"array_{number}"
             model = self.client.declare(self.config(one, storage_dtype="bfloat16"))
             np.testing.assert_array_equal(model.table("t"), ALL)
+        # Random numbers of a counter, at any place of the table.
+        drawn = lambda offset, shape: np.random.Generator(np.random.Philox(7).advance(offset * DIM // 4)).random(shape)  # noqa: E731
+        self.name = "drawn"
+        np.testing.assert_array_equal(self.client.declare(self.config(drawn)).table("t"), drawn(0, (ROWS, DIM)).astype(np.float32))
         self.assertEqual(self.config(rows_from).tables[0].initializer, rows_from)
         self.assertIn('"initializer": {"assigned": {}}', self.config(rows_from).to_json())
 

@@ -379,6 +379,18 @@ class LayerTest(Case):
         self.assertEqual(layer.next_step, 7)
         self.assertEqual(layer.tables.read_rows("t", [1, 2])[:, 0].tolist(), [-2.5, 0])
 
+    def test_failures_keep_their_type_where_one_asks(self):
+        layer = self.make()
+        net, inputs = self.net(layer), np.full((8, 2), 32, np.int32)
+        with self.assertRaisesRegex(IndexError, "feature 't': .* is 32") as raised, layer.typed_errors():
+            net.train_on_batch(inputs, np.zeros((8, 4), np.float32))
+        self.assertIsInstance(raised.exception, emberd.OutOfRange)
+        if keras.backend.backend() == "jax":
+            return  # what is donated to a function that fails is lost
+        with layer.typed_errors():
+            net.train_on_batch(inputs - 1, np.zeros((8, 4), np.float32))
+        self.assertEqual(layer.tables.read_rows("t", [31])[0, 0], -0.5 * 16)
+
     def test_a_model_that_calls_the_layer_twice_says_so(self):
         layer = self.make()
 
@@ -437,6 +449,33 @@ class LayerTest(Case):
             layer.set_embedding_tables({"u": table})
         with self.assertRaisesRegex(ValueError, r"\(2, 4\) is not allowed; it must be \(32, 4\)"):
             layer.set_embedding_tables({"t": table[:2]})
+
+    def test_large_tables_are_made_stretch_by_stretch(self):
+        """The same rows as one call makes them, where they depend on their place alone; where they are drawn, no row twice, and of the same spread."""
+        shapes = []
+
+        def ramp(offset, shape):
+            shapes.append(shape)
+            return np.arange(offset * 4, (offset + shape[0]) * 4, dtype=np.float32).reshape(shape)
+
+        class Ramp(keras.initializers.Initializer):
+            def __call__(self, shape, dtype=None):
+                shapes.append(tuple(shape))
+                return keras.ops.convert_to_tensor(ramp(0, tuple(shape)), dtype=dtype)
+
+        drawn = [keras.initializers.RandomNormal(0.0, 0.5, seed=3), keras.initializers.RandomUniform(-0.5 * 3**0.5, 0.5 * 3**0.5, seed=3),
+                 keras.initializers.TruncatedNormal(0.0, 0.5 / 0.8796, seed=3), keras.initializers.VarianceScaling(1.0, "fan_out", seed=3)]
+        with unittest.mock.patch.multiple("emberd._filling", WHOLE_BYTES=0), unittest.mock.patch("emberd._loading.STRETCH_BYTES", 10 * 16):
+            for number, initializer in enumerate((ramp, Ramp(), keras.initializers.Constant(0.75), *drawn)):
+                table = self.table(initializer=initializer, rows=64)
+                found = keras.ops.convert_to_numpy(self.make(table=table, model=f"stretches_{number}").get_embedding_tables()["t"])
+                if initializer in drawn:
+                    self.assertEqual(len({tuple(row) for row in found}), 64)
+                    self.assertLess(abs(found.std() - 0.5), 0.08)
+                else:
+                    np.testing.assert_array_equal(found, np.full((64, 4), 0.75) if number == 2 else ramp(0, (64, 4)))
+        # Of Keras's own nobody knows what a part would be: it is called once. The last one is this test's.
+        self.assertEqual(shapes[:9], [(10, 4)] * 6 + [(4, 4), (64, 4), (64, 4)])
 
     def test_optimizers_are_those_of_keras(self):
         for name, optimizer, tolerance in (

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 import unittest
+import unittest.mock
 
 from cluster import ClusterTest, main
 
@@ -531,6 +532,11 @@ class InputsTest(Case):
                 embedding(ids, weights)
         with self.assertRaisesRegex(tf.errors.OpError, r"feature 'a': id at position 2 is 32; allowed: \[0, 32\)"):
             tf.function(lambda ids: embedding({"a": ids})[0])(tf.constant([1, 2, 32]))
+        with self.assertRaisesRegex(IndexError, r"feature 'a': id at position 2 is 32; allowed: \[0, 32\)") as raised, tpu.typed_errors():
+            tf.function(lambda ids: embedding({"a": ids})[0])(tf.constant([1, 2, 32]))
+        self.assertIsInstance(raised.exception.__cause__, tf.errors.OpError)
+        with self.assertRaises(tf.errors.InvalidArgumentError), tpu.typed_errors():  # not of ours
+            tf.function(lambda n: tf.reshape(tf.range(n), [2]), input_signature=[tf.TensorSpec([], tf.int32)])(tf.constant(3))
         _, kept = embedding({"a": tf.constant([1, 2, 3])})
         for gradients, outputs, error in (({"a": tf.ones([2, 4])}, kept, "a"), ({"a": 1.0}, kept, "gradients: a float is not allowed for feature 'a'"),
                                           ({"a": tf.ones([3, 4]) * float("nan")}, kept, "finite|nan|NaN"),
@@ -605,6 +611,26 @@ class ConfigTest(Case):
                                   (tpu.TPUEmbeddingV2(of(output_shape=[1 << 9, 1 << 9]), tpu.SGD(1.0)), 2)):
             embedding.build()
             self.assertEqual(len(embedding.model.description["stacks"]), stacks)
+
+    def test_a_large_table_is_made_stretch_by_stretch(self):
+        """By TensorFlow's arguments for a part of a variable, or by (offset, shape): as one call makes it."""
+        calls = []
+
+        def ramp(shape, dtype=tf.float32, **part):
+            (rows, columns), begin = part.get("partition_shape", shape), part.get("partition_offset", [0, 0])[0]
+            calls.append((begin, rows, shape[0]))
+            return tf.reshape(tf.range(begin * columns, (begin + rows) * columns, dtype=dtype), [rows, columns])
+
+        def by_offset(offset, shape):
+            return ramp([32, 4], partition_shape=shape, partition_offset=[offset, 0])
+
+        with unittest.mock.patch("emberd.compat.tpu_embedding._config.WHOLE_BYTES", 0), unittest.mock.patch("emberd._loading.STRETCH_BYTES", 10 * 16):
+            for initializer in (ramp, by_offset):
+                tpu.use(self.client, model=initializer.__name__)
+                found = tpu.TPUEmbeddingV2(simple(tpu.SGD(0.1), initializer=initializer)).embedding_tables["t"].numpy()
+                np.testing.assert_array_equal(found, ramp([32, 4]))
+                self.assertEqual(calls, [(0, 10, 32), (10, 10, 32), (20, 10, 32), (30, 2, 32), (0, 32, 32)])
+                calls.clear()
 
     def test_tables_are_assigned_and_converted(self):
         embedding = tpu.TPUEmbeddingV2(simple(rows=3), tpu.Adagrad(0.25))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import keras
 import numpy as np
@@ -293,6 +294,24 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
                 raise ValueError(f"tables: {name!r}: the shape {array.shape} is not allowed; it must be "
                                  f"{(table.vocabulary_size, table.embedding_dim)}")
             self.tables.load_table(name, array)
+
+    def typed_errors(self) -> ContextManager[None]:
+        """Raises what steps in the block fail with as it is, an IndexError for an id beyond its table, in place of the error that JAX or TensorFlow
+        makes of it, and which is its cause:
+
+            with layer.typed_errors():
+                model.fit(...)
+        """
+        self._held.declare(self.name)
+        backend = keras.backend.backend()
+        if backend == "jax":
+            jax: ContextManager[None] = self._held.trainer.typed_errors()
+            return jax
+        if backend == "tensorflow":
+            from .._in_tensorflow import typed_errors
+
+            return typed_errors()
+        return contextlib.nullcontext()
 
     def _wait(self) -> None:
         """Until what JAX has been given to compute has been computed."""

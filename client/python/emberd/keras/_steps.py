@@ -108,6 +108,8 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
 def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
     import tensorflow as tf
 
+    from .._in_tensorflow import numpy_function
+
     trainer = Trainer(model, **options)
     turns = HostTurns(hyper, trainer, rates, calls)
 
@@ -133,7 +135,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
             return [np.int64(0), *(found[name] for name in names)]
 
         def run(function: Callable[..., Any], arguments: Any) -> Any:
-            result = tf.numpy_function(function, arguments, [tf.int64] + [tf.float32] * len(names))
+            result = numpy_function(function, arguments, [tf.int64] + [tf.float32] * len(names))
             shapes = shapes_of(model, ids)
             for name, one in zip(names, result[1:]):
                 one.set_shape(shapes[name])
@@ -148,7 +150,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
                     turns.end(int(number), dict(zip(names, arrays)))
                     return np.float32(0)
 
-                done = tf.numpy_function(on_call, [number, *gradients], tf.float32)
+                done = numpy_function(on_call, [number, *gradients], tf.float32)
                 done.set_shape(())
                 return done
 

@@ -22,8 +22,11 @@ What differs: an id outside of its table is an error, and ids of 64 bits are not
 either; tables are read and assigned as they were declared (as chips would hold them, stacked and padded: `stacked_variables`,
 `embedding_table_shards`, `read_from_device` and `assign_on_device`); layouts and
 limits are the cluster's own; `pipeline_execution_with_tensor_core` changes no number. There is no custom optimizer or combiner, and no
-optimizer that moves rows which are not in the batch (`lazy_adam=False`).
+optimizer that moves rows which are not in the batch (`lazy_adam=False`). In a tf.function an error is one of tf.errors; `with tpu.typed_errors():`
+around a step raises it as it is.
 """
+
+from emberd._in_tensorflow import typed_errors
 
 from ._config import (FTRL, SGD, Adagrad, AdagradMomentum, Adam, FeatureConfig, QuantizationConfig, RowIdInitializer,
                       SparseCoreEmbeddingConfig, TableConfig)
@@ -34,4 +37,4 @@ from ._statistics import PartitionedCsrFormatTensor
 
 __all__ = ["FTRL", "SGD", "Adagrad", "AdagradMomentum", "Adam", "EmbeddingTable", "FeatureConfig", "PartitionedCsrFormatTensor", "QuantizationConfig",
            "RowIdInitializer", "SparseCoreEmbeddingConfig", "StackedTable", "TPUEmbedding", "TPUEmbeddingForServing", "TPUEmbeddingV2", "TableConfig",
-           "serving_embedding_lookup", "use"]
+           "serving_embedding_lookup", "typed_errors", "use"]

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from emberd import config, nested
+from emberd._in_tensorflow import numpy_function
 from emberd._place import planned_samples
 from emberd.arrays import Floats, Ragged
 from emberd.client import Client, Model
@@ -185,7 +186,7 @@ class BaseEmbedding:
                            {name: {"learning_rate": float(rate)} for name, rate in zip(rates, hyper)})
             return np.int64(0)
 
-        tf.numpy_function(on_host, [*_arrays(prepared), *given.values(), *rates.values()], tf.int64)
+        numpy_function(on_host, [*_arrays(prepared), *given.values(), *rates.values()], tf.int64)
 
 
 def looked_up(look_up: Callable[[Dict[str, Ragged]], Mapping[str, Floats]], prepared: Prepared, widths: Mapping[str, int], structure: Any) -> Any:
@@ -196,7 +197,7 @@ def looked_up(look_up: Callable[[Dict[str, Ragged]], Mapping[str, Floats]], prep
         found = look_up(_ids(names, arrays))
         return [found[name] for name in names]
 
-    found = tf.nest.flatten(tf.numpy_function(on_host, _arrays(prepared), [tf.float32] * len(names)))  # eagerly, a list of one is none
+    found = tf.nest.flatten(numpy_function(on_host, _arrays(prepared), [tf.float32] * len(names)))  # eagerly, a list of one is none
     return tf.nest.pack_sequence_as(structure, [
         tf.reshape(rows, tf.concat([prepared[name][3], [widths[name]]], 0)) for name, rows in zip(names, found)])
 
@@ -399,7 +400,7 @@ class TPUEmbedding(BaseEmbedding):
             self._queue.append((training, list(arrays)))
             return np.int64(0)
 
-        tf.numpy_function(on_host, [array for one in prepared.values() for array in one], tf.int64)
+        numpy_function(on_host, [array for one in prepared.values() for array in one], tf.int64)
 
     @as_it_is
     def dequeue(self, name: Optional[str] = None) -> Any:
@@ -416,7 +417,7 @@ class TPUEmbedding(BaseEmbedding):
                 self._awaiting.append(arrays)
             return arrays
 
-        activations = self._look_up(self._with_shapes(tf.numpy_function(on_host, [], kinds)))
+        activations = self._look_up(self._with_shapes(numpy_function(on_host, [], kinds)))
         for one, shape in zip(tf.nest.flatten(activations), self._shapes):
             one.set_shape(shape.concatenate(one.shape[-1:]))
         return activations
@@ -430,7 +431,7 @@ class TPUEmbedding(BaseEmbedding):
                 raise RuntimeError("apply_gradients: nothing was dequeued that was enqueued for training")
             return self._awaiting.popleft()
 
-        self._update(gradients, self._with_shapes(tf.numpy_function(on_host, [], [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features))))
+        self._update(gradients, self._with_shapes(numpy_function(on_host, [], [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features))))
 
     def _with_shapes(self, arrays: Any) -> Prepared:
         assert self._shapes is not None

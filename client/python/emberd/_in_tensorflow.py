@@ -1,0 +1,39 @@
+"""Calls out of TensorFlow's functions, which makes errors of its own of what they raise."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterator, List
+
+import tensorflow as tf
+
+_failures: List[BaseException] = []  # the last one
+
+
+def numpy_function(function: Callable[..., Any], arrays: Any, kinds: Any) -> Any:
+    """tf.numpy_function, whose failure `typed_errors` knows."""
+    def noted(*given: Any) -> Any:
+        try:
+            return function(*given)
+        except BaseException as error:
+            _failures[:] = [error]
+            raise
+
+    return tf.numpy_function(noted, arrays, kinds)
+
+
+@contextlib.contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raises what lookups and updates in the block fail with as it is, an IndexError for an id beyond its table, in place of the tf.errors.OpError
+    that a tf.function makes of it, and which is its cause:
+
+        with typed_errors():
+            loss = train_step(batch)
+    """
+    _failures.clear()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not _failures:
+            raise
+        raise _failures.pop() from error
