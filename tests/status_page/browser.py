@@ -21,7 +21,7 @@ FLAGS = [
     "--disable-client-side-phishing-detection", "--disable-features=Translate,OptimizationHints,MediaRouter",
     "--no-proxy-server", "--password-store=basic", "--use-mock-keychain", "--force-color-profile=srgb",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--hide-scrollbars", "--remote-debugging-pipe",
-    # What moves is drawn again and again: half of the time of a processor.
+    # What moves would be drawn again and again.
     "--force-prefers-reduced-motion",
 ]
 
