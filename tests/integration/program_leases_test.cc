@@ -43,6 +43,66 @@ TEST_F(ProgramLeasesTest, HandlesOfASilentClientExpire) {
   EXPECT_EQ(Metric("emberd_program_handles"), 1);
 }
 
+// A client of ours makes no call of its own, either.
+TEST_F(ProgramLeasesTest, AClientKeepsWhatItHasAndGivesItBack) {
+  client::Programs& programs = client_->programs();
+  auto lookup = programs.Call("Compile",
+                              "spec { kind: LOOKUP model: 'mixed' inputs { feature: 'user' "
+                              "max_samples: 8 dynamic: true } }");
+  ASSERT_TRUE(lookup.ok()) << lookup.status();
+  const client::KeptPtr program = lookup->kept.at(0);
+  const std::vector<int64_t> ids = {1, 2, 3};
+  const std::string_view bytes(reinterpret_cast<const char*>(ids.data()), 24);
+  const std::string batch =
+      "features { feature: 'user' dense { ids { dtype: INT64 shape: 3 data: '0' } } }";
+  auto prepared = programs.Call(
+      "PrepareBatch", absl::StrCat("program_handle: ", program->handle, " batch { ", batch, " }"),
+      {bytes}, program.get());
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  ProgramApi silent(cluster_->address(), "silent");
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  ASSERT_TRUE(silent.Prepare(Compile(SumProgram(ElementwiseOutput::ADD, 1)), values).ok());
+  EXPECT_EQ(Metric("emberd_program_handles"), 3);
+  EXPECT_TRUE(Eventually([&] { return Metric("emberd_program_handles_expired_total") == 1; }));
+  const std::string execute = absl::StrCat("program_handle: ", program->handle,
+                                           " arguments { handle: ", prepared->kept.at(0)->handle,
+                                           " } config { return_values: true }");
+  auto found = programs.Call("Execute", execute, {}, program.get());
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->tensors.at(0).size(), 3 * 16 * sizeof(float));
+  EXPECT_EQ(Metric("emberd_program_handles"), 3);
+  prepared->kept.clear();
+  EXPECT_TRUE(Eventually([&] { return Metric("emberd_program_handles") == 2; }));
+  EXPECT_EQ(programs.Call("Execute", execute, {}, program.get()).status().code(),
+            absl::StatusCode::kNotFound);
+  client_ = nullptr;  // what it still has goes with it
+  EXPECT_EQ(Metric("emberd_program_handles"), 0);
+}
+
+TEST_F(ProgramLeasesTest, AProgramIsReleasedByEachClientForItselfHoweverOften) {
+  v1::CompileRequest request;
+  *request.mutable_spec() = SumProgram(ElementwiseOutput::ADD, 1);
+  ProgramApi other(cluster_->address(), "other");
+  const auto compile = [&](ProgramApi* api) {
+    const auto compiled = api->Compile(request.spec(), api->client());
+    EXPECT_TRUE(compiled.ok()) << compiled.status();
+    return compiled->program_handle();
+  };
+  const uint64_t mine = compile(api_.get()), theirs = compile(&other);
+  EXPECT_NE(mine, theirs);
+  EXPECT_EQ(Metric("emberd_program_compilations_total"), 1);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    EXPECT_TRUE(api_->ReleaseAgain({mine}).ok());
+  }
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  EXPECT_TRUE(other.Prepare(theirs, values).ok());
+  EXPECT_EQ(api_->Prepare(mine, values).status().message(),
+            absl::StrCat("No executable found for uid ", mine));
+  EXPECT_EQ(api_->Release({mine}).message(), absl::StrCat("No cache entry found for uid ", mine));
+}
+
 TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
   v1::Literal values;
   AddTensor("x", MakeVector<float>(std::vector<float>(75000)), &values);

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "gmock/gmock.h"
@@ -128,6 +129,7 @@ TEST(TraceTest, AChainedCallIsOneTreeOfSpans) {
   AddLiteral(&plan, GradientLiteral(found->results(0).values()));
   AddProgram(&plan, update->program_handle(), {0, 1});
   AddProgram(&plan, lookup->program_handle(), {AddLiteral(&plan, BatchLiteral(batch))}, 0);
+  plan.mutable_ops(2)->mutable_update()->set_step(5);
   plan.mutable_config()->set_client_id("tracer");
   grpc::ClientContext context;
   context.AddMetadata("traceparent", std::string("00-") + kTraceId + "-00f067aa0ba902b7-01");
@@ -154,6 +156,11 @@ TEST(TraceTest, AChainedCallIsOneTreeOfSpans) {
     }
     EXPECT_EQ(parent, "00f067aa0ba902b7") << path_of_names;
     paths.insert(path_of_names);
+    if (span.at("name") != "UPDATE") continue;
+    const std::string attributes = span.at("attributes").dump();
+    for (const std::string& value : {std::string("5"), absl::StrCat(update->program_handle())}) {
+      EXPECT_TRUE(absl::StrContains(attributes, absl::StrCat("\"", value, "\""))) << attributes;
+    }
   }
   const std::string root = "ProgramService/ExecuteChained";
   for (const char* once : {"", " > set_up", " > set_up > prepare_batch", " > run",

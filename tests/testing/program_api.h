@@ -28,8 +28,11 @@ class ProgramApi {
   const Api& api() const { return api_; }
   const std::string& client() const { return client_; }
 
-  absl::StatusOr<v1::CompileResponse> Compile(const v1::ProgramSpec& spec) {
+  // `client`: who gets a handle of its own; empty: nobody.
+  absl::StatusOr<v1::CompileResponse> Compile(const v1::ProgramSpec& spec,
+                                              const std::string& client = "") {
     v1::CompileRequest request;
+    request.set_client_id(client);
     *request.mutable_spec() = spec;
     return Make<v1::CompileResponse>(&v1::ProgramService::Stub::Compile, request);
   }
@@ -38,6 +41,13 @@ class ProgramApi {
     v1::ReleaseRequest request;
     request.mutable_program_handles()->Assign(programs.begin(), programs.end());
     request.mutable_handles()->Assign(handles.begin(), handles.end());
+    return Make<v1::ReleaseResponse>(&v1::ProgramService::Stub::Release, request).status();
+  }
+  // Those that are unknown are left out.
+  absl::Status ReleaseAgain(const std::vector<uint64_t>& handles) {
+    v1::ReleaseRequest request;
+    request.mutable_handles()->Assign(handles.begin(), handles.end());
+    request.set_client_id(client_);
     return Make<v1::ReleaseResponse>(&v1::ProgramService::Stub::Release, request).status();
   }
   absl::Status ReleaseAll() {

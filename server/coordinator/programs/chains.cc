@@ -119,7 +119,7 @@ absl::Status Chain::CheckProgram(int position, rpc::CallContext* context) {
   Op& op = ops_[position];
   {
     rpc::Span span(context, "find_program");
-    ASSIGN_OR_RETURN(op.program, programs_->Find(request.program_handle()));
+    ASSIGN_OR_RETURN(op.program, programs_->Find(request.program_handle(), handles_));
   }
   const ProgramSpec& spec = op.program->spec();
   if (request.inputs_size() != ArityOf(spec)) {
@@ -215,10 +215,6 @@ absl::Status Chain::CheckElementwise(int position) {
   ASSIGN_OR_RETURN(op.tensors, CountResults(op.program->spec(), counts));
   op.makes = Op::Makes::kTuple;
   for (const v1::ProgramAlias& alias : op.program->spec().aliases()) {
-    if (chained_) {
-      return absl::InvalidArgumentError(
-          "the program has aliases; only Execute can donate an argument");
-    }
     if (alias.output() >= op.tensors || alias.tensor() >= counts[alias.argument()]) {
       return absl::InvalidArgumentError(absl::StrCat(
           "aliases: tensor ", alias.tensor(), " of argument[", alias.argument(), "] of ",
@@ -300,6 +296,7 @@ absl::Status Chain::Run(rpc::CallContext* context) {
                                                  "; a repeat with the same execution_instance_key "
                                                  "applies the others, each exactly once")));
   }
+  for (auto& [handle, value] : donated_) handles_->Replace(handle, std::move(value));
   return absl::OkStatus();
 }
 
@@ -309,8 +306,12 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
     const ProgramSpec& spec = op.program->spec();
     rpc::Span span(context, ProgramSpec::Kind_Name(spec.kind()));
     span.Set("emberd.op_index", position);
+    span.Set("emberd.program_handle", absl::StrCat(request_.ops(position).program_handle()));
     if (!spec.model().empty()) span.Set("emberd.model", spec.model());
-    ASSIGN_OR_RETURN(std::vector<ValuePtr> arguments, Arguments(position));
+    if (request_.ops(position).update().has_step()) {
+      span.Set("emberd.step", request_.ops(position).update().step());
+    }
+    ASSIGN_OR_RETURN(const std::vector<ValuePtr> arguments, Arguments(position));
     switch (op.program->kind()) {
       case ProgramSpec::LOOKUP: {
         ASSIGN_OR_RETURN(op.value, runner_->Lookup(*op.program, *arguments[0], context));
@@ -330,10 +331,10 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
       }
       default: {
         ASSIGN_OR_RETURN(op.value, runner_->Elementwise(*op.program, arguments));
+        Donate(position, arguments);
         break;
       }
     }
-    if (!chained_) last_arguments_ = std::move(arguments);
   }
   RETURN_IF_ERROR(TakeOutputs(position));
   rpc::Span span(op.program == nullptr ? nullptr : context, "free");
@@ -343,6 +344,22 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
   }
   if (op.uses == 0) op.value = nullptr;
   return absl::OkStatus();
+}
+
+void Chain::Donate(int position, const std::vector<ValuePtr>& arguments) {
+  const ChainedOp& op = request_.ops(position);
+  const Value& result = *ops_[position].value;
+  for (const v1::ProgramAlias& alias : ops_[position].program->spec().aliases()) {
+    const ChainedInput& input = op.inputs(alias.argument());
+    const ChainedOp& data = request_.ops(input.op_index());
+    if (!data.has_data_handle() || input.output_index() != 0) continue;
+    ValuePtr& source = ops_[input.op_index()].value;
+    const auto value = std::make_shared<Value>(*source);
+    value->tensors[alias.tensor()] = result.tensors[alias.output()];
+    value->shares.insert(value->shares.end(), result.shares.begin(), result.shares.end());
+    source = value;
+    donated_.emplace_back(data.data_handle(), value);
+  }
 }
 
 absl::Status Chain::TakeOutputs(int position) {

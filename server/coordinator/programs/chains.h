@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,15 +33,12 @@ class Chain {
   // Finds all programs and data, prepares batches, and checks that the parts fit together. Nothing
   // has changed after it.
   absl::Status Check(rpc::CallContext* context);
-  // An error names the updates that were made.
+  // An error names the updates that were made, and donates nothing.
   absl::Status Run(rpc::CallContext* context);
 
   // By result_index; null where there is none.
   const std::vector<ValuePtr>& results() const { return results_; }
   const std::vector<v1::MadeUpdate>& updates() const { return updates_; }
-  // The arguments of the last operation, a program.
-  const std::vector<ValuePtr>& last_arguments() const { return last_arguments_; }
-  const Program* last_program() const { return ops_.back().program.get(); }
   // Whether results need handles, if values are returned or not.
   bool needs_client() const;
 
@@ -68,6 +66,8 @@ class Chain {
   absl::Status CheckElement(int op, int output_index) const;
   absl::StatusOr<std::vector<ValuePtr>> Arguments(int position) const;
   absl::Status RunOp(int position, rpc::CallContext* context);
+  // Gives the data that the program at `position` takes over their new values.
+  void Donate(int position, const std::vector<ValuePtr>& arguments);
   absl::Status TakeOutputs(int position);
   v1::MutationId MutationOf(int position) const;
 
@@ -80,7 +80,7 @@ class Chain {
   std::vector<int> updated_;  // by operation with a lookup: the UPDATE of its batch, or -1
   std::vector<ValuePtr> results_;
   std::vector<v1::MadeUpdate> updates_;
-  std::vector<ValuePtr> last_arguments_;
+  std::vector<std::pair<uint64_t, ValuePtr>> donated_;  // new values of handles
 };
 
 }  // namespace emberd::coordinator

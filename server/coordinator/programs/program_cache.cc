@@ -122,6 +122,13 @@ absl::StatusOr<ProgramPtr> ProgramCache::Find(uint64_t handle) {
   return found->second->program;
 }
 
+absl::StatusOr<ProgramPtr> ProgramCache::Find(uint64_t handle, Handles* handles) {
+  if (const auto own = handles->Find(handle); own.ok() && (*own)->program != nullptr) {
+    return (*own)->program;
+  }
+  return Find(handle);
+}
+
 absl::Status ProgramCache::CheckReleaseLocked(const std::vector<uint64_t>& handles) const {
   absl::flat_hash_map<uint64_t, int64_t> wanted;
   for (const uint64_t handle : handles) {

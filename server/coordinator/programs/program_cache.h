@@ -20,12 +20,10 @@
 #include "base/cpu_pool.h"
 #include "base/steady_time.h"
 #include "emberd/v1/program_service.pb.h"
+#include "server/coordinator/programs/values.h"
 #include "server/step/served_model.h"
 
 namespace emberd::coordinator {
-
-class Program;
-using ProgramPtr = std::shared_ptr<const Program>;
 
 // A compiled program: a spec that was completed, the sizes of its buffers, and the model with its
 // limits.
@@ -81,6 +79,8 @@ class ProgramCache {
   absl::StatusOr<Compiled> Compile(const std::string& key, const Factory& factory);
 
   absl::StatusOr<ProgramPtr> Find(uint64_t handle);
+  // Also of a client's own handle.
+  absl::StatusOr<ProgramPtr> Find(uint64_t handle, Handles* handles);
   // Whether as many references may be given back, a handle once for each time that it is named.
   // NOT_FOUND names the first that may not.
   absl::Status CheckRelease(const std::vector<uint64_t>& handles);

@@ -125,6 +125,7 @@ void Programs::Count() {
 
 absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& request,
                                                       rpc::CallContext* context) {
+  if (!request.client_id().empty()) RETURN_IF_ERROR(CheckClient(request.client_id()));
   step::ServedModelPtr model;
   if (request.spec().kind() != v1::ProgramSpec::ELEMENTWISE) {
     ASSIGN_OR_RETURN(model, resources_->registry->FindByName(request.spec().model(), context));
@@ -138,6 +139,13 @@ absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& 
   v1::CompileResponse response = compiled.program->info();
   response.set_program_handle(compiled.handle);
   response.set_cached(compiled.cached);
+  response.set_lease_ms(absl::ToInt64Milliseconds(options_.lease));
+  if (!request.client_id().empty()) {
+    RETURN_IF_ERROR(programs_.Release({compiled.handle}));
+    ASSIGN_OR_RETURN(const auto own, MakeTuple(runner_.store(), Tensors()));
+    own->program = compiled.program;
+    response.set_program_handle(handles_.Insert(request.client_id(), own));
+  }
   Count();
   return response;
 }
@@ -145,7 +153,8 @@ absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& 
 absl::StatusOr<v1::ReleaseResponse> Programs::Release(const v1::ReleaseRequest& request,
                                                       rpc::CallContext*) {
   const std::vector<uint64_t> handles = ListOf(request.handles());
-  RETURN_IF_ERROR(handles_.CheckRelease(handles));
+  if (request.client_id().empty()) RETURN_IF_ERROR(handles_.CheckRelease(handles));
+  handles_.Renew(request.client_id());
   RETURN_IF_ERROR(programs_.Release(ListOf(request.program_handles())));
   v1::ReleaseResponse response;
   response.set_released(request.program_handles_size() + handles_.Release(handles));
@@ -159,7 +168,7 @@ absl::StatusOr<v1::ReleaseResponse> Programs::Release(const v1::ReleaseRequest& 
 absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatchRequest request,
                                                                 rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckClient(request.client_id()));
-  ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle()));
+  ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle(), &handles_));
   ASSIGN_OR_RETURN(ValuePtr value,
                    runner_.Prepare(*program, std::move(*request.mutable_batch()), context));
   v1::PrepareBatchResponse response;
@@ -186,7 +195,7 @@ v1::ProgramResult Programs::Give(const v1::ExecutionConfig& config, const ValueP
 absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request,
                                                       rpc::CallContext* context) {
   const v1::ExecutionConfig config = request.config();
-  ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle()));
+  ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle(), &handles_));
   const std::vector<uint64_t> inputs = InputHandles(request);
   if (config.release_program_handle()) {
     RETURN_IF_ERROR(programs_.CheckRelease({request.program_handle()}));
@@ -197,8 +206,6 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   if (chain.needs_client()) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
   handles_.Renew(ClientOf(config));
   RETURN_IF_ERROR(chain.Run(context));
-  Donate(request, chain);
-
   v1::ExecuteResponse response;
   for (const ValuePtr& whole : chain.results()) {
     const int parts = config.return_exploded() ? static_cast<int>(whole->tensors.size()) : 0;
@@ -213,23 +220,6 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   if (config.release_program_handle()) (void)programs_.Release({request.program_handle()});
   Count();
   return response;
-}
-
-void Programs::Donate(const v1::ExecuteRequest& request, const Chain& chain) {
-  const v1::ProgramSpec& spec = chain.last_program()->spec();
-  for (int i = 0; i < request.arguments_size(); ++i) {
-    const v1::ProgramArgument& argument = request.arguments(i);
-    if (!argument.has_handle() || argument.output_index() != 0) continue;
-    std::shared_ptr<Value> donated;
-    for (const v1::ProgramAlias& alias : spec.aliases()) {
-      if (alias.argument() != i) continue;
-      if (donated == nullptr) donated = std::make_shared<Value>(*chain.last_arguments()[i]);
-      const Value& result = *chain.results()[0];
-      donated->tensors[alias.tensor()] = result.tensors[alias.output()];
-      donated->shares.insert(donated->shares.end(), result.shares.begin(), result.shares.end());
-    }
-    if (donated != nullptr) handles_.Replace(argument.handle(), std::move(donated));
-  }
 }
 
 absl::StatusOr<v1::ExecuteChainedResponse> Programs::ExecuteChained(

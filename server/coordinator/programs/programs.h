@@ -49,8 +49,6 @@ class Programs {
   void Count();
   // Under a new handle, or in the answer, as `config` says.
   v1::ProgramResult Give(const v1::ExecutionConfig& config, const ValuePtr& value);
-  // Gives the arguments that the program takes over their new values.
-  void Donate(const v1::ExecuteRequest& request, const Chain& chain);
 
   const CoordinatorResources* const resources_;
   const ProgramOptions options_;

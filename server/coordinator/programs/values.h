@@ -46,6 +46,9 @@ class LookedUpBatch {
   std::atomic<bool> left_ = false;
 };
 
+class Program;
+using ProgramPtr = std::shared_ptr<const Program>;
+
 // What a value takes besides its tensors, so that none is free.
 inline constexpr int64_t kValueBytes = 512;
 
@@ -57,6 +60,9 @@ struct Value {
   // A tuple.
   Tensors tensors;
   std::shared_ptr<LookedUpBatch> looked_up;  // null: no update can follow
+
+  // A program, for the client that has compiled it.
+  ProgramPtr program;
 
   v1::BatchStatistics statistics;
   // Of what a lookup found, the first is that of the batch alone.
