@@ -11,7 +11,7 @@ set(EMBERD_INCLUDES ${CMAKE_INSTALL_INCLUDEDIR}/emberd)
 set(EMBERD_PACKAGE ${CMAKE_INSTALL_LIBDIR}/cmake/emberd)
 
 # What client.h includes. None of it knows protobuf or gRPC; the libraries below do, inside.
-set(headers batch.h checkpoints.h client.h model.h options.h status.h train_stream.h)
+set(headers batch.h checkpoints.h client.h model.h options.h programs.h status.h train_stream.h)
 list(TRANSFORM headers PREPEND ${CMAKE_SOURCE_DIR}/client/cpp/)
 install(FILES ${headers} DESTINATION ${EMBERD_INCLUDES}/client/cpp COMPONENT client)
 

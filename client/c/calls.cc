@@ -232,4 +232,23 @@ emberd_call* emberd_administer(emberd_client* client, const char* method, const 
   });
 }
 
+emberd_call* emberd_call_program(emberd_client* client, const char* method, const char* request,
+                                 const emberd_bytes* tensors, int32_t count,
+                                 const emberd_kept* at) {
+  return Call([&]() -> Work {
+    ASSIGN_OR_RETURN(auto given, Array("tensors", tensors, count));
+    std::vector<std::string_view> data;
+    for (const emberd_bytes& one : given) {
+      ASSIGN_OR_RETURN(auto bytes, Array("data", static_cast<const char*>(one.data), one.size));
+      data.emplace_back(bytes.data(), bytes.size());
+    }
+    return [client = client->client, method = Text(method), request = Text(request),
+            data = std::move(data),
+            at = at == nullptr ? nullptr : at->kept]() -> absl::StatusOr<Result> {
+      ASSIGN_OR_RETURN(auto answer, client->programs().Call(method, request, data, at.get()));
+      return std::make_unique<emberd_answer>(emberd_answer{std::move(answer)});
+    };
+  });
+}
+
 }  // extern "C"

@@ -54,6 +54,8 @@ typedef struct emberd_text emberd_text;
 typedef struct emberd_stream emberd_stream;
 typedef struct emberd_lease emberd_lease;
 typedef struct emberd_floats emberd_floats;
+typedef struct emberd_answer emberd_answer;
+typedef struct emberd_kept emberd_kept;
 
 // ---- Errors. NULL: all went well.
 
@@ -79,6 +81,7 @@ EMBERD_API emberd_lookup* emberd_call_take_lookup(emberd_call* call);
 EMBERD_API emberd_rows* emberd_call_take_rows(emberd_call* call);
 EMBERD_API emberd_text* emberd_call_take_text(emberd_call* call);
 EMBERD_API emberd_stream* emberd_call_take_stream(emberd_call* call);
+EMBERD_API emberd_answer* emberd_call_take_answer(emberd_call* call);
 
 // How far a call about a checkpoint is: a JSON object with phase, bytes, total_bytes (as far as it
 // is known) and elapsed_ms. NULL: nothing new since the last time.
@@ -300,6 +303,32 @@ EMBERD_API emberd_call* emberd_drop_group(emberd_client* client, const char* mod
 // their names in the .proto file, 64-bit integers as strings.
 EMBERD_API emberd_call* emberd_administer(emberd_client* client, const char* method,
                                           const char* request);
+
+// ---- Programs: see program_service.proto, and client/cpp/programs.h
+
+typedef struct emberd_bytes {
+  const void* data;
+  int64_t size;
+} emberd_bytes;
+
+// A method of ProgramService by its name, "Execute". `request` is its message as protobuf's JSON;
+// the data of a tensor there is its place in `tensors`: a text of digits, in base64 as all bytes.
+// `at`: something that the coordinator keeps which has to answer; NULL: any. Result: answer.
+EMBERD_API emberd_call* emberd_call_program(emberd_client* client, const char* method,
+                                            const char* request, const emberd_bytes* tensors,
+                                            int32_t count, const emberd_kept* at);
+// The message as JSON, without fields that are not set; tensors as in a request.
+EMBERD_API const char* emberd_answer_json(const emberd_answer* answer);
+// Writes at most `capacity` of the tensors' data, which live as long as `answer`, and returns how
+// many there are.
+EMBERD_API int32_t emberd_answer_tensors(const emberd_answer* answer, emberd_bytes* tensors,
+                                         int32_t capacity);
+// What a coordinator keeps for the client: the program of Compile, the batch of PrepareBatch, or
+// what stays of a result, by its place; once. NULL: nothing. It is given back when it is freed, as
+// is what nobody has taken from the answer.
+EMBERD_API emberd_kept* emberd_answer_take_kept(emberd_answer* answer, int32_t place);
+EMBERD_API void emberd_answer_free(emberd_answer* answer);
+EMBERD_API void emberd_kept_free(emberd_kept* kept);
 
 // ---- Training on a stream: see train.proto, and client/cpp/train_stream.h
 

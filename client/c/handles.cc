@@ -82,6 +82,7 @@ emberd_lookup* emberd_call_take_lookup(emberd_call* call) { return call->Take<em
 emberd_rows* emberd_call_take_rows(emberd_call* call) { return call->Take<emberd_rows>(); }
 emberd_text* emberd_call_take_text(emberd_call* call) { return call->Take<emberd_text>(); }
 emberd_stream* emberd_call_take_stream(emberd_call* call) { return call->Take<emberd_stream>(); }
+emberd_answer* emberd_call_take_answer(emberd_call* call) { return call->Take<emberd_answer>(); }
 emberd_text* emberd_call_take_progress(emberd_call* call) {
   if (call->progress() == nullptr) return nullptr;
   const auto progress = call->progress()->Take();
@@ -154,6 +155,24 @@ void emberd_rows_free(emberd_rows* rows) { delete rows; }
 
 const char* emberd_text_string(const emberd_text* text) { return text->text.c_str(); }
 void emberd_text_free(emberd_text* text) { delete text; }
+
+const char* emberd_answer_json(const emberd_answer* answer) { return answer->answer.json.c_str(); }
+int32_t emberd_answer_tensors(const emberd_answer* answer, emberd_bytes* tensors,
+                              int32_t capacity) {
+  const auto count = static_cast<int32_t>(answer->answer.tensors.size());
+  for (int32_t i = 0; i < count && i < capacity; ++i) {
+    const std::string& data = answer->answer.tensors[i];
+    tensors[i] = {data.data(), static_cast<int64_t>(data.size())};
+  }
+  return count;
+}
+emberd_kept* emberd_answer_take_kept(emberd_answer* answer, int32_t place) {
+  auto& kept = answer->answer.kept;
+  const bool there = place >= 0 && place < static_cast<int32_t>(kept.size()) && kept[place];
+  return there ? new emberd_kept{std::move(kept[place])} : nullptr;
+}
+void emberd_answer_free(emberd_answer* answer) { delete answer; }
+void emberd_kept_free(emberd_kept* kept) { delete kept; }
 
 float* emberd_floats_data(emberd_floats* floats) { return floats->memory.get(); }
 void emberd_floats_free(emberd_floats* floats) { delete floats; }

@@ -101,6 +101,14 @@ struct emberd_stream {
   std::deque<std::string> checkpoints ABSL_GUARDED_BY(mutex) = {};
 };
 
+struct emberd_answer {
+  emberd::client::ServiceAnswer answer;
+};
+
+struct emberd_kept {
+  emberd::client::KeptPtr kept;
+};
+
 struct emberd_floats {
   std::shared_ptr<float> memory;
 };
@@ -115,7 +123,8 @@ struct emberd_call {
   using Result =
       std::variant<std::monostate, std::unique_ptr<emberd_client>, std::unique_ptr<emberd_model>,
                    std::unique_ptr<emberd_lookup>, std::unique_ptr<emberd_rows>,
-                   std::unique_ptr<emberd_text>, std::unique_ptr<emberd_stream>, emberd_update>;
+                   std::unique_ptr<emberd_text>, std::unique_ptr<emberd_stream>,
+                   std::unique_ptr<emberd_answer>, emberd_update>;
   using Work = std::function<absl::StatusOr<Result>()>;
 
   // `work` gives the result, or fails; `progress`, which may be null, is what it tells meanwhile.

@@ -3,9 +3,6 @@
 #include <utility>
 
 #include <google/protobuf/arena.h>
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
-#include <google/protobuf/util/json_util.h>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -81,8 +78,6 @@ struct Export {
   }
 };
 
-constexpr char kAdminService[] = "emberd.v1.AdminService";
-
 // Room for the activations where this coordinator can write them. Of a unary call bfloat16 travels
 // in the answer: it has to be converted anyway.
 void ShareActivations(SharedMemory* memory, ExpectedLookup* expected, v1::LookupRequest* request) {
@@ -157,8 +152,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 }
 
 Client::Client(ClientOptions options, std::unique_ptr<Transport> transport)
-    : options_(std::move(options)), transport_(std::move(transport)) {}
-Client::~Client() = default;
+    : options_(std::move(options)),
+      transport_(std::move(transport)),
+      programs_(std::make_shared<Programs>(transport_.get())) {}
+Client::~Client() { programs_->End(); }
 
 absl::StatusOr<Model> Client::DeclareModel(const std::string& config,
                                            const DeclareOptions& options) {
@@ -411,35 +408,8 @@ absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::stri
 
 absl::StatusOr<std::string> Client::Administer(const std::string& method,
                                                const std::string& request) {
-  using google::protobuf::Message;
-  const google::protobuf::ServiceDescriptor* const service =
-      google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(kAdminService);
-  const auto* const found = service == nullptr ? nullptr : service->FindMethodByName(method);
-  if (found == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("method: '", method, "' is not allowed; it must be one of AdminService"));
-  }
-  const auto make = [](const google::protobuf::Descriptor* type) {
-    auto* const factory = google::protobuf::MessageFactory::generated_factory();
-    return absl::WrapUnique<Message>(factory->GetPrototype(type)->New());
-  };
-  const std::unique_ptr<Message> sent = make(found->input_type());
-  if (!request.empty()) {
-    const auto read = google::protobuf::util::JsonStringToMessage(request, sent.get());
-    if (!read.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("request: ", std::string(read.message())));
-    }
-  }
-  const std::unique_ptr<Message> answer = make(found->output_type());
-  RETURN_IF_ERROR(transport_->CallUnary(*sent, {}, answer.get()));
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
-  std::string json;
-  if (!google::protobuf::util::MessageToJsonString(*answer, &json, options).ok()) {
-    return absl::InternalError(absl::StrCat(method, ": the answer cannot be written as JSON"));
-  }
-  return json;
+  ASSIGN_OR_RETURN(ServiceAnswer answer, programs_->Call(method, request));
+  return std::move(answer.json);
 }
 
 void Client::CancelCalls() { transport_->CancelCalls(); }

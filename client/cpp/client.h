@@ -29,6 +29,7 @@
 #include "client/cpp/checkpoints.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
+#include "client/cpp/programs.h"
 #include "client/cpp/status.h"
 #include "client/cpp/train_stream.h"
 
@@ -131,6 +132,9 @@ class Client {
   // an empty request has no fields. INVALID_ARGUMENT for an unknown method or field.
   absl::StatusOr<std::string> Administer(const std::string& method, const std::string& request);
 
+  // Compiled programs, and batches and results that stay on a coordinator.
+  Programs& programs() { return *programs_; }
+
   // A number that no other update of this client has, for ApplyOptions and AssignOptions.
   uint64_t NextSequence() { return next_sequence_++; }
   // Ends all calls and streams in progress, on all threads, with CANCELLED. Later calls are not
@@ -147,6 +151,7 @@ class Client {
   const ClientOptions options_;
   const std::unique_ptr<Transport> transport_;
   std::atomic<uint64_t> next_sequence_ = 1;
+  const std::shared_ptr<Programs> programs_;
 };
 
 }  // namespace emberd::client

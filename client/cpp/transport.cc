@@ -283,12 +283,15 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
 }
 
 absl::Status Transport::CallUnary(const google::protobuf::Message& request,
-                                  const CallSettings& settings,
-                                  google::protobuf::Message* response) {
+                                  const CallSettings& settings, google::protobuf::Message* response,
+                                  int* answered) {
   const std::string method = MethodOf(request);
-  return Call(settings, [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-    return coordinator.Call(method.c_str(), request, context, response);
-  });
+  return Call(
+      settings,
+      [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+        return coordinator.Call(method.c_str(), request, context, response);
+      },
+      answered);
 }
 
 std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator,

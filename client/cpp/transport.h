@@ -81,7 +81,7 @@ class Transport {
   }
   // The same, for a message of any kind. `response` is empty.
   absl::Status CallUnary(const google::protobuf::Message& request, const CallSettings& settings,
-                         google::protobuf::Message* response);
+                         google::protobuf::Message* response, int* answered = nullptr);
 
   // For attempts: makes the call of `context` without gRPC, where the coordinator is on this
   // machine and has a free lane. Nothing: it has to go by gRPC.

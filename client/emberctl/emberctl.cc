@@ -86,9 +86,9 @@ int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   AddCommonOptions(app, session);
   // In the order in which the help lists them.
   for (const auto add :
-       {AddStatus,  AddTables,     AddDescribe, AddDeclare, AddValidate, AddRows,      AddExport,
-        AddExplain, AddLimits,     AddPlan,     AddStats,   AddTop,      AddMemory,    AddModel,
-        AddGroup,   AddCheckpoint, AddServe,    AddLog,     AddDrain,    AddCompletion}) {
+       {AddStatus,  AddTables, AddDescribe,   AddDeclare, AddValidate, AddRows,  AddExport,
+        AddExplain, AddLimits, AddPlan,       AddProgram, AddStats,    AddTop,   AddMemory,
+        AddModel,   AddGroup,  AddCheckpoint, AddServe,   AddLog,      AddDrain, AddCompletion}) {
     add(app, session);
   }
   try {

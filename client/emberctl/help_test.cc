@@ -50,9 +50,9 @@ void CheckHelp(const std::vector<std::string>& command) {
 TEST(HelpTest, EveryCommandHasAnExample) {
   const Outcome help = Emberctl({"--help"});
   const std::vector<std::string> commands = CommandsOf(help.out);
-  for (const char* command :
-       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "memory", "model",
-        "group", "checkpoint", "log", "drain", "describe", "declare", "validate"}) {
+  for (const char* command : {"status", "tables", "plan", "program", "rows", "stats", "limits",
+                              "explain", "top", "memory", "model", "group", "checkpoint", "log",
+                              "drain", "describe", "declare", "validate"}) {
     EXPECT_THAT(commands, Contains(command));
   }
   EXPECT_EQ(CommandsOf(Emberctl({"rows", "--help"}).out), (std::vector<std::string>{"get", "set"}));
@@ -90,6 +90,7 @@ TEST(HelpTest, WrongCommandLines) {
       {"plan", "m", "--model", "f"},
       {"plan", "m", "--shards", "2", "--cluster", "c"},
       {"plan", "--model", "f", "--shards", "0"},
+      {"program", "m", "--samples", "0"},
       {"stats", "--hot-rows", "101"},
       {"stats", "--interval", "0"},
       {"top", "--count", "0"},

@@ -215,6 +215,7 @@ TEST_F(ProgramsTest, AChainGivesTheBitsOfItsSteps) {
     v1::ExecuteChainedRequest plan = TrainingPlan(lookup, update, found.handle(),
                                                   GradientLiteral(found.values()), Batch(seed + 1));
     SetKey(seed, plan.mutable_config());
+    plan.mutable_config()->set_core_index_in_replica(static_cast<int32_t>(seed));  // says nothing
     const auto ran = api_->Chain(plan);
     ASSERT_TRUE(ran.ok()) << ran.status();
     ASSERT_EQ(ran->updates_size(), 1);
@@ -228,6 +229,57 @@ TEST_F(ProgramsTest, AChainGivesTheBitsOfItsSteps) {
   EXPECT_EQ(DigestOf(model_), DigestOf(plain));
   ASSERT_TRUE(api_->Release({}, {found.handle()}).ok());
   EXPECT_EQ(Metric("emberd_program_handles"), before);
+}
+
+TEST_F(ProgramsTest, AChainDonatesArgumentsWhenAllOfItWentWell) {
+  ProgramSpec spec;
+  spec.set_kind(ProgramSpec::ELEMENTWISE);
+  spec.add_inputs()->set_feature("tuple");
+  ElementwiseOutput* output = spec.add_outputs();
+  output->set_operation(ElementwiseOutput::ADD);
+  output->mutable_a()->set_output_index(1);
+  output->mutable_b()->set_output_index(2);
+  spec.add_aliases();  // the first tensor
+  const uint64_t sum = Compile(spec);
+  const uint64_t failing = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  AddTensor("y", MakeVector<float>({3, 4}), &values);
+  const uint64_t donated = Prepare(sum, values).handle();
+  v1::ExecuteChainedRequest plan;
+  const int data = AddData(&plan, donated);
+  AddProgram(&plan, sum, {data}, /*result=*/0);
+  AddProgram(&plan, sum, {data}, /*result=*/1);  // reads what the first has left
+  plan.mutable_config()->set_return_values(true);
+  v1::ExecuteChainedRequest wrong = plan;
+  v1::Literal other;
+  AddTensor("x", MakeVector<float>({1}), &other);
+  AddProgram(&wrong, failing, {AddLiteral(&wrong, other), 1});
+  const auto now = [&] {
+    const auto read = api_->Read(donated);
+    EXPECT_TRUE(read.ok()) << read.status();
+    return std::vector{Floats(read->values(0).tensor()), Floats(read->values(1).tensor())};
+  };
+  EXPECT_FALSE(api_->Chain(wrong).ok());
+  EXPECT_EQ(now(), (std::vector<std::vector<float>>{{1, 2}, {3, 4}}));
+  const auto ran = api_->Chain(plan);
+  ASSERT_TRUE(ran.ok()) << ran.status();
+  EXPECT_EQ(Floats(ran->results(0).values(0).tensor()), (std::vector<float>{4, 6}));
+  EXPECT_EQ(Floats(ran->results(1).values(0).tensor()), (std::vector<float>{7, 10}));
+  EXPECT_EQ(now(), (std::vector<std::vector<float>>{{7, 10}, {3, 4}}));
+}
+
+TEST_F(ProgramsTest, CallsOfTheClientThatAreWrong) {
+  client::Programs& programs = client_->programs();
+  const std::string tensor = "batch { tensors { tensor { dtype: INT32 shape: 1 data: '1' } } }";
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"Fly", "method: 'Fly' is not allowed; it must be one of AdminService or ProgramService"},
+      {"PrepareBatch", "tensors: the data of a tensor is at place '1'; 1 are given"},
+      {"Compile", "request: it is no text proto of its message"}};
+  for (const auto& [method, message] : wrong) {
+    EXPECT_EQ(programs.Call(method, tensor, {"abcd"}).status(),
+              absl::InvalidArgumentError(message));
+  }
 }
 
 TEST_F(ProgramsTest, AChainThatIsRepeatedUpdatesOnce) {

@@ -56,6 +56,7 @@ void AddRows(CLI::App& app, Session& session);
 void AddExplain(CLI::App& app, Session& session);
 void AddLimits(CLI::App& app, Session& session);
 void AddPlan(CLI::App& app, Session& session);
+void AddProgram(CLI::App& app, Session& session);
 void AddStats(CLI::App& app, Session& session);
 void AddTop(CLI::App& app, Session& session);
 void AddGroup(CLI::App& app, Session& session);
