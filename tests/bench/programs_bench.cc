@@ -8,15 +8,19 @@
 //   programs/.../two_calls        Execute of update(k) and of lookup(k + 1), against
 //                                 ApplyGradients and Lookup
 //   programs/.../chain            both in one ExecuteChained, against these two calls of Execute
+//   programs/.../python_chain     the chain from Python, against the same two calls from Python
+//   programs/.../python           the chain from Python, against the chain with stubs in C++
 // A ratio below 1 is a saving.
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/paths.h"
 #include "tests/bench/bench_report.h"
 #include "tests/bench/step_trainer.h"
 #include "tests/testing/api.h"
@@ -48,7 +52,10 @@ double MillisecondsOf(const Call& call) {
 class ProgramsBench {
  public:
   ProgramsBench(const testing::Cluster& cluster, const StepShape& shape, Report* report)
-      : shape_(shape), api_(cluster.address(), "bench"), report_(report) {
+      : shape_(shape),
+        address_(cluster.address()),
+        api_(cluster.address(), "bench"),
+        report_(report) {
     const auto client = cluster.Connect();
     const auto model = client->DeclareModel(ModelText(shape));
     DieUnless(model.status());
@@ -111,10 +118,25 @@ class ProgramsBench {
     add("prepare_execute", prepare_execute, plain_lookup);
     add("two_calls", two_calls, plain_step);
     add("chain", chain, two_calls);
+    double python_calls = 0, python_chain = 0;
+    RunPython(repeats, &python_calls, &python_chain);
+    add("python_chain", {python_chain}, {python_calls});
+    add("python", {python_chain}, chain);
     DieUnless(api_.ReleaseAll());
   }
 
  private:
+  // Milliseconds of two calls and of a chain.
+  void RunPython(int repeats, double* two_calls, double* chain) {
+    const std::string command = absl::StrCat(
+        "EMBERD_PROGRAMS=", EMBERD_BIN_FOLDER, " EMBERD_LIBRARY=", EMBERD_CLIENT_LIBRARY, " ",
+        EMBERD_PYTHON, " -B ", SourcePath("tests/bench/python_programs.py "), address_, " ",
+        shape_.features, " ", shape_.batch, " ", shape_.bag, " ", shape_.width, " ", repeats);
+    FILE* const output = popen(command.c_str(), "r");
+    const bool read = output != nullptr && std::fscanf(output, "%lf %lf", two_calls, chain) == 2;
+    const bool ended = output != nullptr && pclose(output) == 0;
+    DieUnless(read && ended ? absl::OkStatus() : absl::InternalError("python_programs.py failed"));
+  }
   uint64_t Compile(v1::ProgramSpec::Kind kind, bool inference) {
     v1::ProgramSpec spec;
     spec.set_kind(kind);
@@ -201,6 +223,7 @@ class ProgramsBench {
   }
 
   const StepShape shape_;
+  const std::string address_;
   testing::ProgramApi api_;
   Report* const report_;
   uint64_t model_id_ = 0;

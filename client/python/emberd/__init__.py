@@ -10,7 +10,7 @@
         found.apply({"user": found["user"] - 1})
 
 `local` starts a cluster and `connect` reaches one. A Client declares models, finds them, restores and serves them; a Model looks rows up,
-reads and assigns them, saves checkpoints, and trains on a stream: `Model.train`. `watch` shows what a model does. ModelConfig, TableConfig and so on describe a model,
+reads and assigns them, saves checkpoints, and trains on a stream: `Model.train`. `Model.compile` makes programs, which a Chain runs in one call. `watch` shows what a model does. ModelConfig, TableConfig and so on describe a model,
 and have the range and default of each field. Errors are of the class Error, and ValueError, LookupError and so on where Python has one.
 
     import emberd.torch     modules for PyTorch: EmbeddingBagCollection, EmbeddingCollection, EmbeddingBag, Embedding, Prefetcher
@@ -36,7 +36,8 @@ from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceed
                      ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
 from .local import LocalCluster, local
-from .statistics import HotRow, Limits, ModelStatistics, ShardMemory
+from .programs import Chain, ChainedResult, PreparedBatch, Program, ProgramResult
+from .statistics import CallStatistics, HotRow, Limits, MemoryChange, ModelStatistics, ShardMemory
 from .steps import RowsLost
 from .train import TrainStream
 from .watching import Watch, watch
@@ -44,11 +45,11 @@ from .watching import Watch, watch
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "Cancelled",
-    "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
+    "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "CallStatistics", "Cancelled",
+    "Chain", "ChainedResult", "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
     "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "HotRow", "Ids", "Initializer", "Internal",
-    "InvalidArgument", "LaProp", "Limits", "LocalCluster", "Lookup", "Model", "ModelConfig", "ModelStatistics", "ModelStatus", "Momentum",
-    "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
+    "InvalidArgument", "LaProp", "Limits", "LocalCluster", "Lookup", "MemoryChange", "Model", "ModelConfig", "ModelStatistics", "ModelStatus", "Momentum",
+    "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "PreparedBatch", "Program", "ProgramResult", "Progress",
     "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowsLost", "RowwiseAdagrad", "SGD",
     "Sequences", "ShardMemory", "Sparse", "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal",
     "Unauthenticated", "Unavailable", "Uniform", "Unimplemented", "Unknown", "Watch", "Zeros", "connect", "local", "watch",

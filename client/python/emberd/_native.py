@@ -50,7 +50,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("call_wait", c_int32, [_P, c_int64]), ("call_error", _P, [_P]), ("call_free", None, [_P]),
     ("call_take_client", _P, [_P]), ("call_take_model", _P, [_P]), ("call_take_lookup", _P, [_P]),
     ("call_take_rows", _P, [_P]), ("call_take_text", _P, [_P]), ("call_take_stream", _P, [_P]),
-    ("call_take_progress", _P, [_P]),
+    ("call_take_progress", _P, [_P]), ("call_take_answer", _P, [_P]),
     ("call_update", c_int32, [_P, POINTER(Update)]),
     ("connect", _P, [POINTER(ClientOptions)]), ("client_cancel", None, [_P]), ("client_free", None, [_P]),
     ("client_status", _P, [_P]),
@@ -73,6 +73,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("delete_checkpoint", _P, [_P, c_char_p, c_char_p]),
     ("drop_group", _P, [_P, c_char_p, c_char_p]), ("administer", _P, [_P, c_char_p, c_char_p]),
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
+    ("call_program", _P, [_P, c_char_p, c_char_p, _P, c_int32, _P]), ("answer_json", c_char_p, [_P]), ("answer_tensors", c_int32, [_P, _P, c_int32]),
+    ("answer_take_kept", _P, [_P, c_int32]), ("answer_free", None, [_P]), ("kept_free", None, [_P]),
     ("train", _P, [_P, _P, POINTER(TrainOptions)]), ("stream_next_step", c_int64, [_P]),
     ("stream_generation", c_uint64, [_P]), ("stream_made_generation", c_uint64, [_P]),
     ("stream_send_lookup", _P, [_P, c_int64, _P, c_int32]),
@@ -208,7 +210,7 @@ class Handle(Uncopied):
         if _State.forked:
             lib()
         if owned is None:
-            raise ValueError("this client, model or stream has been closed")
+            raise ValueError("this client, model, stream or program has been closed")
         return owned
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def _extents(shape: Tuple[int, ...]) -> Any:
     return np.array(shape, np.int64)
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
     if array.size == 0:
         return 0
     if array.flags.carray:  # in one piece and writable: a third of the time of what works always
@@ -127,7 +127,7 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
     if type(ids) is np.ndarray and ids.dtype in INTS and ids.flags.carray and 0 < ids.ndim <= 2 and ids.size:  # the common case
         shape = _extents(ids.shape)
         kept += ((name_bytes, shape), ids)
-        fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size, 0, _address(shape), ids.ndim, shape.itemsize, 0, 0, 0, 0)
+        fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size, 0, address_of(shape), ids.ndim, shape.itemsize, 0, 0, 0, 0)
         return True
     what = f'feature "{name}"'
     samples = 0
@@ -154,11 +154,11 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
     weights_address = weight_count = 0
     if weights is not None:
         floats = as_weights(weights, what + ": weights", values.shape)
-        weights_address, weight_count = _address(floats), floats.size
+        weights_address, weight_count = address_of(floats), floats.size
         kept.append(floats)
         if values.size and not weight_count:
             raise ValueError(f"{what}: weights: empty; give one per id, or a single one for all ids")
-    fields += (name_address, layout, values.itemsize, _address(values), values.size, 0, _address(index), index.size, index.itemsize,
+    fields += (name_address, layout, values.itemsize, address_of(values), values.size, 0, address_of(index), index.size, index.itemsize,
                0, samples, weights_address, weight_count)
     return False
 
@@ -249,7 +249,7 @@ def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int,
         if step != dim and not strides:
             array, step = np.ascontiguousarray(array), dim
         name_address, name_bytes = _text(name)
-        fields += (name_address, _address(array), samples, dim)
+        fields += (name_address, address_of(array), samples, dim)
         steps.append(step)
         kept += (name_bytes, array)
     records, packed_steps = _layout(_GRADIENT, len(steps)).pack(*fields), _layout("q", len(steps)).pack(*steps)
@@ -258,20 +258,26 @@ def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int,
     return records, packed_steps, len(steps), (records, packed_steps, kept)
 
 
-def pack_hyper(hyper: Optional[Hyper], tables: Collection[str]) -> Tuple[bytes, int, Any]:
-    """As pack_ids. tables: that the model has."""
-    if hyper is None:
-        return b"", 0, None
+def flatten_hyper(hyper: Hyper, tables: Optional[Collection[str]]) -> List[Tuple[str, str, float]]:
+    """Table ("": all), name and value of each. tables: that the model has; None: somebody else looks."""
     check_mapping(hyper, "hyper")
     flat: List[Tuple[str, str, float]] = []
     for key, value in hyper.items():
         if isinstance(value, Mapping):
-            if key not in tables:
+            if tables is not None and key not in tables:
                 raise errors.InvalidArgument(f"hyper: {key}: {value!r} is not allowed; it must be a number, for all tables, or {key!r} one of "
                                              f"the tables, {', '.join(tables)}")
             flat += [(key, name, _native.real(number, f"hyper: {key}: {name}")) for name, number in value.items()]
         else:
             flat.append(("", key, _native.real(value, f"hyper: {key}")))
+    return flat
+
+
+def pack_hyper(hyper: Optional[Hyper], tables: Collection[str]) -> Tuple[bytes, int, Any]:
+    """As pack_ids. tables: that the model has."""
+    if hyper is None:
+        return b"", 0, None
+    flat = flatten_hyper(hyper, tables)
     fields: List[Any] = []
     kept: List[Any] = []
     for table, name, number in flat:
@@ -288,18 +294,18 @@ class _Memory(_native.Uncopied):
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, address: int, shape: Tuple[int, ...], owner: _native.Handle, strides: Optional[Tuple[int, ...]]) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "<f4", "version": 3,
+    def __init__(self, address: int, shape: Tuple[int, ...], owner: _native.Handle, strides: Optional[Tuple[int, ...]], dtype: Any) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3,
                                     "strides": strides}
         self.owner = owner
 
 
 def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle,
-         strides: Optional[Tuple[int, ...]] = None) -> Floats:
-    """Floats of the library where they lie; the array keeps them alive. strides: in bytes; default: in one piece."""
+         strides: Optional[Tuple[int, ...]] = None, dtype: Any = _FLOAT32) -> Floats:
+    """Numbers of the library where they lie; the array keeps them alive. strides: in bytes; default: in one piece."""
     if not address or 0 in shape:
-        return np.empty(shape, np.float32)
-    return np.asarray(_Memory(address, shape, owner, strides))
+        return np.empty(shape, dtype)
+    return np.asarray(_Memory(address, shape, owner, strides, dtype))
 
 
 def aligned(floats: int) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import json
 import math
 import os
+import uuid
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -16,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import numpy as np
 import numpy.typing as npt
 
-from . import _filling, _loading, _native, _records, _tables, arrays, checkpoints, errors, statistics
+from . import _filling, _loading, _native, _records, _tables, arrays, checkpoints, errors, programs, statistics
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
 from .config import ModelConfig
-from .statistics import HotRow, Limits, ModelStatistics, ShardMemory
+from .programs import Program
+from .statistics import CallStatistics, HotRow, Limits, MemoryChange, ModelStatistics, ShardMemory
 
 if TYPE_CHECKING:
     from .train import TrainStream
@@ -133,6 +136,7 @@ class Client:
         self._handle = handle
         self.addresses = list(addresses)
         self._options = dict(options)
+        self._mutations = uuid.uuid4().hex, itertools.count(1)
         self._cluster: Any = None  # of this process, which lives as long as this client is open
         _clients.add(self)
 
@@ -198,6 +202,37 @@ class Client:
     def memory(self) -> List[ShardMemory]:
         """The memory of each shard, in their order, with why one does not answer within a second."""
         return statistics.memory(self._handle)
+
+    def change_memory(self, operation: str, model: str = "") -> List[MemoryChange]:
+        """Moves models in and out of the memory of the shards' SparseCores, where the cluster evicts models. Of each shard, in their order, what it did.
+
+        operation: "pin" brings a model in, and has it stay; "unpin" lets it be evicted again; "compact" moves the tables together; "release" evicts
+        all that is neither pinned nor in use.
+        model: to pin or unpin. FailedPrecondition in a cluster that evicts none.
+        """
+        return statistics.change_memory(self._handle, operation, model)
+
+    def call_statistics(self, names: str = "") -> Dict[str, CallStatistics]:
+        """How long calls of programs took at the coordinator, by kind: "compile", "prepare_batch", "execute", "execute_chained", "read_handle", "release".
+
+        names: a regular expression for whole names; "": all that there were. InvalidArgument if it is none.
+        """
+        return statistics.calls(self._handle, names)
+
+    def compile(self, spec: Mapping[str, Any]) -> Program:
+        """A program, of the ProgramSpec of program_service.proto as a dict; `Model.compile` makes those of one model. A sum of two tuples:
+        {"kind": "ELEMENTWISE", "inputs": [{"feature": "a"}, {"feature": "b"}], "outputs": [{"operation": "ADD", "a": {"argument": 0}, "b": {"argument": 1}}]}
+
+        InvalidArgument names the field that is wrong.
+        """
+        if not isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _native.refuse_kind(spec, "spec", "a mapping")
+        return Program(self, spec)
+
+    def _mutation(self) -> Dict[str, Any]:
+        """A name for the updates of one call, by which they are made once."""
+        name, numbers = self._mutations
+        return {"client_id": name, "sequence": next(numbers)}
 
     def drop_model(self, name: str) -> bool:
         """Removes a model, its rows and its groups from all shards; checkpoints stay. False: there is none of this name. Streams and
@@ -369,6 +404,20 @@ class Model:
         call = _native.lib().lookup_begin(self.client._handle.get(), self._handle.get(), rows, count, 0 if train else 1,
                                           _native.milliseconds(deadline, "deadline", optional=True))
         return Lookup(self, Call(call, kept).take("lookup"), asked)
+
+    def compile(self, kind: str = "lookup", features: Optional[Sequence[str]] = None, *, samples: Optional[int] = None, dynamic: bool = False,
+                **fields: Any) -> Program:
+        """A program of this model; compiling the same one again finds it. What does not fit it is refused when it is compiled, or a batch prepared.
+
+        kind: "lookup", or "update", which applies gradients to the result of a lookup.
+        features: of the batch, or with gradients; None: all. Others have no ids.
+        samples: of each of the `features`, exactly, or with `dynamic` at most; None: FeatureConfig.batch_size, times the replicas.
+        fields: others of ProgramSpec in program_service.proto, as inference=True, limits=[{"stack": "s", "max_ids_per_partition": 64}],
+          allow_id_dropping=True, activation_dtype="BFLOAT16".
+        InvalidArgument names the field that is wrong; ResourceExhausted if it allows more ids than its buffers hold.
+        """
+        names = list(self.features) if features is None else features
+        return programs.compile_for(self.client, self.name, kind, names, samples, dynamic, fields)
 
     def train(self, group: str, rank: int = 0, size: int = 1, *, consistency: str = "sync", pipelined: bool = False,
               staleness_bound: int = 0, first_step: int = 0, step_timeout: float = 60.0) -> "TrainStream":

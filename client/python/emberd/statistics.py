@@ -81,6 +81,33 @@ class Limits:
     largest_minibatches: int
 
 
+@dataclass(frozen=True)
+class CallStatistics:
+    """How long calls of one kind took, in seconds: the newest 1024 that succeeded. percentiles: 25, 50, 80, 90, 95 and 99."""
+
+    total: int  # since the coordinator was started
+    count: int  # those that count here
+    min: float
+    max: float
+    mean: float
+    standard_deviation: float
+    percentiles: Dict[float, float]
+
+
+@dataclass(frozen=True)
+class MemoryChange:
+    """What a shard did with its models, and what that leaves, in bytes of each of its SparseCores."""
+
+    shard: int
+    changed: bool  # pin and unpin: it was not so already
+    returned: bool  # pin: the model had been evicted
+    evicted: Tuple[str, ...]  # models that left, first the one that was not used for the longest time
+    evicted_bytes: int
+    moved_tables: int  # that have another address now
+    free_bytes: int
+    pinned_bytes: int
+
+
 def administer(client: Handle, method: str, **request: Any) -> Dict[str, Any]:
     """A call of AdminService. 64-bit integers come as texts."""
     answer: Dict[str, Any] = Call(_native.lib().administer(client.get(), method.encode(), json.dumps(request).encode())).text()
@@ -153,3 +180,18 @@ def set_limits(client: Handle, model: str, stack: str, **wanted: Optional[int]) 
     administer(client, "SetLimits", model=model, limits=[{"stack": stack, **{
         name: getattr(now[stack], name) if value is None else _native.whole(value, name, 0, most.get(name, 2**31 - 1))
         for name, value in wanted.items()}}])
+
+
+def calls(client: Handle, names: str) -> Dict[str, CallStatistics]:
+    _native.text(names, "names")
+    return {one["name"]: CallStatistics(
+        int(one["total"]), int(one["count"]), one["min"], one["max"], one["mean"], one["standard_deviation"],
+        {each["percent"]: each["value"] for each in one["percentiles"]}) for one in administer(client, "GetMetrics", regex=names)["metrics"]}
+
+
+def change_memory(client: Handle, operation: str, model: str) -> List[MemoryChange]:
+    _native.choice(operation, "operation", {"pin": 1, "unpin": 2, "compact": 3, "release": 4})
+    _native.text(model, "model")
+    return [MemoryChange(one["shard"], one["changed"], one["returned"], tuple(one["evicted"]), int(one["evicted_bytes"]), one["moved_tables"],
+                         int(one["memory"]["free_bytes"]), int(one["memory"]["pinned_bytes"]))
+            for one in administer(client, "ChangeMemory", operation=operation.upper(), model=model)["shards"]]

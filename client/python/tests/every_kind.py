@@ -120,6 +120,9 @@ class World:
     def lookup(self):
         return self.model.lookup({"t": IDS}, train=True)
 
+    def program(self):
+        return self.model.compile(samples=2)
+
     def trainer(self):
         return emberd.trainer.Trainer(self.model, self.group(), patience=1.0)
 
@@ -163,6 +166,11 @@ def kinds():
         "emberd.client.Model": Kind(lambda world: world.model, lambda one: one.read_rows("t", IDS).tolist(), lambda one: one.client.close()),
         "emberd.client.Lookup": Kind(World.lookup, lambda one: [shown(one), one.step], lambda one: one.release()),
         "emberd.train.TrainStream": Kind(lambda world: world.model.train(world.group()), step_of_stream, CLOSE),
+        "emberd.programs.Program": Kind(lambda world: world.program(), lambda one: one({"t": IDS})["t"].tolist(), CLOSE),
+        "emberd.programs.PreparedBatch": Kind(lambda world: world.program().prepare({"t": IDS}), lambda one: list(one.read(csr=True)), CLOSE),
+        "emberd.programs.ProgramResult": Kind(lambda world: world.program()({"t": IDS}), shown, CLOSE),
+        "emberd.programs.Chain": Kind(lambda world: emberd.Chain(), lambda one: len(one._added)),
+        "emberd.programs.ChainedResult": Kind(lambda world: emberd.Chain().add(world.program(), {"t": IDS}), lambda one: one["t"]._element),
         "emberd.watching.Watch": Kind(lambda world: emberd.watch(world.model), lambda one: one.refresh().statistics.model, CLOSE),
         "emberd.aio.Client": Kind(lambda world: emberd.aio.Client(world.client, 2), lambda one: asyncio.run(one.model("m")).name, lambda one: asyncio.run(one.close())),
         "emberd.aio.Model": Kind(lambda world: emberd.aio.Model(emberd.aio.Client(world.client, 2), world.model),
@@ -201,7 +209,8 @@ def values():
                 "ids": IDS, "values": IDS, "row_splits": np.array([0, 1, 2]), "indices": np.array([0, 1]), "samples": 2, "step": 3,
                 "time": 5, "examples": 1, "batches": 1, "unique_ids": 1, "dropped_ids": 0, "updates": 1, "failures": 0, "wait_seconds": 0.5, "serves": "",
                 "lost": "", "shard": 0, "address": "a", "error": "", "table_budget_bytes": 1, "resident_bytes": 1, "memory_bytes": 1, "id": 7, "lookups": 5,
-                "share": 0.5, **dict.fromkeys(("max_ids_per_partition", "max_unique_ids_per_partition", "largest_ids_per_partition",
+                "share": 0.5, "percentiles": {50.0: 0.5}, "evicted": (), **dict.fromkeys((
+                     "total", "count", "min", "max", "mean", "standard_deviation", "changed", "returned", "evicted_bytes", "moved_tables", "free_bytes", "pinned_bytes"), 1), **dict.fromkeys(("max_ids_per_partition", "max_unique_ids_per_partition", "largest_ids_per_partition",
                                                "largest_unique_ids_per_partition", "max_ids_per_chip_per_sample",
                                                "max_minibatches_per_sparsecore", "largest_ids_per_chip_per_sample", "largest_minibatches"), 1), "rows_updated": 1, "rows_skipped": 0, "phase": "saving", "bytes": 5, "total_bytes": 6, "elapsed": 0.5, "num_embeddings": 8}
     found = {}

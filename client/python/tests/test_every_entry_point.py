@@ -170,15 +170,18 @@ GOOD = {
     "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
     "Watch.write.step": 0, "requires_grad_.tables": ["t"], "param_group": {"params": []}, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
+    "spec": {"kind": "LOOKUP", "model": "m", "inputs": [{"feature": "t", "max_samples": 2}]}, "Model.compile.features": ["t"], "Model.compile.samples": 2,
+    "operation": "pin", "change_memory.model": "m", "names": "exec.*", "ProgramResult.__getitem__.name": "t",
 }
 MODULES_WITH_STEPS = ("EmbeddingBagCollection", "EmbeddingCollection", "Embedding", "DistributedEmbedding")
 COLLECTIONS = MODULES_WITH_STEPS[:2]
-FAILS = {"Initializer": "it has no kind", "EmbeddingOptimizer.add_param_group": "it has one for each table", "Client.delete_checkpoint": "there is none",
+FAILS = {"Initializer": "it has no kind", "Client.change_memory": "no model is evicted here", "EmbeddingOptimizer.add_param_group": "it has one for each table", "Client.delete_checkpoint": "there is none",
          **dict.fromkeys((f"{name}.wait_checkpoint" for name in MODULES_WITH_STEPS), "none was asked for")}
 # Public names that are not called here, and where they are.
 ELSEWHERE = {
-    **dict.fromkeys(("Client", "Model", "Watch", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer"), "made by others: makers"),
-    **dict.fromkeys(("HotRow", "Limits", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
+    **dict.fromkeys(("Client", "Model", "Watch", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer", "Program", "PreparedBatch", "ProgramResult"), "made by others: makers"),
+    **dict.fromkeys(("Chain", "ChainedResult", "Program.__call__", "Chain.add", "Chain.run"), "their arguments are others' results: test_programs.py"),
+    **dict.fromkeys(("HotRow", "Limits", "CallStatistics", "MemoryChange", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
     **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", "AioModel.apply": "a lookup is applied once: test_statistics.py",
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
@@ -189,7 +192,7 @@ ELSEWHERE = {
     "FeatureConfig": "the same",
 }
 # What needs no cluster, and goes on without.
-STILL = {"Client.close", "AioClient.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", *(f"{name}.{method}" for name in ("EmbeddingBag", "TorchEmbedding") for method in ("finish", "optimizer", "requires_grad_")), "EmbeddingOptimizer.add_param_group",
+STILL = {"Client.close", *(f"{name}.close" for name in ("Program", "PreparedBatch", "ProgramResult")), "ProgramResult.__getitem__", "AioClient.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", *(f"{name}.{method}" for name in ("EmbeddingBag", "TorchEmbedding") for method in ("finish", "optimizer", "requires_grad_")), "EmbeddingOptimizer.add_param_group",
          *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "requires_grad_", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
          "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "Embedding.finish", "Embedding.token", "Embedding.typed_errors",
          "DistributedEmbedding.finish", *(f"{name}.{method}" for name in MODULES_WITH_STEPS for method in ("request_checkpoint", "wait_checkpoint"))}
@@ -204,6 +207,8 @@ ALLOWED = {
     r"(\.|per_sample_)weights:? (None|5|-1|2.*|1.5|0-d)\)": "no weights, or one for all ids",
     r"features: (\[\]|empty|shorter)|(loader|batches): (''|longer|{}|\[\]|empty|shorter)": "other batches, or none",
     r"\.samples 5": "the last samples have no ids",
+    r"spec: \['inputs'\] (None|\[\]|shorter)|spec: .*\['\w+'\] None": "it has the default",
+    r"spec: \['model'\] 'x'": "a model that another call has made",
     r"padding_idx:? (None|5|-1|2\*\*32 \+ 5|\{\})\)": "another padding, or none, which no row need have",
     r"\.ids (\[\]|\[\[\]\]|empty|longer|of another rank|flat or a column)\)|(EmbeddingCollection.\w+|TorchEmbedding.*)\((ids|input): (\['t'\] )?(\[\[\]\]|of another rank)": "sequences of other shapes",
     r"mask\(ids": "ids are looked at when they are looked up",
@@ -288,6 +293,8 @@ class Sweep(unittest.TestCase):
         makers = {"Client": lambda client, _: client, "Model": lambda client, _: client.model("m"),
                   "Lookup": lambda client, _: self.lookup(client.model("m")),
                   "TrainStream": lambda client, method: self.stream(client.model("m"), method), "Watch": lambda client, _: emberd.watch(client.model("m")),
+                  "Program": lambda client, _: self.program(client), "PreparedBatch": lambda client, _: self.program(client).prepare({"t": IDS}),
+                  "ProgramResult": lambda client, _: self.program(client)({"t": IDS}), "Chain": lambda client, _: emberd.Chain(),
                   "AioClient": lambda client, _: emberd.aio.Client(client, 2),
                   "AioModel": lambda client, _: emberd.aio.Model(emberd.aio.Client(client, 2), client.model("m"))}
         if torch:
@@ -303,6 +310,10 @@ class Sweep(unittest.TestCase):
         if keras:
             makers["DistributedEmbedding"] = self.layer
         return makers
+
+    @staticmethod
+    def program(client):
+        return client.model("m").compile(samples=64, dynamic=True)
 
     @staticmethod
     def tables():

@@ -89,6 +89,11 @@ class ReadmeTest(unittest.TestCase):
             said = self.run_python("-c", CONFIG + example.replace("build/data", folder))
         self.assertRegex(said, r"\nbefore \d{4}-")
 
+    def test_the_example_of_programs(self):
+        with open(os.path.join(HERE, "..", "README.md"), encoding="utf-8") as file:
+            example = re.search(r"## Programs\n.*?```python\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
+        self.assertTrue(1e-8 < float(re.search(r"loss (\S+)", self.run_python("-c", example))[1]) < 1e-5)
+
     def test_the_example_of_the_package(self):
         self.assertLess(self.loss_of(HERE, "..", "README.md"), 0.1)
 

@@ -1,0 +1,406 @@
+"""Compiled programs: lookups and updates whose shapes, limits and buffers are settled beforehand, batches that wait on the coordinator, and several
+programs in one call. client/PROGRAMS.md has what programs are, program_service.proto the fields of each.
+
+    lookup, update = model.compile("lookup"), model.compile("update")
+    found = lookup({"user": users})
+    for users, gradient in batches:
+        chain = emberd.Chain()
+        chain.add(update, found, {"user": gradient})
+        chain.add(lookup, {"user": users})
+        applied, found = chain.run()                  # both in one call
+
+What a coordinator keeps for a Program, a PreparedBatch or a ProgramResult stays while it is referred to, or until it is closed, however long that takes.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import functools
+import itertools
+import json
+import re
+import struct
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native, _records, arrays, errors
+from ._native import Call, Handle
+from .arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse
+
+if TYPE_CHECKING:
+    from .client import Applied, Client
+
+Array = npt.NDArray[Any]
+Argument = Union["PreparedBatch", "ProgramResult", "ChainedResult", Mapping[str, Any]]
+
+_DTYPES = {np.dtype(np.float32): "FLOAT32", np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64"}
+_NUMPY = {name: dtype for dtype, name in _DTYPES.items()}
+_BYTES = struct.Struct("Pq")  # emberd_bytes
+
+
+@functools.lru_cache(maxsize=1024)
+def _place(place: int) -> str:
+    """The data of a tensor in JSON: its place among those that go beside it."""
+    return base64.b64encode(str(place).encode()).decode()
+
+
+class _Tensors:
+    """What goes beside the JSON of a request."""
+
+    def __init__(self) -> None:
+        self.arrays: List[Array] = []
+
+    def add(self, array: Array) -> Dict[str, Any]:
+        self.arrays.append(np.asarray(array, order="C"))
+        return {"dtype": _DTYPES[array.dtype], "shape": array.shape, "data": _place(len(self.arrays) - 1)}
+
+    def features(self, ids: Mapping[str, Ids]) -> List[Dict[str, Any]]:
+        _records.check_mapping(ids, "ids")
+        return [self._feature(name, value) for name, value in ids.items()]
+
+    def _feature(self, name: str, ids: Ids) -> Dict[str, Any]:
+        _native.text(name, "feature")
+        what = f'feature "{name}"'
+        if isinstance(ids, Sequences):
+            ids = ids.unrolled(what)
+        weights = getattr(ids, "weights", None) if isinstance(ids, (Dense, Ragged, Sparse)) else None
+        if isinstance(ids, Ragged):
+            kind, values = "ragged", arrays.as_ints(ids.values, what + ": values")
+            splits = arrays.as_ints(ids.row_splits, what + ": row_splits")
+            arrays.check_shape(splits, what + ": row_splits", splits.ndim == 1, "[samples + 1]")
+            fields: Dict[str, Any] = {"row_splits": self.add(splits), "values": self.add(values)}
+        elif isinstance(ids, Sparse):
+            kind, values = "sparse", arrays.as_ints(ids.values, what + ": values")
+            samples = _native.whole(ids.samples, what + ": samples")
+            indices = arrays.sparse_indices(ids.indices, values.size, samples, what + ": indices", type(ids.indices).__module__ == "torch")
+            fields = {"indices": self.add(indices), "values": self.add(values), "sample_count": samples}
+        else:
+            kind, values = "dense", arrays.as_ints(ids.ids if isinstance(ids, Dense) else ids, what)
+            fields = {"ids": self.add(values)}
+        dense = kind == "dense"
+        arrays.check_shape(values, what, values.ndim > 0 and 0 not in values.shape[1:] if dense else values.ndim == 1, "[samples] or [samples, ids of a sample]" if dense else "[ids]")
+        if weights is not None:
+            floats = arrays.as_weights(weights, what + ": weights", values.shape)
+            fields["weights"] = self.add(floats if floats.shape == values.shape else floats.reshape(-1))
+        return {"feature": name, kind: fields}
+
+    def gradients(self, given: Mapping[str, Any], like: Mapping[str, Array]) -> List[Dict[str, Any]]:
+        """like: the activations, as far as they are known."""
+        _records.check_mapping(given, "gradients")
+        found: List[Dict[str, Any]] = []
+        for name, value in given.items():
+            _native.text(name, "feature")
+            if value is not None:
+                rows, _ = arrays.as_rows(value, f'gradient of feature "{name}"', like[name].shape[1:] if name in like else None)
+                found.append({"name": name, "tensor": self.add(rows)})
+        return found
+
+    def tuple(self, given: Mapping[str, Any]) -> List[Dict[str, Any]]:
+        _records.check_mapping(given, "tensors")
+        found: List[Dict[str, Any]] = []
+        for name, value in given.items():
+            _native.text(name, "tensors")
+            what = f'tensor "{name}"'
+            array = arrays.as_array(value, what)
+            array = arrays.as_ints(array, what) if array.dtype.kind in "iu" else arrays.as_floats(array, what)
+            found.append({"name": name, "tensor": self.add(array)})
+        return found
+
+
+class _Answer:
+    """The answer to a call, whose tensors are read where they lie: each array keeps it."""
+
+    def __init__(self, client: "Client", method: str, request: Mapping[str, Any], tensors: Sequence[Array], at: Optional[Handle]) -> None:
+        library = _native.lib()
+        try:
+            text = json.dumps(request, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"spec: {error}") from error
+        places = b"".join(_BYTES.pack(_records.address_of(one), one.nbytes) for one in tensors)
+        call = library.call_program(client._handle.get(), method.encode(), text.encode(), places, len(tensors), None if at is None else at.get())
+        self.handle = Call(call, (tensors, places)).take("answer")
+        self.message: Dict[str, Any] = json.loads(library.answer_json(self.handle.get()))
+        count = library.answer_tensors(self.handle.get(), None, 0)
+        found = ctypes.create_string_buffer(max(1, count * _BYTES.size))
+        library.answer_tensors(self.handle.get(), found, count)
+        self._places = [_BYTES.unpack_from(found, place * _BYTES.size) for place in range(count)]
+
+    def kept(self, place: int) -> Optional[Handle]:
+        kept = _native.lib().answer_take_kept(self.handle.get(), place)
+        return Handle(kept, "kept_free") if kept else None
+
+    def arrays(self, values: Sequence[Mapping[str, Any]]) -> List[Tuple[str, Array]]:
+        return [(one.get("name", ""), self._array(one["tensor"])) for one in values]
+
+    def _array(self, tensor: Mapping[str, Any]) -> Array:
+        address, _ = self._places[int(base64.b64decode(tensor["data"]))]
+        shape = tuple(map(int, tensor.get("shape", ())))
+        if tensor["dtype"] == "BFLOAT16":
+            halves: Array = _records.view(address, shape, self.handle, dtype=np.dtype(np.uint16))
+            floats: Array = (halves.astype(np.uint32) << 16).view(np.float32)
+            return floats
+        return _records.view(address, shape, self.handle, dtype=_NUMPY[tensor["dtype"]])
+
+
+def _statistics(said: Mapping[str, Any]) -> Dict[str, Any]:
+    """As `Lookup.statistics` has them, but for zeros, which are left out."""
+    def number(value: Any) -> Any:
+        return int(value) if isinstance(value, str) else value
+
+    return {"num_minibatches": said.get("num_minibatches", 0), "stacks": [
+        {name: value if name == "stack" else number(value) for name, value in one.items()} for one in said.get("stacks", ())]}
+
+
+class _Kept(_native.Uncopied):
+    """Something that a coordinator keeps until this is closed, or nobody refers to it any more."""
+
+    def __init__(self, client: "Client", kept: Optional[Handle], handle: str) -> None:
+        self._client, self._kept, self._name = client, kept, handle
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives it back, without waiting for the coordinator. Closing twice does nothing."""
+        if self._kept is not None:
+            self._kept.close()
+
+    def _use(self) -> str:
+        """Its handle, while it has one."""
+        self._client._handle.get()
+        if self._kept is None:
+            raise errors.FailedPrecondition("this result stays nowhere: it is of an inference or of a sum")
+        self._kept.get()
+        return self._name
+
+
+class PreparedBatch(_Kept):
+    """A batch that was checked and preprocessed, or tensors, on the coordinator. It may be run any number of times, by the program that made it."""
+
+    def __init__(self, client: "Client", answer: _Answer, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+        super().__init__(client, answer.kept(0), answer.message["handle"])
+        self.statistics: Dict[str, Any] = _statistics(answer.message.get("statistics", {}))
+        self._shapes = shapes
+
+    def __repr__(self) -> str:
+        return "emberd.PreparedBatch()"
+
+    def read(self, *, csr: bool = False) -> Dict[str, Array]:
+        """What the coordinator keeps, by name: the tensors that were given to `prepare`; nothing of a batch.
+
+        csr: of a batch, the arrays that TensorFlow would give to a chip, "STACK/row_pointers", "STACK/sorted_sample_ids",
+        "STACK/sorted_token_ids" and "STACK/sorted_gains" of each stack, and "splits". InvalidArgument for what is no batch.
+        """
+        answer = _Answer(self._client, "ReadHandle", {"handle": self._use(), "csr": bool(csr)}, (), self._kept)
+        return dict(answer.arrays(answer.message.get("values", ())))
+
+
+class ProgramResult(_Kept, Mapping[str, Array]):
+    """What a program gives, by name: activations by feature, float32 [samples, embedding_dim], or of the shape that `output_shape` or Sequences give
+    them; of a sum its tensors, by the names of the first ones. An update of the batch takes it as its first argument, once."""
+
+    def __init__(self, client: "Client", answer: _Answer, place: int, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+        said = answer.message["results"][place]
+        super().__init__(client, answer.kept(place), said.get("handle", "0"))
+        self.statistics: Dict[str, Any] = _statistics(said.get("statistics", {}))
+        found = answer.arrays(said.get("values", ()))
+        self.tensors: Tuple[Array, ...] = tuple(
+            one.reshape(*shapes[name], one.shape[-1]) if name in shapes else one for name, one in found)
+        self._arrays = {name: one for (name, _), one in zip(found, self.tensors)}
+
+    def __repr__(self) -> str:
+        return f"emberd.ProgramResult({', '.join(f'{name}: {list(one.shape)}' for name, one in self._arrays.items())})"
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class Program(_Kept):
+    """A lookup, an update or a sum, as `Model.compile` and `Client.compile` make it.
+
+    kind: "LOOKUP", "UPDATE" or "ELEMENTWISE". features: in the order of the results, or of a sum its arguments. fingerprint: of the program and the
+    plan, in hexadecimal digits. cached: somebody had compiled it before. bytes_per_sparsecore: of its buffers. spec: all fields of it. stacks: what it
+    reserves of each table stack.
+    """
+
+    def __init__(self, client: "Client", spec: Mapping[str, Any]) -> None:
+        for name, value in spec.items():
+            if isinstance(value, (list, tuple)) and not all(isinstance(one, Mapping) for one in value):
+                raise TypeError(f"spec: {name}: {value!r:.200} is not allowed; it must be a list of mappings")
+        try:
+            answer = _Answer(client, "Compile", {"spec": spec}, (), None)
+        except errors.InvalidArgument as error:
+            raise errors.InvalidArgument(re.sub("^request: ", "spec: ", str(error))) from None
+        said = answer.message
+        super().__init__(client, answer.kept(0), said["program_handle"])
+        self.spec: Dict[str, Any] = said["spec"]
+        self.kind: str = self.spec["kind"]
+        self.features: Tuple[str, ...] = tuple(one.get("feature", "") for one in self.spec.get("inputs", ()))
+        self.fingerprint: str = said["fingerprint"]
+        self.cached: bool = said.get("cached", False)
+        self.bytes_per_sparsecore = int(said.get("bytes_per_sparsecore", 0))
+        self.stacks: List[Dict[str, Any]] = said.get("stacks", [])
+
+    def __repr__(self) -> str:
+        return f"emberd.Program({self.kind}, {', '.join(self.features)})"
+
+    def prepare(self, ids: Mapping[str, Any]) -> PreparedBatch:
+        """Checks and preprocesses a batch on the coordinator, to be run later.
+
+        ids: for every feature of a lookup as in `Model.lookup`; gradients of an update; tensors of a sum.
+        InvalidArgument for a shape that the program does not have, ResourceExhausted for more ids than its buffers hold.
+        """
+        tensors = _Tensors()
+        literal = self._literal(ids, {}, tensors)
+        answer = _Answer(self._client, "PrepareBatch", {"program_handle": self._use(), "batch": literal}, tensors.arrays, self._kept)
+        return PreparedBatch(self._client, answer, self._shapes((ids,)))
+
+    def __call__(self, *arguments: Argument, step: Optional[int] = None, hyper: Optional[Hyper] = None) -> Union[ProgramResult, "Applied"]:
+        """Runs the program: of a lookup, with a batch, its ProgramResult; of an update, with the result of a lookup and gradients by feature, where
+        one that is missing is zero, Applied; of a sum, with as many tuples of tensors as it has inputs, its ProgramResult.
+
+        Arguments are what `prepare` takes, or gave. step, hyper: of an update, as in `Lookup.apply`.
+        An aliased argument of a sum has the new values afterwards: `PreparedBatch.read`.
+        """
+        tensors = _Tensors()
+        given = [self._argument(place, arguments, tensors) for place in range(len(arguments))]
+        request = {"program_handle": self._use(), "arguments": given, "update": _update(step, hyper), "config": {"return_values": True}}
+        answer = _Answer(self._client, "Execute", request, tensors.arrays, self._kept)
+        if self.kind == "UPDATE":
+            return _applied(answer.message["updates"][0], step)
+        return ProgramResult(self._client, answer, 0, self._shapes(arguments))
+
+    def _argument(self, place: int, arguments: Sequence[Any], tensors: _Tensors) -> Dict[str, Any]:
+        one = arguments[place]
+        if isinstance(one, (PreparedBatch, ProgramResult)) and (one._kept is not None or self.kind == "UPDATE"):
+            if one._client is not self._client:
+                raise ValueError(f"argument {place}: it is of another client; handles are known to their own")
+            return {"handle": one._use()}
+        if not isinstance(one, Mapping):
+            raise _native.refuse_kind(one, f"argument {place}", "a mapping by name, or what `prepare` or a program gave")
+        like = arguments[0] if place == 1 and isinstance(arguments[0], ProgramResult) else {}
+        return {"literal": self._literal(one, like, tensors)}
+
+    def _literal(self, given: Mapping[str, Any], like: Mapping[str, Array], tensors: _Tensors) -> Dict[str, Any]:
+        if self.kind == "LOOKUP":
+            return {"features": tensors.features(given)}
+        return {"tensors": tensors.gradients(given, like) if self.kind == "UPDATE" else tensors.tuple(given)}
+
+    def _shapes(self, arguments: Sequence[Any]) -> Dict[str, Tuple[int, ...]]:
+        """Of activations that have the shape of their ids."""
+        if self.kind != "LOOKUP" or not arguments:
+            return {}
+        if isinstance(arguments[0], PreparedBatch):
+            return dict(arguments[0]._shapes)
+        return {name: arrays.activation_shape(one, (), 0)[:-1] for name, one in arguments[0].items() if isinstance(one, Sequences)}
+
+
+class ChainedResult(_native.Uncopied):
+    """What an operation of a Chain will give; [name] is one of its tensors."""
+
+    def __init__(self, chain: "Chain", place: int, names: Sequence[str], element: int = 0) -> None:
+        self._chain, self._place, self._names, self._element = chain, place, names, element
+
+    def __getitem__(self, name: str) -> "ChainedResult":
+        if name not in self._names:
+            raise KeyError(f"{name!r} is not a result; there are {', '.join(self._names) or 'none'}")
+        return ChainedResult(self._chain, self._place, self._names, self._names.index(name) + 1)
+
+
+class Chain(_native.Uncopied):
+    """A plan of several programs, which `add` collects and `run` has made in one call, in their order. It is checked as a whole before anything runs.
+    Each update is made once: where `run` has failed, a second `run` goes on with those that were not made."""
+
+    def __init__(self) -> None:
+        self._ops: List[Dict[str, Any]] = []
+        self._tensors = _Tensors()
+        self._added: List[Tuple[Program, Sequence[Any], Optional[int], int]] = []  # program, arguments, step, its place in _ops
+        self._key: Optional[Dict[str, Any]] = None
+        self._done = False
+
+    def add(self, program: Program, *arguments: Argument, step: Optional[int] = None, hyper: Optional[Hyper] = None) -> ChainedResult:
+        """One more program, with the arguments that it takes, or with what an earlier `add` gave. Returns what its result can be used by."""
+        if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _native.refuse_kind(program, "program", "an emberd.Program")
+        if self._added and program._client is not self._added[0][0]._client:
+            raise ValueError("program: it is of another client than the first one")
+        handle, before = program._use(), len(self._ops)
+        update = _update(step, hyper)
+        try:
+            inputs = [self._input(program, place, arguments) for place in range(len(arguments))]
+        except BaseException:
+            del self._ops[before:]
+            raise
+        self._ops.append({"program_handle": handle, "inputs": inputs, "update": update})
+        self._added.append((program, arguments, step, len(self._ops) - 1))
+        return ChainedResult(self, len(self._ops) - 1, program.features if program.kind == "LOOKUP" else ())
+
+    def _input(self, program: Program, place: int, arguments: Sequence[Any]) -> Dict[str, Any]:
+        one = arguments[place]
+        if isinstance(one, ChainedResult):
+            if one._chain is not self:
+                raise ValueError(f"argument {place}: it is of another chain")
+            return {"op_index": one._place, "output_index": one._element}
+        argument = program._argument(place, arguments, self._tensors)
+        self._ops.append({"data_handle": argument["handle"]} if "handle" in argument else argument)
+        return {"op_index": len(self._ops) - 1}
+
+    def run(self) -> List[Any]:
+        """Of each program that was added, in this order: its ProgramResult, or of an update Applied. An error names the updates that were made."""
+        if not self._added or self._done:
+            raise ValueError("the chain has run; make another one" if self._done else "the chain is empty; add programs")
+        client = self._added[0][0]._client
+        client._handle.get()
+        self._key = self._key or client._mutation()
+        results = [place for program, _, _, place in self._added if program.kind != "UPDATE"]
+        for number, place in enumerate(results):
+            self._ops[place]["outputs"] = [{"result_index": number}]
+        request = {"ops": self._ops, "config": {"return_values": True, "execution_instance_key": self._key}}
+        answer = _Answer(client, "ExecuteChained", request, self._tensors.arrays, self._added[0][0]._kept)
+        self._done = True
+        updates = {one.get("op_index", 0): one for one in answer.message.get("updates", ())}
+        found: List[Any] = [_applied(updates[place], step) if program.kind == "UPDATE"
+                            else ProgramResult(client, answer, results.index(place), program._shapes(arguments))
+                            for program, arguments, step, place in self._added]
+        self._added.clear()
+        return found
+
+
+def _update(step: Optional[int], hyper: Optional[Hyper]) -> Dict[str, Any]:
+    update: Dict[str, Any] = {} if step is None else {"step": _native.whole(step, "step")}
+    if hyper is not None:
+        flat = sorted(_records.flatten_hyper(hyper, None))
+        update["hyperparameters"] = [{"table": table, "values": {name: number for _, name, number in some}}
+                                     for table, some in itertools.groupby(flat, key=lambda one: one[0])]
+    return update
+
+
+def _applied(made: Mapping[str, Any], step: Optional[int]) -> "Applied":
+    from .client import Applied
+    return Applied(-1 if step is None else step, int(made.get("rows_updated", 0)), int(made.get("rows_skipped", 0)), made.get("replayed", False))
+
+
+def compile_for(client: "Client", model: str, kind: str, features: Sequence[str], samples: Optional[int], dynamic: bool,
+                fields: Mapping[str, Any]) -> Program:
+    """As `Model.compile` says."""
+    _native.choice(kind, "kind", {"lookup": 1, "update": 2})
+    if not isinstance(features, (list, tuple)):
+        raise _native.refuse_kind(features, "features", "a list of names")
+    if not features:
+        raise errors.InvalidArgument("features: [] is not allowed; name at least one, or give None for all")
+    bound = {"max_samples": 0 if samples is None else _native.whole(samples, "samples", 1, 2**31 - 1), "dynamic": bool(dynamic)}
+    for name in features:
+        _native.text(name, "features")
+    return Program(client, {"kind": kind.upper(), "model": model, "inputs": [{"feature": name, **bound} for name in features], **fields})
