@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the wheel of emberd: the package, the client library, `emberd`, `emberctl`, and the libraries that they need; examples, .proto
+"""Makes the wheel of emberd: the package, the client library, `emberd`, `emberctl`, and the libraries that they need; examples, tutorials, .proto
 files and documents in emberd/_docs.
 
 usage: make_wheel.py BUILD_FOLDER OUTPUT_FOLDER
@@ -113,6 +113,7 @@ def stage(build, folder):
     shutil.copytree(os.path.join(HERE, "emberd"), package, ignore=shutil.ignore_patterns("__pycache__", "_bin", "_lib"))
     documents = os.path.join(package, "_docs")
     shutil.copytree(os.path.join(HERE, "examples"), os.path.join(documents, "examples"), ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(os.path.join(HERE, "docs", "tutorials"), os.path.join(documents, "tutorials"), ignore=shutil.ignore_patterns("__pycache__", "*.md", "*.png"))
     shutil.copytree(os.path.join(ROOT, "proto", "emberd"), os.path.join(documents, "proto", "emberd"),
                     ignore=lambda _, names: [name for name in names if "." in name and not name.endswith(".proto")])
     for path in (os.path.join(HERE, "README.md"), os.path.join(ROOT, "client", "COMING_FROM.md"),

@@ -1,4 +1,4 @@
-"""Tutorial: a word model with its table on a cluster, from the first lookup to the cost on chips.
+"""A word model in JAX and Flax with its table on a cluster, from the first lookup to the cost on chips.
 
 Each `# %%` begins a cell: open this file as a notebook (VS Code, Jupyter with jupytext), or run it as it stands.
 

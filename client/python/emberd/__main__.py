@@ -30,10 +30,10 @@ def _documents() -> Dict[str, Path]:
     """Where examples and documents are: in the package, or in the tree of its sources."""
     inside, sources = _native.HERE / "_docs", _native.HERE.parent
     if inside.exists():
-        return {"examples": inside / "examples", "README": inside / "README.md", "COMING_FROM": inside / "COMING_FROM.md",
+        return {"examples": inside / "examples", "tutorials": inside / "tutorials", "README": inside / "README.md", "COMING_FROM": inside / "COMING_FROM.md",
                 "issues": inside / "issues.md", "proto": inside / "proto"}
-    return {"examples": sources / "examples", "README": sources / "README.md", "COMING_FROM": sources.parent / "COMING_FROM.md",
-            "issues": sources / "docs" / "issues.md", "proto": sources.parent.parent / "proto"}
+    return {"examples": sources / "examples", "tutorials": sources / "docs" / "tutorials", "README": sources / "README.md",
+            "COMING_FROM": sources.parent / "COMING_FROM.md", "issues": sources / "docs" / "issues.md", "proto": sources.parent.parent / "proto"}
 
 
 def _parts() -> Iterator[str]:

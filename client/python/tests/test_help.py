@@ -100,7 +100,7 @@ class HelpTest(unittest.TestCase):
         for one in (f"emberd {emberd.__version__}", os.environ["EMBERD_LIBRARY"], os.path.join(os.environ["EMBERD_PROGRAMS"], "emberd"),
                     "import emberd", "help(emberd)", "emberctl --help"):
             self.assertIn(one, said)
-        paths = {name: re.search(rf"^  {name} +(/\S+)$", said, re.MULTILINE)[1] for name in ("examples", "README", "COMING_FROM", "issues", "proto")}
+        paths = {name: re.search(rf"^  {name} +(/\S+)$", said, re.MULTILINE)[1] for name in ("examples", "tutorials", "README", "COMING_FROM", "issues", "proto")}
         self.assertEqual([name for name, path in paths.items() if not os.path.exists(path)], [])
         said = self.run_module(EMBERD_LIBRARY="/nowhere/library.so", EMBERD_PROGRAMS="/nowhere")
         self.assertRegex(said, "library +/nowhere/library.so, which is not there; install the wheel, or set EMBERD_LIBRARY")

@@ -1,5 +1,6 @@
-"""The tutorial runs, learns, and leaves its plots; docs/tutorial.md is what it says."""
+"""The tutorials run, learn what they say, and leave their plots; docs/tutorial.md and docs/tutorials/*.md are what they say."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -9,63 +10,83 @@ import unittest
 
 import cluster
 
-try:
-    import flax
-    import jax
-except ImportError as error:
-    print(f"SKIP: {error.name} is not installed")
-    sys.exit(77)
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-try:
-    import matplotlib
-except ImportError:
-    matplotlib = None
-
-
-DOCS = os.path.join(HERE, "..", "docs")
-PLOTS = ("learning.png", "hot_rows.png", "chips.png")
-
-
-def read(folder):
-    with open(os.path.join(folder, "tutorial.md"), encoding="utf-8") as file:
-        return file.read()
-
-
+DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
+FRAMEWORK = os.environ.get("KERAS_BACKEND", "torch")  # whose tutorials run in this environment
 OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+if not importlib.util.find_spec(FRAMEWORK):
+    print(f"SKIP: {FRAMEWORK} is not installed")
+    sys.exit(77)
 
 
 class TutorialTest(unittest.TestCase):
-    @unittest.skipUnless(matplotlib, "SKIP: matplotlib is not installed")
-    def test_it_runs_and_is_what_the_repository_shows(self):
+    def said(self, framework, name):
+        """What it prints, here and in the repository, each in turn."""
+        if framework != FRAMEWORK:
+            self.skipTest(f"SKIP: it runs with {framework}")
+        source = os.path.join(DOCS, f"{name}.py")
+        with open(os.path.splitext(source)[0] + ".md", encoding="utf-8") as file:
+            shown = file.read()
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
-                [sys.executable, "-B", os.path.join(DOCS, "render.py"), folder], capture_output=True, text=True,
-                timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MPLCONFIGDIR": folder})
+                [sys.executable, "-B", os.path.join(DOCS, "render.py"), folder, source], capture_output=True, text=True, timeout=300, cwd=folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MPLCONFIGDIR": folder, "EMBERD_ADDRESS": ""})
             self.assertEqual(done.returncode, 0, done.stderr)
-            for name in PLOTS:
-                for where in (folder, DOCS):
-                    with open(os.path.join(where, name), "rb") as file:
+            plots, drawn = re.findall(r"^!\[\w+\]\((\w+\.png)\)$", shown, re.MULTILINE), importlib.util.find_spec("matplotlib")
+            self.assertTrue(plots)
+            for where in (folder, os.path.dirname(source)) if drawn else (os.path.dirname(source),):
+                for plot in plots:
+                    with open(os.path.join(where, plot), "rb") as file:
                         self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
-            rendered = read(folder)
-        self.assertEqual(OUTPUT.sub("", rendered), OUTPUT.sub("", read(DOCS)), "docs/render.py docs renews it")
-        for one in (rendered, read(DOCS)):
-            self.check(one)
+            with open(os.path.join(folder, os.path.basename(name) + ".md"), encoding="utf-8") as file:
+                rendered = file.read()
+        self.assertEqual(OUTPUT.sub("", rendered), OUTPUT.sub("", shown), "docs/render.py renews it")
+        return ["".join(OUTPUT.findall(one)) for one in (rendered, shown)]
 
-    def check(self, rendered):
-        for name in PLOTS:
-            self.assertIn(f"]({name})", rendered)
-        said = "".join(OUTPUT.findall(rendered))
-        entropy = float(re.search(r"entropy (\S+)", said)[1])
-        first, last = map(float, re.search(r"loss (\S+) at first, (\S+) at the end", said).groups())
-        self.assertLess(last, entropy)
-        self.assertGreater(first, entropy)
-        self.assertRegex(said, r"hot rows: and \d+, the \d+|hot rows: the \d+, and \d+")
-        # 50 million rows of 128 floats, twice.
-        self.assertAlmostEqual(float(re.search(r"chips: +1 hold +(\S+) GiB", said)[1]), 47.68, places=1)
-        self.assertIn("the next is 240", said)
+    def check(self, framework, name, pattern, is_right):
+        """is_right: of the numbers that the pattern finds, all of them."""
+        for said in self.said(framework, name):
+            found = [float(number) for groups in re.findall(pattern, said) for number in ((groups,) if isinstance(groups, str) else groups)]
+            self.assertTrue(found and is_right(*found), said)
+
+    def test_words(self):
+        for said in self.said("jax", "tutorial"):
+            entropy = float(re.search(r"entropy (\S+)", said)[1])
+            first, last = map(float, re.search(r"loss (\S+) at first, (\S+) at the end", said).groups())
+            self.assertLess(last, entropy)
+            self.assertGreater(first, entropy)
+            self.assertRegex(said, r"hot rows: and \d+, the \d+|hot rows: the \d+, and \d+")
+            # 50 million rows of 128 floats, twice.
+            self.assertAlmostEqual(float(re.search(r"chips: +1 hold +(\S+) GiB", said)[1]), 47.68, places=1)
+            self.assertIn("the next is 240", said)
+
+    def test_clicks(self):
+        self.check("torch", "tutorials/clicks", r"held-out loss (\S+)", lambda small, middle, large: large < middle < small and large < 0.55)
+
+    def test_sequences(self):
+        self.check("torch", "tutorials/sequences", r"; (\S+) of the next items are hit", lambda hits: 0.75 < hits <= 1)
+
+    def test_serving(self):
+        self.check("torch", "tutorials/serving", r"(\S+) of the answers are right at first, (\S+) at the end", lambda first, last: first < last and last > 0.9)
+
+    def test_from_torchrec(self):
+        self.check("torch", "tutorials/from_torchrec", r"loss (\S+) at first, (\S+) at the end.* at most (\S+) away",
+                   lambda first, last, apart: last < 0.8 * first and apart < 1e-3)
+
+    def test_jax_loop(self):
+        self.check("jax", "tutorials/jax_loop", r"loss (\S+) at first, (\S+) at the end\n.*differ by (\S+) at most",
+                   lambda first, last, apart: last < 0.7 * first and apart < 1e-5)
+
+    def test_from_keras(self):
+        self.check("jax", "tutorials/from_keras", r"loss (\S+) at first[^;]*after: loss (\S+) at the end; the losses differ by (\S+) at most",
+                   lambda first, last, apart: last < first and apart < 1e-4)
+
+    def test_from_tensorflow(self):
+        for said in self.said("tensorflow", "tutorials/from_tensorflow"):
+            self.assertRegex(said, "refused: OutOfRange: .*400")
+            first, last, apart = map(float, re.search(r"loss (\S+) at first[^;]*after: loss (\S+) at the end; the losses differ by (\S+) at most", said).groups())
+            self.assertLess(last, first)
+            self.assertLess(apart, 1e-4)
 
 
 if __name__ == "__main__":
-    assert flax.__version__ and jax.__version__
     cluster.main()

@@ -78,7 +78,7 @@ class WheelTest(unittest.TestCase):
 
     def test_examples_and_documents_are_in_it(self):
         said = run(self.python, "-m", "emberd", cwd="/")
-        paths = {name: re.search(rf"^  {name} +(/\S+)$", said, re.MULTILINE)[1] for name in ("examples", "README", "COMING_FROM", "issues", "proto")}
+        paths = {name: re.search(rf"^  {name} +(/\S+)$", said, re.MULTILINE)[1] for name in ("examples", "tutorials", "README", "COMING_FROM", "issues", "proto")}
         for name, path in paths.items():
             self.assertTrue(path.startswith(self.package) and os.path.exists(path), f"{name}: {path}")
         self.assertIn("model.proto", os.listdir(os.path.join(paths["proto"], "emberd", "v1")))
