@@ -7,6 +7,7 @@
 #include "config/fields.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/model.pb.h"
+#include "emberd/v1/plan.pb.h"
 
 namespace emberd::config {
 namespace field_rules_test {
@@ -29,6 +30,7 @@ std::set<const Descriptor*> ConfigTypes() {
   CollectTypes(v1::ModelConfig::descriptor(), &types);
   CollectTypes(v1::ClusterConfig::descriptor(), &types);
   CollectTypes(v1::TokenFile::descriptor(), &types);
+  CollectTypes(v1::StackLimit::descriptor(), &types);
   return types;
 }
 

@@ -177,10 +177,8 @@ absl::StatusOr<json> JaxStackingCase(const json& input) {
            {"stack_embedding_dim", stack.embedding_dim},
            {"total_sample_count", samples},
            {"combiner", first.at("combiner")}};
-    if (stack.max_ids_per_partition > 0) out["max_ids_per_partition"] = stack.max_ids_per_partition;
-    if (stack.max_unique_ids_per_partition > 0) {
-      out["max_unique_ids_per_partition"] = stack.max_unique_ids_per_partition;
-    }
+    if (stack.limits.ids > 0) out["max_ids_per_partition"] = stack.limits.ids;
+    if (stack.limits.unique > 0) out["max_unique_ids_per_partition"] = stack.limits.unique;
     for (const TablePlan& table : stack.tables) {
       tables[table.name] = {{"vocab", table.vocabulary_size},
                             {"dim", table.embedding_dim},

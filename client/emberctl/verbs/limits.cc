@@ -60,7 +60,7 @@ absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
 }
 
 // One of the counts of a stack.
-struct Need {
+struct Needed {
   const char* name;
   const char* key;
   int32_t limit;
@@ -68,7 +68,7 @@ struct Need {
   int32_t suggested;
 };
 
-std::vector<Need> NeedsOf(const v1::StackLimits& stack, double headroom) {
+std::vector<Needed> NeedsOf(const v1::StackLimits& stack, double headroom) {
   const v1::StackLimit suggested = SuggestedLimits(stack, headroom);
   return {
       {"ids per partition", "ids", stack.max_ids_per_partition(), stack.ids(),
@@ -84,7 +84,7 @@ std::vector<Need> NeedsOf(const v1::StackLimits& stack, double headroom) {
 void PrintLimits(const v1::GetLimitsResponse& limits, double headroom, std::ostream& out) {
   Table lines = {{"STACK", "NEED", "BATCHES", "P50", "P90", "P99", "MAX", "LIMIT", "SUGGESTED"}};
   for (const v1::StackLimits& stack : limits.stacks()) {
-    for (const Need& need : NeedsOf(stack, headroom)) {
+    for (const Needed& need : NeedsOf(stack, headroom)) {
       lines.push_back({stack.stack(), need.name, Batches(need.sketch), Quantile(need.sketch, 0.5),
                        Quantile(need.sketch, 0.9), Quantile(need.sketch, 0.99), need.sketch.max(),
                        Limit(need.limit), need.suggested == 0 ? Cell("-") : need.suggested});
@@ -98,7 +98,7 @@ absl::Status PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOp
   Json stacks = Json::array();
   for (const v1::StackLimits& stack : limits.stacks()) {
     Json& one = stacks.emplace_back(Json{{"stack", stack.stack()}});
-    for (const Need& need : NeedsOf(stack, options.headroom)) {
+    for (const Needed& need : NeedsOf(stack, options.headroom)) {
       one[need.key] = {{"limit", need.limit},
                        {"batches", Batches(need.sketch)},
                        {"p50", Quantile(need.sketch, 0.5)},

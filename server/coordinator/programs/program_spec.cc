@@ -94,8 +94,8 @@ absl::Status CompleteLimits(const step::ServedModel& model, ProgramSpec* spec) {
       continue;
     }
     limits->set_stack(stack.name);
-    limits->set_max_ids_per_partition(stack.max_ids_per_partition);
-    limits->set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
+    limits->set_max_ids_per_partition(static_cast<int32_t>(stack.limits.ids));
+    limits->set_max_unique_ids_per_partition(static_cast<int32_t>(stack.limits.unique));
   }
   if (given.empty()) return absl::OkStatus();
   const std::string& unknown = given.begin()->first;
