@@ -65,10 +65,29 @@ class KeyedTensor:
         return self._tensors[key]
 
 
+# torch.compile leaves a method out, and does not try to trace the client. There is no public name that does not load the compiler.
+_uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda method: method)
+
+
 def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
     if rank is None and size is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0 if rank is None else rank, 1 if size is None else size
+
+
+def _declared(described: config.ModelConfig, client: Optional[Client], model: Union[str, Model]) -> Model:
+    if not isinstance(model, Model):
+        if client is None:
+            raise TypeError("client: it must be given with the name of a model")
+        return client.declare(described)
+    for one in described.tables:
+        there = model.tables.get(one.name)
+        if there is None or (there.vocabulary_size, there.embedding_dim) != (one.vocabulary_size, one.embedding_dim):
+            raise errors.InvalidArgument(f"tables: {one.name!r} of {one.vocabulary_size} x {one.embedding_dim} is not allowed; model {model.name!r} has "
+                                         + (f"{there.vocabulary_size} x {there.embedding_dim}" if there else f"the tables {', '.join(model.tables)}"))
+    if {one.name: one.table for one in described.features} != {name: one.table for name, one in model.features.items()}:
+        raise errors.InvalidArgument(f"features: they must be those of model {model.name!r}: {', '.join(model.features)}")
+    return model
 
 
 class _Ahead:
@@ -85,7 +104,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
     features: emberd.FeatureConfig; default: one for each table, of its name.
-    model: the name under which the tables are declared.
+    model: the name under which the tables are declared; or an emberd.Model that has these tables and features, as the one that serves
+      a checkpoint: its optimizers are as they are there, and `client` is not needed.
     group: the name of the run: training under the same name continues the run. rank and size default to those of
       torch.distributed, if that is initialized.
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
@@ -103,7 +123,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     are only looked up. For weights that require a gradient each call also reads the rows of their ids.
     """
 
-    def __init__(self, tables: Sequence[config.TableConfig], *, client: Client, model: str,
+    def __init__(self, tables: Sequence[config.TableConfig], *, client: Optional[Client] = None, model: Union[str, Model],
                  features: Optional[Sequence[config.FeatureConfig]] = None, group: str = "train",
                  rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
@@ -119,8 +139,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         if accumulate and pipelined:
             raise ValueError("accumulate: not allowed together with pipelined; each call must see all updates before it")
         given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else list(features)
-        self.config = config.ModelConfig(model, list(tables), given, optimizer, plan, seed)
-        self.model: Model = client.declare(self.config)
+        self.config = config.ModelConfig(model.name if isinstance(model, Model) else model, list(tables), given, optimizer, plan, seed)
+        self.model: Model = _declared(self.config, client, model)
         self.reduction, self.accumulate, self.partial = reduction, accumulate, partial
         self.frozen: FrozenSet[str] = frozenset()  # tables
         rank, size = _rank_and_size(rank, size)
@@ -132,6 +152,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
         self._optimizers: List[EmbeddingOptimizer] = []
 
+    @_uncompiled
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], or as FeatureConfig.output_shape says; emberd.Ragged, Sparse, Dense or
         Sequences; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim]."""
@@ -567,7 +588,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
     mask_zero: padding_idx=0 of all features.
     """
 
-    def __init__(self, tables: Sequence[config.TableConfig], *, client: Client, model: str,
+    def __init__(self, tables: Sequence[config.TableConfig], *, client: Optional[Client] = None, model: Union[str, Model],
                  features: Optional[Sequence[config.FeatureConfig]] = None, padding_idx: Union[int, Mapping[str, int], None] = None,
                  mask_zero: bool = False, **options: Any) -> None:
         names = [one.name for one in tables] if features is None else [one.name for one in features]
@@ -581,6 +602,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
         super().__init__(tables, client=client, model=model, features=features, **options)
         self.padding_idx = {name: 0 if mask_zero else given.get(name) for name in names}
 
+    @_uncompiled
     def forward(self, ids: Any) -> Dict[str, Any]:
         """A dict of tensors and JaggedTensors: see the class."""
         found: Dict[str, Any] = super().forward(ids)
@@ -667,6 +689,7 @@ class Embedding(torch.nn.Module):
         self.feature = described.name
         self.collection = EmbeddingCollection([described], client=client, model=model, padding_idx=padding_idx, **options)
 
+    @_uncompiled
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As torch.nn.Embedding: input [...] gives [..., embedding_dim]."""
         if not isinstance(input, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -717,6 +740,7 @@ class EmbeddingBag(torch.nn.Module):
         kind = EmbeddingCollection if mode == "max" else EmbeddingBagCollection
         self.collection: EmbeddingBagCollection = kind([described], client=client, model=model, **options)
 
+    @_uncompiled
     def forward(self, input: torch.Tensor, offsets: Optional[torch.Tensor] = None,
                 per_sample_weights: Optional[torch.Tensor] = None) -> torch.Tensor:
         """As torch.nn.EmbeddingBag: input [samples, ids of a sample], or [ids] with the offset of each sample."""

@@ -162,6 +162,30 @@ class ModuleTest(Case):
         ebc.train()
         self.assertEqual(ebc.next_step, 1)
 
+    @unittest.skipUnless(hasattr(torch, "compile"), "SKIP: torch.compile needs PyTorch 2")
+    def test_a_compiled_model_leaves_the_module_out(self):
+        ebc = self.make("a", "b")
+        sparse = ebc.optimizer()
+        net = torch.compile(lambda ids: torch.cat(list(ebc(ids).values()), 1).sum(), backend="eager")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                net({"a": torch.tensor([1]), "b": torch.tensor([2])}).backward()
+                sparse.step()
+        self.assertEqual([ebc.model.read_rows(name, [row])[0, 0] for name, row in (("a", 1), ("b", 2))], [-2, -2])
+
+    def test_a_model_that_is_there_is_looked_up_as_it_is(self):
+        ebc = self.make(described=[emberd.TableConfig("t", 64, 4, optimizer=emberd.SGD(), initializer=emberd.RowId())])
+        again = emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 64, 4)], model=self.client.model(ebc.model.name)).eval()
+        self.assertEqual(again({"t": torch.tensor([5])})["t"].tolist(), [[5] * 4])
+        for described, features, said in (([emberd.TableConfig("t", 64, 8)], None, "'t' of 64 x 8 is not allowed; model .* has 64 x 4"),
+                                          ([emberd.TableConfig("u", 64, 4)], None, "'u' of 64 x 4 is not allowed; model .* has the tables t"),
+                                          ([emberd.TableConfig("t", 64, 4)], [emberd.FeatureConfig("f", "t")], "features: they must be those of model .*: t")):
+            with self.assertRaisesRegex(ValueError, said):
+                emberd.torch.EmbeddingBagCollection(described, model=ebc.model, features=features)
+        with self.assertRaisesRegex(TypeError, "client: it must be given with the name of a model"):
+            emberd.torch.EmbeddingBagCollection(described, model="m")
+
     def test_a_step_without_its_update_is_counted_and_changes_nothing(self):
         for prefetch in (False, True):
             ebc = self.make(model=f"skipped_{prefetch}")
