@@ -32,7 +32,8 @@ class Clicks(L.LightningModule):
     def __init__(self, client):
         super().__init__()
         self.client = client
-        self.tables = emberd.torch.EmbeddingBagCollection(TABLES, client=client, model="clicks", optimizer=emberd.Adagrad(learning_rate=0.2))
+        self.tables = emberd.torch.EmbeddingBagCollection(TABLES, client=client, model="clicks",
+                                                               optimizer=emberd.Adagrad(learning_rate=0.2, initial_accumulator=1e-6))
         self.sparse = self.tables.optimizer()
         self.net = torch.nn.Sequential(torch.nn.Linear(3 * DIM, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 
@@ -69,7 +70,8 @@ def fit(client, folder, epochs, resume):
     trainer = L.Trainer(max_epochs=epochs, default_root_dir=folder, accelerator="cpu", logger=False, enable_progress_bar=False,
                         enable_model_summary=False, enable_checkpointing=False)
     train = list(batches(100, seed=1))
-    trainer.fit(net, emberd.torch.Prefetcher(train, net.tables), list(batches(10, seed=2)),
+    held_out = torch.utils.data.DataLoader(list(batches(10, seed=2)), batch_size=None)
+    trainer.fit(net, emberd.torch.Prefetcher(train, net.tables), held_out,
                 ckpt_path=os.path.join(folder, "last.ckpt") if resume else None)
     trainer.save_checkpoint(os.path.join(folder, "last.ckpt"))
     net.tables.finish()

@@ -36,7 +36,7 @@ class LightningTest(unittest.TestCase):
             self.assertEqual(steps, 200)
             steps, last = self.run_example("--folder", folder, "--epochs", "4", "--resume")
             self.assertEqual(steps, 400)
-        self.assertLess(last, min(first, 0.5))  # a coin has 0.693
+        self.assertLess(max(first, last), 0.3)  # a coin has 0.693
 
 
 if __name__ == "__main__":
