@@ -87,6 +87,7 @@ void UseEverything(Metrics* metrics) {
   times.set_slowest_rank(3);
   group->ObserveLookup(times);
   group->ObserveUpdate(times);
+  group->AddDropped(3, TwoStacks());
   group->AddFailure(absl::StatusCode::kAborted);
 }
 
