@@ -290,7 +290,7 @@ class Program(_Kept):
             return {"handle": one._use()}
         if not isinstance(one, Mapping):
             raise _native.refuse_kind(one, f"argument {place}", "a mapping by name, or what `prepare` or a program gave")
-        like = arguments[0] if place == 1 and isinstance(arguments[0], ProgramResult) else {}
+        like: Any = arguments[0] if place == 1 and isinstance(arguments[0], ProgramResult) else {}
         return {"literal": self._literal(one, like, tensors)}
 
     def _literal(self, given: Mapping[str, Any], like: Mapping[str, Array], tensors: _Tensors) -> Dict[str, Any]:

@@ -54,10 +54,10 @@ def in_order(callback: Any, result: Any, *arguments: Any) -> Any:
     """A callback in the order of the program. ValueError under vmap, whose order would be nobody's."""
     call: Any = jax.custom_batching.custom_vmap(lambda *given: io_callback(callback, result, *given, ordered=True))
 
-    @call.def_vmap  # type: ignore[untyped-decorator]
     def refuse(*_: Any) -> Any:
         raise ValueError("in_jit: a lookup is not allowed under jax.vmap; look the ids of all samples up in one call, [samples, k], outside of it")
 
+    call.def_vmap(refuse)
     return call(*arguments)
 
 

@@ -137,7 +137,7 @@ class BaseEmbedding:
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(
             feature.output_shape or (self._batch, feature.max_sequence_length or 1))) for one, feature in self.features.items()],
                                   plan=config.PlanConfig(rules="tensorflow", auto_stack=not chosen.disable_table_stacking,
-                                                         max_ids_per_chip_per_sample=self._config and chosen.max_ids_per_chip_per_sample,
+                                                         max_ids_per_chip_per_sample=chosen.max_ids_per_chip_per_sample if self._config else None,
                                                          allow_id_dropping=chosen.allow_id_dropping))
 
     def _tables(self) -> Iterator[Tuple[TableConfig, str, Dict[str, EmbeddingTable]]]:

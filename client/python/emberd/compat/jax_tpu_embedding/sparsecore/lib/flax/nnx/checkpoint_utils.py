@@ -171,7 +171,7 @@ def _step_of(manager: Any, step: Optional[int]) -> int:
     steps = manager.all_steps()
     if not steps or step not in (None, *steps):
         raise ValueError(f"step: {step} is not in {manager.directory}; there are {sorted(steps) or 'none'}")
-    return max(steps) if step is None else step
+    return int(max(steps)) if step is None else step
 
 
 def _read(manager: Any, step: int, model_key: str, optimizer_key: str, embedding_spec_key: str) -> Any:
