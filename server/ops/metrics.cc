@@ -387,7 +387,7 @@ prometheus::Counter& GroupMetrics::OfRank(MetricId id, int rank) {
 void GroupMetrics::AddDropped(int rank, const v1::BatchStatistics& statistics) {
   int64_t dropped = 0;
   for (const v1::StackStatistics& stack : statistics.stacks()) dropped += stack.dropped_ids();
-  if (dropped > 0) OfRank(MetricId::kGroupDroppedIds, rank).Increment(dropped);
+  OfRank(MetricId::kGroupDroppedIds, rank).Increment(static_cast<double>(dropped));
 }
 
 void GroupMetrics::AddFailure(absl::StatusCode code) {

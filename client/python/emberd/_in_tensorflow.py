@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Generator, List
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ def numpy_function(function: Callable[..., Any], arrays: Any, kinds: Any) -> Any
 
 
 @contextlib.contextmanager
-def typed_errors() -> Iterator[None]:
+def typed_errors() -> Generator[None, None, None]:
     """Raises what lookups and updates in the block fail with as it is, an IndexError for an id beyond its table, in place of the tf.errors.OpError
     that a tf.function makes of it, and which is its cause:
 

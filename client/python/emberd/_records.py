@@ -12,7 +12,7 @@ import functools
 import itertools
 import struct
 import sys
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 import numpy as np
 
@@ -301,11 +301,11 @@ class _Memory(_native.Uncopied):
 
 
 def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle,
-         strides: Optional[Tuple[int, ...]] = None, dtype: Any = _FLOAT32) -> Floats:
+         strides: Optional[Tuple[int, ...]] = None, dtype: "np.dtype[Any]" = _FLOAT32) -> Floats:
     """Numbers of the library where they lie; the array keeps them alive. strides: in bytes; default: in one piece."""
     if not address or 0 in shape:
-        return np.empty(shape, dtype)
-    return np.asarray(_Memory(address, shape, owner, strides, dtype))
+        return cast(Floats, np.empty(shape, dtype))
+    return cast(Floats, np.asarray(_Memory(address, shape, owner, strides, dtype)))
 
 
 def aligned(floats: int) -> int:

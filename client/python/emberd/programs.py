@@ -21,7 +21,7 @@ import itertools
 import json
 import re
 import struct
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 Argument = Union["PreparedBatch", "ProgramResult", "ChainedResult", Mapping[str, Any]]
 
 _DTYPES = {np.dtype(np.float32): "FLOAT32", np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64"}
-_NUMPY = {name: dtype for dtype, name in _DTYPES.items()}
+_NUMPY: Dict[str, "np.dtype[Any]"] = {name: dtype for dtype, name in _DTYPES.items()}
 _BYTES = struct.Struct("Pq")  # emberd_bytes
 
 
@@ -237,7 +237,7 @@ class Program(_Kept):
 
     def __init__(self, client: "Client", spec: Mapping[str, Any]) -> None:
         for name, value in spec.items():
-            if isinstance(value, (list, tuple)) and not all(isinstance(one, Mapping) for one in value):
+            if isinstance(value, (list, tuple)) and not all(isinstance(one, Mapping) for one in cast(Sequence[Any], value)):
                 raise TypeError(f"spec: {name}: {value!r:.200} is not allowed; it must be a list of mappings")
         try:
             answer = _Answer(client, "Compile", {"spec": spec}, (), None)
@@ -291,7 +291,7 @@ class Program(_Kept):
         if not isinstance(one, Mapping):
             raise _native.refuse_kind(one, f"argument {place}", "a mapping by name, or what `prepare` or a program gave")
         like: Any = arguments[0] if place == 1 and isinstance(arguments[0], ProgramResult) else {}
-        return {"literal": self._literal(one, like, tensors)}
+        return {"literal": self._literal(cast(Mapping[str, Any], one), like, tensors)}
 
     def _literal(self, given: Mapping[str, Any], like: Mapping[str, Array], tensors: _Tensors) -> Dict[str, Any]:
         if self.kind == "LOOKUP":

@@ -779,11 +779,12 @@ class EmbeddingBag(torch.nn.Module):
 
 def _largest(found: Any) -> torch.Tensor:
     """Of activations [samples, positions, embedding_dim], or of a JaggedTensor, the largest of each column of a sample."""
-    rows: torch.Tensor = found if isinstance(found, torch.Tensor) else found.to_padded_dense(padding_value=-math.inf)
+    dense = isinstance(found, torch.Tensor)
+    rows: torch.Tensor = found if dense else found.to_padded_dense(padding_value=-math.inf)
     if not rows.shape[1]:
         return rows.sum(1)
     largest = rows.gather(1, rows.detach().argmax(1, keepdim=True)).squeeze(1)  # the first of equal ones
-    return largest if rows is found else largest.masked_fill((found.lengths() == 0)[:, None], 0)
+    return largest if dense else largest.masked_fill((found.lengths() == 0)[:, None], 0)
 
 
 class Prefetcher:

@@ -317,6 +317,8 @@ def kinds_of_jax():
            for module, name in (("file_fdo_client", "NPZFileFDOClient"), ("csv_file_fdo_client", "CSVFileFDOClient"))},
         f"{compat}nn.embedding_spec.TableSpec": Kind(lambda _: spec.TableSpec("t", 8, 4, optimizer=spec.SGDOptimizerSpec()), live=False),
         f"{compat}nn.embedding_spec.QuantizationConfig": Kind(lambda _: spec.QuantizationConfig(-1.0, 1.0, 16), live=False),
+        f"{compat}flax.nnx.checkpoint_utils.TargetTopology": Kind(
+            lambda _: optional(f"{compat}flax.nnx.checkpoint_utils").TargetTopology(4, 2), tuple, live=False),
         f"{compat}nn.embedding_spec.CallablePlaceholder": Kind(lambda _: spec.CallablePlaceholder("a"), repr, live=False),
         **{f"{compat}nn.embedding_spec.{name}": Kind(lambda _, name=name: getattr(spec, name)(*range(len(getattr(spec, name)._fields))), tuple, live=False)
            for name in vars(spec) if name.endswith("SlotVariables")},

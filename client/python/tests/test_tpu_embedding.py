@@ -5,6 +5,7 @@ update that is lost or made twice in tf.function, and a default that differs.
 """
 
 import inspect
+import math
 import os
 import sys
 import unittest
@@ -302,11 +303,10 @@ class ServingTest(Case):
         with self.assertRaisesRegex(ValueError, "64"):
             tpu.TPUEmbeddingV2.compute_sparse_core_stats({**batch, "a": tf.constant([64] * 8)}, config, 1)
 
-
     def test_a_batch_that_needs_more_than_the_capacity(self):
         chosen = tpu.SparseCoreEmbeddingConfig(max_ids_per_chip_per_sample=8)
         embedding = tpu.TPUEmbeddingV2(simple(rows=512), tpu.SGD(1.0), False, chosen)
-        parts = embedding.model.description["partitions"]
+        parts = math.prod(embedding.model.description[one] for one in ("shards", "sparsecores_per_shard"))
         embedding(tf.ragged.constant([[one * parts for one in range(8)]], dtype=tf.int64))
         with self.assertRaisesRegex(Exception, "max_ids_per_chip_per_sample 8 x 1 samples"):
             embedding(tf.ragged.constant([[one * parts for one in range(9)]], dtype=tf.int64))

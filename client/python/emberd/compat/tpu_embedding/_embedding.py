@@ -331,7 +331,7 @@ class TPUEmbeddingV2(BaseEmbedding):
         model = self._declared("model")
         model = dataclasses.replace(model, features=[
             dataclasses.replace(one, name=names[one.name], batch_size=max(1, len(prepared[one.name][1]) - 1)) for one in model.features],
-                                    plan=dataclasses.replace(model.plan, max_ids_per_chip_per_sample=0, allow_id_dropping=False))
+                                    plan=dataclasses.replace(model.plan or config.PlanConfig(), max_ids_per_chip_per_sample=0, allow_id_dropping=False))
         return model, {names[name]: one for name, one in _ids(list(prepared), [array.numpy() for array in _arrays(prepared)]).items()}
 
     @as_it_is
