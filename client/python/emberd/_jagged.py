@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ._records import check_mapping
-from .arrays import Floats, Ids, Ragged, Sparse, as_ragged, as_row_ids, map_arrays, sparse_indices
+from .arrays import Floats, Ids, Ragged, Sparse, as_ints, as_ragged, as_row_ids, map_arrays, sparse_indices
 
 
 def to_array(value: Any, what: str) -> Any:
@@ -134,3 +135,19 @@ class Columns(torch.Tensor):
         if gradient is not None:
             raise ValueError("the gradient of these columns is a slice of a larger one; change it in place, or set it to None")
         self._leaf.grad = None
+
+
+def as_jagged(values: torch.Tensor, ids: Any, kind: Any) -> Any:
+    from .compat.jagged import JaggedTensor
+    lengths = ids.lengths() if has_lengths(ids) else torch.from_numpy(np.diff(as_ints(to_array(ids.row_splits, "row_splits"), "row_splits")))
+    return (kind or (type(ids) if has_lengths(ids) else JaggedTensor))(values=values, lengths=lengths)
+
+
+def largest(found: Any) -> torch.Tensor:
+    """Of activations [samples, positions, embedding_dim], or of a JaggedTensor, the largest of each column of a sample."""
+    dense = isinstance(found, torch.Tensor)
+    rows: torch.Tensor = found if dense else found.to_padded_dense(padding_value=-math.inf)
+    if not rows.shape[1]:
+        return rows.sum(1)
+    largest = rows.gather(1, rows.detach().argmax(1, keepdim=True)).squeeze(1)  # the first of equal ones
+    return largest if dense else largest.masked_fill((found.lengths() == 0)[:, None], 0)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Argument = Union["PreparedBatch", "ProgramResult", "ChainedResult", Mapping[str, Any]]
 
-_DTYPES = {np.dtype(np.float32): "FLOAT32", np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64"}
+_DTYPES: Dict["np.dtype[Any]", str] = {np.dtype(np.float32): "FLOAT32", np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64"}
 _NUMPY: Dict[str, "np.dtype[Any]"] = {name: dtype for dtype, name in _DTYPES.items()}
 _BYTES = struct.Struct("Pq")  # emberd_bytes
 

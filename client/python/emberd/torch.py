@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import math
 import warnings
 from collections import deque
 from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -24,7 +23,7 @@ import torch
 import torch.distributed
 
 from . import _native, config, errors
-from ._jagged import Columns, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
+from ._jagged import Columns, as_jagged, has_lengths, is_jagged, largest, learned_weights, pass_to_weights, prepare, split_jagged, to_array
 from .arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
 from ._records import check_mapping
 from .client import Client, Lookup, Model
@@ -611,7 +610,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
             jagged = split_jagged(ids)
         else:
             kind, jagged = None, {name: value for name, value in ids.items() if isinstance(value, Ragged) or has_lengths(value)}
-        return {name: _jagged(values, jagged[name], kind) if name in jagged else values for name, values in found.items()}
+        return {name: as_jagged(values, jagged[name], kind) if name in jagged else values for name, values in found.items()}
 
     def mask(self, ids: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
         """Where an id stands that is not padding: bool, of the shapes of the ids, by feature. `~mask` is what
@@ -663,12 +662,6 @@ def _checked_ragged(ids: Ragged, name: str) -> Ragged:
         raise errors.InvalidArgument(f'feature "{name}": row_splits: {splits.tolist()[:20]} are not allowed; they must be one-dimensional, begin with 0, not '
                                      f"decrease, and end with the number of values, {list(values)}")
     return ids
-
-
-def _jagged(values: torch.Tensor, ids: Any, kind: Any) -> Any:
-    from .compat.jagged import JaggedTensor
-    lengths = ids.lengths() if has_lengths(ids) else torch.from_numpy(np.diff(as_ints(to_array(ids.row_splits, "row_splits"), "row_splits")))
-    return (kind or (type(ids) if has_lengths(ids) else JaggedTensor))(values=values, lengths=lengths)
 
 
 class Embedding(torch.nn.Module):
@@ -759,9 +752,8 @@ class EmbeddingBag(torch.nn.Module):
             if not self.include_last_offset:
                 splits = np.append(splits, input.numel())
             ids = Ragged(input, splits, per_sample_weights)
-        found: Dict[str, Any] = self.collection({self.feature: ids})
-        result: torch.Tensor = _largest(found[self.feature]) if self.mode == "max" else found[self.feature]
-        return result
+        found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
+        return largest(found[self.feature]) if self.mode == "max" else found[self.feature]
 
     def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
         """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
@@ -775,16 +767,6 @@ class EmbeddingBag(torch.nn.Module):
     def finish(self) -> None:
         """Leaves the group, once all updates have been made and checkpoints saved."""
         self.collection.finish()
-
-
-def _largest(found: Any) -> torch.Tensor:
-    """Of activations [samples, positions, embedding_dim], or of a JaggedTensor, the largest of each column of a sample."""
-    dense = isinstance(found, torch.Tensor)
-    rows: torch.Tensor = found if dense else found.to_padded_dense(padding_value=-math.inf)
-    if not rows.shape[1]:
-        return rows.sum(1)
-    largest = rows.gather(1, rows.detach().argmax(1, keepdim=True)).squeeze(1)  # the first of equal ones
-    return largest if dense else largest.masked_fill((found.lengths() == 0)[:, None], 0)
 
 
 class Prefetcher:
