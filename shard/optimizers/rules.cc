@@ -119,6 +119,7 @@ UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
       const v1::RmsPropConfig& r = o.rmsprop();
       return RmsPropRule{lr, Complement(r.decay()), r.momentum(), r.epsilon()};
     }
+    case v1::OptimizerConfig::kCustom:
     case v1::OptimizerConfig::kNone:  // CheckedPart lets no update come so far
     case v1::OptimizerConfig::kAdagrad:
     case v1::OptimizerConfig::KIND_NOT_SET:
