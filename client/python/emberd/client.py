@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import uuid
 import warnings
 import weakref
@@ -130,6 +131,12 @@ def _config_text(config: Union[ModelConfig, str, "os.PathLike[str]"]) -> str:
 
 
 class Client:
+def _matters(warning: str) -> bool:
+    """Not so of a table that is stored with more rows or columns than it was declared with, and is small all the same."""
+    stored = re.search(r" is stored as (\d+) x (\d+);", warning)
+    return stored is None or 4 * int(stored[1]) * int(stored[2]) >= 1 << 20
+
+
     """Made by `connect`. It may be pickled, with its token: the copy connects anew, in a spawned process for instance."""
 
     def __init__(self, handle: Handle, addresses: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -168,7 +175,8 @@ class Client:
         restore_from: a model that is not there yet begins with the rows of this checkpoint of a model of its name, or of
         the "newest".
         AlreadyExists if a different model of this name is declared. One that differs in the samples that the plan is made for is the same,
-        and keeps its plan. Warns of what a new plan may not be meant to have, as many more rows than were declared.
+        and keeps its plan. Warns of what a new plan may not be meant to have, as many more rows or columns than were declared, where that takes 1 MiB or more;
+        `Model.description["warnings"]` has them all.
         """
         return self._declare_filled(config, restore_from)
 
@@ -178,7 +186,7 @@ class Client:
         text = _config_text(config)
         given = [one for one in (_filling.parts_of(config) if isinstance(config, ModelConfig) else None, parts) if one is not None]
         model = _filling.fill(self, text, self._model(self._declare(text, restore_from)), given)
-        for warning in model.description["warnings"] if model.created else ():
+        for warning in filter(_matters, model.description["warnings"]) if model.created else ():
             warnings.warn(f"emberd: model {model.name!r}: {warning}", stacklevel=3)
         return model
 

@@ -215,7 +215,7 @@ class Steps:
 
             self._try(attempt, self._under_way[-1])
         self.confirm(all_of_them=True)
-        self._leave()
+        self._end()
         for name in list(self._asked):
             self.wait_checkpoint(name)
 
@@ -286,6 +286,17 @@ class Steps:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+    def _end(self) -> None:
+        """Leaves in order, where nothing is under way: a stream that is closed before it has ended counts as one that has failed."""
+        stream = self._stream
+        try:
+            if stream is not None and not stream._finishing:
+                stream.finish()
+        except errors.Error:
+            pass  # all updates have been made
+        finally:
+            self._leave()
 
     def _settle(self, given: Optional[Step]) -> None:
         """After a refusal: which update was it? Each that was sent is made on a stream of its own, or skipped."""

@@ -350,15 +350,16 @@ class ClientTest(ClusterTest):
         first, again = (self.client.declare(one) for one in planned)
         self.assertEqual((first.created, again.created, again.id), (True, False, first.id))
 
-    def test_rows_that_were_not_declared_are_warned_of_once(self):
-        with self.assertWarnsRegex(UserWarning, "model 'tiny': SMALL TABLE: 't' of 3 x 4 is stored as 32 x 8; it has less than 8 rows for each of 4 "
-                                                "partitions") as caught:
-            self.client.declare(counting_model("tiny", rows=3))
+    def test_rows_that_were_not_declared_are_warned_of_once_where_they_take_memory(self):
+        with self.assertWarnsRegex(UserWarning, r"model 'narrow': 't' of 100000 x 4 is stored as 1\d+ x 8; rows of a partition and columns come in eights") as caught:
+            self.client.declare(counting_model("narrow", rows=100000))
         self.assertEqual(caught.filename, __file__)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            self.client.declare(counting_model("tiny", rows=3))
+            self.client.declare(counting_model("narrow", rows=100000))
             self.client.declare(counting_model("usual", dim=8))
+            tiny = self.client.declare(counting_model("tiny", rows=3))
+        self.assertEqual(tiny.description["warnings"], ["SMALL TABLE: 't' of 3 x 4 is stored as 32 x 8; it has less than 8 rows for each of 4 partitions"])
 
     def test_status(self):
         status = self.client.status()

@@ -17,6 +17,8 @@ import unittest.mock
 from cluster import ClusterTest, counting_model, emberd, main
 
 import emberd.aio  # noqa: E402
+import emberd.trainer  # noqa: E402
+
 import numpy as np
 
 
@@ -51,6 +53,24 @@ class StatisticsTest(ClusterTest):
                                  (lambda: model.hot_rows("c"), LookupError, "no table 'c'; it has a, b"), (lambda: model.statistics(1.5), TypeError, "hot_rows")):
             with self.assertRaisesRegex(kind, said):
                 call()
+
+    def test_a_trainer_that_has_finished_has_not_failed(self):
+        for options in ({}, {"pipelined": True}):
+            model = self.client.declare(counting_model(f"finished_{len(options)}"))
+            for first in (0, 3):  # finish leaves the group, and the next step joins again
+                trainer = emberd.trainer.Trainer(model, "run", **options)
+                for step in range(first, first + 3):
+                    trainer.send({"t": [step]})
+                    trainer.receive(step)
+                    trainer.update(step, {"t": np.ones((1, 4), np.float32)})
+                trainer.finish()
+            now = model.statistics()
+            self.assertEqual((now.updates, now.failures), (6, 0))
+            trainer.send({"t": [1]})
+            trainer.receive(6)
+            trainer.finish()  # a lookup without its update
+            self.assertEqual((model.statistics().updates, trainer.next_step), (6, 6))
+            trainer.finish()
 
     def test_memory_of_the_shards(self):
         model = self.declare(rows=1024)
