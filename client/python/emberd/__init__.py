@@ -9,7 +9,8 @@
         found = model.lookup({"user": np.array([3, 1, 4])}, train=True)
         found.apply({"user": found["user"] - 1})
 
-`local` starts a cluster and `connect` reaches one. A Client declares models, finds them, restores and serves them; a Model looks rows up,
+`local` starts a cluster and `connect` reaches one. A Client declares models, finds them, restores and serves them, and lets a trained one go on with other tables:
+`change_model`. A Model looks rows up,
 reads and assigns them, saves checkpoints, and trains on a stream: `Model.train`. `Model.compile` makes programs, which a Chain runs in one call. `watch` shows what a model does. ModelConfig, TableConfig and so on describe a model,
 and have the range and default of each field. Errors are of the class Error, and ValueError, LookupError and so on where Python has one.
 
@@ -26,6 +27,7 @@ and have the range and default of each field. Errors are of the class Error, and
 
 from typing import TYPE_CHECKING
 
+from ._changing import ChangedModel
 from .arrays import Dense, Floats, Ids, Ragged, Sequences, Sparse
 from .checkpoints import Checkpoint, Checkpoints, Progress
 from .client import Applied, Client, Feature, Lookup, Model, ModelStatus, Table, Tls, connect
@@ -46,7 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "CallStatistics", "Cancelled",
-    "Chain", "ChainedResult", "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
+    "Chain", "ChainedResult", "ChangedModel", "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
     "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "HotRow", "Ids", "Initializer", "Internal",
     "InvalidArgument", "LaProp", "Limits", "LocalCluster", "Lookup", "MemoryChange", "Model", "ModelConfig", "ModelStatistics", "ModelStatus", "Momentum",
     "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "PreparedBatch", "Program", "ProgramResult", "Progress",

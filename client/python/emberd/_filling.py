@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,7 +25,8 @@ WHOLE_BYTES = 64 << 20  # of a table for which an initializer that knows only wh
 ATTEMPTS = 3  # of filling a model whose shards have been started again meanwhile
 
 Function = Callable[[int, Tuple[int, int]], Any]  # (offset, shape): the rows from this one on, [rows, embedding_dim]
-Parts = Callable[[], Iterator[Tuple[str, Any, Any]]]  # table, ids and rows; each call begins at the first
+Part = Tuple[str, str, Any, Any]  # table, slot, ids and rows
+Parts = Callable[[], Iterator[Part]]  # each call begins at the first
 
 
 def is_given(initializer: Any) -> bool:
@@ -79,14 +80,14 @@ def parts_of(config: "ModelConfig") -> Optional[Parts]:
     """The rows that come from initializers; None: the cluster makes all."""
     tables = {table.name: table for table in config.tables}
     functions = {name: function for name, function in ((name, function_of(table)) for name, table in tables.items()) if function is not None}
-    return (lambda: _calls(tables, functions)) if functions else None
+    return (lambda: called(tables, functions)) if functions else None
 
 
-def _calls(tables: Mapping[str, "TableConfig"], functions: Dict[str, Function]) -> Iterator[Tuple[str, Any, Floats]]:
+def called(tables: Mapping[str, "TableConfig"], functions: Mapping[str, Function]) -> Iterator[Part]:
     for name, function in functions.items():
         dim = tables[name].embedding_dim
         for begin, end in stretches((tables[name].vocabulary_size, dim)):
-            yield name, np.arange(begin, end), _called(function, begin, (end - begin, dim), f"table {name!r}: initializer")
+            yield name, "", np.arange(begin, end), _called(function, begin, (end - begin, dim), f"table {name!r}: initializer")
 
 
 def _called(function: Function, offset: int, shape: Tuple[int, int], what: str) -> Floats:
@@ -104,8 +105,8 @@ def fill(client: "Client", text: str, model: "Model", parts: Sequence[Parts]) ->
             raise ValueError(f"config: model {model.name!r} has a table whose initializer is `assigned`; give a ModelConfig with a function of (offset, shape), "
                              "or with an array, as the initializer")
         try:
-            for table, ids, rows in chain.from_iterable(one() for one in parts):
-                model.assign_rows(table, ids, rows)
+            for table, slot, ids, rows in chain.from_iterable(one() for one in parts):
+                model.assign_rows(table, ids, rows, slot=slot)
                 del rows  # before the next ones are made
             return client._model(Call(_native.lib().declare_filled(client._handle.get(), _native.text(text, "config"), model._unfilled)))
         except errors.Aborted:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, Tuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ._records import check_mapping
 from .checkpoints import Progress, ProgressCallback
 
 if TYPE_CHECKING:
-    from .client import Model
+    from .client import Model, Table
 
 STRETCH_BYTES = 8 << 20
 
@@ -27,7 +28,7 @@ def stretches(shape: Tuple[int, ...]) -> Iterator[Tuple[int, int]]:
         yield begin, min(shape[0], begin + rows)
 
 
-class _Reports:
+class Reports:
     """How far it is, after each part."""
 
     def __init__(self, total_bytes: int, progress: Optional[ProgressCallback]) -> None:
@@ -67,7 +68,7 @@ def load(model: "Model", table: str, weights: Any, slots: Mapping[str, Any], fir
             for begin, end in stretches(values.shape):
                 yield table, slot, first + begin, values[begin:end]
 
-    _assign(model, parts(), _Reports(sum(4 * math.prod(values.shape) for values in given.values()), progress))
+    _assign(model, parts(), Reports(sum(4 * math.prod(values.shape) for values in given.values()), progress))
 
 
 def _check_finite(values: Any, what: str) -> None:
@@ -78,32 +79,81 @@ def _check_finite(values: Any, what: str) -> None:
             raise errors.InvalidArgument(f"{what}[{begin + bad[0][0]}, {bad[0][1]}] is not finite; values must be finite")
 
 
-def copy(model: "Model", source: "Model", strict: bool, progress: Optional[ProgressCallback]) -> List[str]:
-    taken: List[Tuple[str, str, int, int]] = []  # table, slot, rows, columns at most
-    left: List[str] = [f"table {name!r} of the source" for name in source.tables if name not in model.tables]
-    for name, table in model.tables.items():
-        other = source.tables.get(name)
+@dataclass(frozen=True)
+class Wanted:
+    """A table as a model has it, or is to have it. optimizer: its kind."""
+
+    vocabulary_size: int
+    embedding_dim: int
+    optimizer: str
+
+
+@dataclass
+class Difference:
+    """Between the tables that a model is to have and those of another one, by name."""
+
+    added: List[str] = field(default_factory=lambda: list[str]())
+    dropped: List[str] = field(default_factory=lambda: list[str]())
+    grown: List[str] = field(default_factory=lambda: list[str]())
+    shrunk: List[str] = field(default_factory=lambda: list[str]())
+    kept: List[str] = field(default_factory=lambda: list[str]())
+    left: List[str] = field(default_factory=lambda: list[str]())  # what is not taken, in words
+    misfits: List[str] = field(default_factory=lambda: list[str]())  # of it, what nobody asks for who only adds, grows, cuts or drops tables
+    rows: Dict[str, int] = field(default_factory=lambda: dict[str, int]())  # how many are taken, of the tables that fit
+    other_slots: List[str] = field(default_factory=lambda: list[str]())  # of these tables, those whose slots are not
+
+
+def compare(wanted: Mapping[str, Union[Wanted, "Table"]], source: Mapping[str, "Table"]) -> Difference:
+    found = Difference(dropped=[name for name in source if name not in wanted])
+    found.left = [f"table {name!r} of the source" for name in found.dropped]
+    for name, table in wanted.items():
+        other = source.get(name)
         if other is None or other.embedding_dim != table.embedding_dim:
-            left.append(f"table {name!r}: the source has " + (f"embedding_dim {other.embedding_dim}, not {table.embedding_dim}" if other else "none"))
+            found.left.append(f"table {name!r}: the source has " + (f"embedding_dim {other.embedding_dim}, not {table.embedding_dim}" if other else "none"))
+            (found.misfits if other else found.added).append(found.left[-1] if other else name)
             continue
-        rows = min(table.vocabulary_size, other.vocabulary_size)
-        if table.vocabulary_size != other.vocabulary_size:
+        rows = found.rows[name] = min(table.vocabulary_size, other.vocabulary_size)
+        if table.vocabulary_size == other.vocabulary_size:
+            found.kept.append(name)
+        else:
+            grown = rows == other.vocabulary_size
+            (found.grown if grown else found.shrunk).append(name)
             beyond = max(table.vocabulary_size, other.vocabulary_size) - 1
-            left.append(f"table {name!r}: rows {rows} to {beyond}" + (" of the source" if rows < other.vocabulary_size else ", which the source does not have"))
-        same = table.optimizer == other.optimizer
-        if not same:
-            left.append(f"table {name!r}: slots, for its optimizer is {table.optimizer}, and that of the source {other.optimizer}")
-        taken += [(name, slot, rows, table.embedding_dim) for slot in ("", *(table.slots if same else ()))]
-    if strict and left:
-        raise errors.InvalidArgument(f"source: {source.name!r} is not allowed with strict, for not taken would be: {'; '.join(left)}")
-    reports = _Reports(sum(4 * rows * columns for _, _, rows, columns in taken), progress)
+            found.left.append(f"table {name!r}: rows {rows} to {beyond}" + (", which the source does not have" if grown else " of the source"))
+        if table.optimizer != other.optimizer:
+            found.other_slots.append(name)
+            found.left.append(f"table {name!r}: slots, for its optimizer is {table.optimizer}, and that of the source {other.optimizer}")
+            found.misfits.append(found.left[-1])
+    return found
+
+
+def copy(model: "Model", source: "Model", strict: bool, progress: Optional[ProgressCallback], only: Optional[Sequence[str]] = None) -> List[str]:
+    """only: names of tables; others of both are as if they were not there."""
+    def named(tables: Mapping[str, "Table"]) -> Dict[str, "Table"]:
+        return {name: table for name, table in tables.items() if only is None or name in only}
+
+    found = compare(named(model.tables), named(source.tables))
+    if strict and found.left:
+        raise errors.InvalidArgument(f"source: {source.name!r} is not allowed with strict, for not taken would be: {'; '.join(found.left)}")
+    taken = taken_of(model, found)
+    reports = Reports(sum(4 * rows * columns for _, _, rows, columns in taken), progress)
     for name, slot, rows, columns in taken:
-        part = next(stretches((rows, columns)))[1]
-        _assign(model, ((name, slot, first, values) for first, values in source.export(name, slot=slot, row_count=rows, rows_at_a_time=part)), reports)
-    return left
+        _assign(model, ((name, slot, first, values) for first, values in rows_of(source, name, slot, rows, columns)), reports)
+    return found.left
 
 
-def _assign(model: "Model", parts: Iterator[Part], reports: _Reports) -> None:
+def taken_of(model: "Model", found: Difference) -> List[Tuple[str, str, int, int]]:
+    """Table, slot, rows, and columns at most."""
+    return [(name, slot, rows, model.tables[name].embedding_dim) for name, rows in found.rows.items()
+            for slot in ("", *(() if name in found.other_slots else model.tables[name].slots))]
+
+
+def rows_of(source: "Model", table: str, slot: str, rows: int, columns: int) -> Iterator[Tuple[int, Any]]:
+    """The first rows of a table, in parts."""
+    return source.export(table, slot=slot, row_count=rows, rows_at_a_time=next(stretches((rows, columns)))[1])
+
+
+def _assign(model: "Model", parts: Iterator[Part], reports: Reports) -> None:
     for table, slot, first, given in parts:
         values = arrays.as_given_rows(given, "values")
         model.assign_rows(table, np.arange(first, first + len(values)), values, slot=slot)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import numpy as np
 import numpy.typing as npt
 
-from . import _filling, _loading, _native, _records, _tables, arrays, checkpoints, errors, programs, statistics
+from . import _changing, _filling, _loading, _native, _records, _tables, arrays, checkpoints, errors, programs, statistics
+from ._changing import ChangedModel
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
@@ -130,13 +131,13 @@ def _config_text(config: Union[ModelConfig, str, "os.PathLike[str]"]) -> str:
     return config
 
 
-class Client:
 def _matters(warning: str) -> bool:
     """Not so of a table that is stored with more rows or columns than it was declared with, and is small all the same."""
     stored = re.search(r" is stored as (\d+) x (\d+);", warning)
     return stored is None or 4 * int(stored[1]) * int(stored[2]) >= 1 << 20
 
 
+class Client:
     """Made by `connect`. It may be pickled, with its token: the copy connects anew, in a spawned process for instance."""
 
     def __init__(self, handle: Handle, addresses: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -179,6 +180,26 @@ def _matters(warning: str) -> bool:
         `Model.description["warnings"]` has them all.
         """
         return self._declare_filled(config, restore_from)
+
+    def change_model(self, source: Union["Model", str], config: ModelConfig, *, strict: bool = True, groups: Sequence[str] = (),
+                     progress: Optional[ProgressCallback] = None) -> ChangedModel:
+        """A trained model with tables that are added, have more rows or fewer, or are gone: declares one of another name, which goes on from the source.
+
+        Tables of the same names begin with the rows and slots of the source, part by part, and what the source does not have with its initial values: new
+        tables, and new rows. The source stays as it is; `drop_model` removes it. It should not be trained meanwhile. Nobody sees the new model before it is
+        whole: until then calls of others on it end with Unavailable. Called again, it finds the model, trained or not, and copies nothing; after a failure it
+        begins anew. Call it where `declare` would be called, in each run: a later `declare` of the same config is AlreadyExists, for its first rows are others.
+
+        source: a Model, also of another cluster, or its name on this one, which need not be there any more once the changed model is.
+        config: the new model.
+        strict: InvalidArgument, and nothing is declared, if a table of both has another embedding_dim, or another optimizer, so that its rows or slots
+          would be lost. False: they begin with initial values, and `not_taken` says so.
+        groups: groups of trainers that go on from the step that they have reached, of consistency "sync"; one process names them. Others begin at step 0, which
+          optimizers that count steps would take for their first.
+        progress: called after each part, with how far it is.
+        NotFound if there is neither of both models.
+        """
+        return _changing.change(self, source, config, strict, groups, progress)
 
     def _declare_filled(self, config: Union[ModelConfig, str, "os.PathLike[str]"], restore_from: Optional[str] = None,
                         parts: Optional[_filling.Parts] = None) -> "Model":
@@ -491,6 +512,22 @@ class Model:
         if not isinstance(source, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _native.refuse_kind(source, "source", "an emberd.Model")
         return _loading.copy(self, source, strict, progress)
+
+    def restore_tables(self, name: Optional[str] = None, tables: Optional[Sequence[str]] = None, *, of: Optional[str] = None, strict: bool = False,
+                       progress: Optional[ProgressCallback] = None) -> List[str]:
+        """Overwrites weights by those of the tables of the same names in a checkpoint, as far as they fit, and returns what was not taken, slots among it.
+
+        Where `Client.restore` wants the same tables, here some may be missing, have more rows or fewer, or another embedding_dim. Weights alone come: slots, and
+        steps of groups, stay as they are. To have the slots, too, restore the model on a cluster that does not have it, and `Client.change_model` the result.
+
+        name: of the checkpoint; None: the newest. of: the model that it is of; None: this one.
+        tables: names of those to take; None: all. NotFound for one that this model does not have.
+        strict: InvalidArgument, and nothing has changed, if that is anything but slots, of all `tables`.
+        progress: called now and then with how far it is.
+        The checkpoint is checked and served as a model NAME.restore_tables, which needs memory for its weights, and dropped in the end. Others see rows of before and
+        after meanwhile; after a failure call it again.
+        """
+        return _changing.restore_tables(self, name, tables, of, strict, progress)
 
     def save_checkpoint(self, name: Optional[str] = None, *, incremental: bool = False,
                         progress: Optional[ProgressCallback] = None) -> Checkpoint:

@@ -171,7 +171,8 @@ GOOD = {
     "Watch.write.step": 0, "requires_grad_.tables": ["t"], "param_group": {"params": []}, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
     "spec": {"kind": "LOOKUP", "model": "m", "inputs": [{"feature": "t", "max_samples": 2}]}, "Model.compile.features": ["t"], "Model.compile.samples": 2,
-    "operation": "pin", "change_memory.model": "m", "names": "exec.*", "ProgramResult.__getitem__.name": "t",
+    "change_model.config": counting_model("changed", rows=16, optimizer=emberd.Adagrad(learning_rate=0.5)), "change_model.groups": ["g"], "restore_tables.name": "saved", "restore_tables.tables": ["t"],
+    "largest.rows": np.ones((2, 2, 4), np.float32), "largest.ids": None, "operation": "pin", "change_memory.model": "m", "names": "exec.*", "ProgramResult.__getitem__.name": "t",
 }
 MODULES_WITH_STEPS = ("EmbeddingBagCollection", "EmbeddingCollection", "Embedding", "DistributedEmbedding")
 COLLECTIONS = MODULES_WITH_STEPS[:2]
@@ -181,7 +182,7 @@ FAILS = {"Initializer": "it has no kind", "Client.change_memory": "no model is e
 ELSEWHERE = {
     **dict.fromkeys(("Client", "Model", "Watch", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer", "Program", "PreparedBatch", "ProgramResult"), "made by others: makers"),
     **dict.fromkeys(("Chain", "ChainedResult", "Program.__call__", "Chain.add", "Chain.run"), "their arguments are others' results: test_programs.py"),
-    **dict.fromkeys(("HotRow", "Limits", "CallStatistics", "MemoryChange", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
+    **dict.fromkeys(("ChangedModel", "HotRow", "Limits", "CallStatistics", "MemoryChange", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
     **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", "AioModel.apply": "a lookup is applied once: test_statistics.py",
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
@@ -216,7 +217,7 @@ ALLOWED = {
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
     r"Sequences.from_lists\(samples: (''|\{\}|empty|longer|shorter)": "other samples, or none",
-    r"requires_grad_\(tables: (empty|longer|shorter)": "other tables, or none",
+    r"(requires_grad_|restore_tables)\(tables: (empty|longer|shorter)|change_model\(groups: (longer|shorter)": "other tables or groups, or none",
     r"like: {}|like: \['t'\] (masked|longer|of |beyond)": "nothing but the shape counts",
     r"addresses: longer": "the same coordinator twice",
     r"(vocabulary_size|_bytes_limit|seed): 2": "they have 64 bits",

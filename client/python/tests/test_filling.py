@@ -181,7 +181,7 @@ class FillingTest(Case):
         with self.assertRaisesRegex(emberd.OutOfRange, "ids.0. is 64"):
             second.assign_rows("t", [64], values)
         second.assign_rows("t", [1], values)
-        parts = [lambda: iter([("t", np.arange(2), 2 * ALL[:2])])]
+        parts = [lambda: iter([("t", "", np.arange(2), 2 * ALL[:2])])]
         model = _filling.fill(self.client, text, second, parts)
         self.assertFalse(model._unfilled)
         np.testing.assert_array_equal(model.read_rows("t", [0, 1]), 2 * ALL[:2])

@@ -91,11 +91,11 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, shard
               if len(stack) > 1]
 
     def declare(parts: Callable[[], Iterable[Tuple[str, Any, Any]]]) -> Any:
-        def in_stretches() -> Iterator[Tuple[str, Any, Any]]:
+        def in_stretches() -> Iterator[_filling.Part]:
             for name, ids, given in parts():
                 values = np.asarray(given)
                 for begin, end in stretches(values.shape):
-                    yield name, ids[begin:end], values[begin:end]
+                    yield name, "", ids[begin:end], values[begin:end]
 
         model = _place.declare(lambda name: config.ModelConfig(
             name, [_declared(table) for table in tables],
