@@ -164,6 +164,46 @@ class InJitTest(Case):
         self.assertEqual(tables[0], tables[2])
         self.assertEqual(emb.model.table("t")[:5, 0].tolist(), [0, 1, 0, -3, 4])
 
+    def test_the_largest_of_a_bag(self):
+        """As with a table in JAX: ids twice in a sample and in several, samples without ids, and of equal rows the first, which alone gets the gradient."""
+        random = np.random.default_rng(6)
+        rows = random.normal(size=(ROWS, DIM)).astype(np.float32)
+        rows[5:9] = rows[4]
+        emb = self.make()
+        emb.model.load_table("t", rows)
+        plain = jnp.asarray(rows)
+        bags = [[7, 4, 5], [3], [], [9, 9, 2, 9], [6, 5, 3], [2]]
+        given = emberd.Sequences.from_lists(bags, padding_idx=-1)
+        for step, ids in enumerate((given, emberd.Sequences(given.ids[:, :1], -1), given)):
+            ids = emberd.Sequences(ids.ids.astype(np.int32), -1)
+            scale = random.normal(size=(6, DIM)).astype(np.float32)
+
+            def plain_loss(table):
+                found = [table[jnp.array(bag)] if bag else jnp.zeros((1, DIM)) for bag in (row[row >= 0].tolist() for row in ids.ids)]  # noqa: B023
+                return sum((jnp.take_along_axis(one, jnp.argmax(one, 0, keepdims=True), 0)[0] * weight).sum() for one, weight in zip(found, scale))  # noqa: B023
+
+            def loss_of(token, ids):
+                found = emb.in_jit(token, {"t": ids})["t"]
+                self.assertEqual(emberd.jax.largest(found, ids).shape, (6, DIM))
+                return (emberd.jax.largest(found, ids) * scale).sum()  # noqa: B023
+
+            expected, gradient = jax.value_and_grad(plain_loss)(plain)
+            if step == 2:  # outside of the jitted function
+                number = emb.send({"t": ids})
+                loss, gradients = jax.value_and_grad(jax.jit(lambda found, ids: (emberd.jax.largest(found["t"], ids) * scale).sum()))(emb.receive(number), ids)  # noqa: B023
+                emb.update(number, gradients)
+            else:
+                loss, _ = jax.jit(jax.value_and_grad(loss_of))(emb.token(), ids)
+            self.assertAlmostEqual(float(loss), float(expected), places=5)
+            plain = plain - RATE * gradient
+            emb._in_jit.wait()
+            np.testing.assert_allclose(emb.model.table("t"), plain, atol=1e-5)
+        self.assertEqual(emberd.jax.largest(jnp.zeros((2, 0, DIM))).tolist(), [[0] * DIM] * 2)
+        self.assertEqual(emberd.jax.largest(jnp.array([[[1.0, 5.0], [3.0, 2.0]]])).tolist(), [[3, 5]])
+        for found, said in ((jnp.zeros(3), r"rows: the shape \[3\] is not allowed"), (jnp.zeros((6, 2, DIM)), r"ids: the shape \[6, 4\] is not allowed")):
+            with self.assertRaisesRegex(ValueError, said):
+                emberd.jax.largest(found, given)
+
     def test_ids_that_do_not_fit_in_the_32_bits_of_jax_are_refused(self):
         emb = self.make()
         loss_of = lambda token, ids, step=None: emb.in_jit(token, {"t": ids}, step)["t"].sum()  # noqa: E731
@@ -319,6 +359,38 @@ class NnxTest(Case):
         np.testing.assert_allclose(emb.model.table("t"), plain["table"], atol=1e-5)
         np.testing.assert_allclose(net.dense.kernel[...], plain["kernel"], atol=1e-5)
         self.assertEqual(float(net.embed.token[...]), 0)
+
+    def test_a_layer_that_takes_the_largest(self):
+        random = np.random.default_rng(7)
+        rows = random.normal(size=(2, ROWS, DIM)).astype(np.float32)
+        emb = self.make(model=counting_model("nnx_largest", ("t", "u"), rows=ROWS, optimizer=emberd.SGD(learning_rate=RATE)))
+        for name, one in zip("tu", rows):
+            emb.model.load_table(name, one)
+        layer, plain = emberd.jax.nnx.Embed(emb, max_of=["t"]), jnp.asarray(rows)
+        for kind in ("array", "sequences"):
+            ids = random.integers(0, ROWS, (BATCH, 3), dtype=np.int32)
+            if kind == "sequences":
+                ids[:, 2] = 0  # none
+
+            def plain_loss(tables):
+                found = tables[0][ids] if kind == "array" else jnp.where(ids[..., None] == 0, -jnp.inf, tables[0][ids])  # noqa: B023
+                return (found.max(1) ** 2).sum() + tables[1][ids].sum()  # noqa: B023
+
+            if kind == "sequences":
+                ids[:, 0] += ids[:, 0] == 0
+            loss, _ = nnx.value_and_grad(lambda layer: (lambda found: (found["t"] ** 2).sum() + found["u"].sum())(
+                layer({"t": ids if kind == "array" else emberd.Sequences(ids, mask_zero=True), "u": ids})))(layer)  # noqa: B023
+            expected, gradient = jax.value_and_grad(plain_loss)(plain)
+            self.assertAlmostEqual(float(loss), float(expected), delta=1e-4)
+            plain = plain - RATE * gradient
+            emb._in_jit.wait()
+            for name, one in zip("tu", plain):
+                np.testing.assert_allclose(emb.model.table(name), one, atol=1e-5)
+        for error, said, given in ((LookupError, "max_of: there is no feature 'x'; there are t, u", ["x"]), (TypeError, "max_of", "t")):
+            with self.assertRaisesRegex(error, said):
+                emberd.jax.nnx.Embed(emb, max_of=given)
+        with self.assertRaisesRegex(ValueError, "feature 't': ids of a maximum are an array"):
+            layer({"t": ids[:, 0], "u": ids})
 
     def test_evaluation_is_no_step_and_states_hold_no_rows(self):
         emb = self.make()

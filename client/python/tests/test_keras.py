@@ -222,6 +222,72 @@ class LayerTest(Case):
             with self.assertRaisesRegex(ValueError, "not allowed with mask_zero, which takes one id for each position, without weights"):
                 layer.preprocess({"items": refused, "last": last}, weights)
 
+    def test_the_largest_of_the_rows_of_a_sample(self):
+        """As Keras with a table of its own: fixed and ragged ids, ids of a sequence's positions, one id a sample, and ids that are sent ahead. Of equal rows
+        the first gets the gradient."""
+        random = np.random.default_rng(5)
+        rows = random.normal(size=(32, 4)).astype(np.float32)
+        rows[5:8] = rows[4]
+        fixed = random.integers(8, 32, (8, 3)).astype(np.int32)
+        fixed[0], fixed[1] = (7, 4, 5), (9, 9, 9)
+        lists = [[1, 2, 3, 1, 9], [], [4], [6, 4], [7], [], [8, 8], [31, 30, 29]]
+        of_positions = random.integers(0, 32, (8, 2, 3)).astype(np.int32)
+        cases = {"fixed": (fixed, (8, 3), (8, 4)), "ragged": (lists, (8, None), (8, 4)), "none": (np.where(fixed > 20, -1, fixed), (8, 3), (8, 4)),
+                 "one": (fixed[:, 0], (8,), (8, 4)), "positions": (of_positions, (8, 2, 3), (8, 2, 4)), "ahead": (fixed, (8, 3), (8, 4))}
+
+        class Product(keras.losses.Loss):
+            def call(self, label, found):
+                return keras.ops.sum(found * label)
+
+        for name, (ids, inputs, outputs) in cases.items():
+            with self.subTest(name):
+                layer = self.make(emberd.keras.FeatureConfig("t", self.table(combiner="max"), inputs, outputs), model=f"largest_{name}")
+                layer.set_embedding_tables({"t": rows})
+                net, scale = self.net(layer), random.normal(size=outputs).astype(np.float32)
+                net.compile(optimizer=keras.optimizers.SGD(0.1), loss=Product(reduction="sum"))
+                bags = [bag for bag in np.reshape(ids, (-1, 3))] if name in ("fixed", "none", "positions", "ahead") else lists if name == "ragged" else ids[:, None]
+                expected, gradient = np.zeros((len(bags), 4), np.float32), np.zeros_like(rows)
+                for bag, one, weight in zip(bags, expected, scale.reshape(-1, 4)):
+                    kept = np.array([row for row in bag if row >= 0], np.int64)
+                    if len(kept):
+                        best = kept[rows[kept].argmax(0)]  # the first of equal ones
+                        one[:] = rows[best, np.arange(4)]
+                        np.add.at(gradient, (best, np.arange(4)), weight)
+                np.testing.assert_array_equal(keras.ops.convert_to_numpy(layer(layer.preprocess(ids))), expected.reshape(outputs))
+                if name == "ahead":
+                    (prepared, _), = layer.prefetch([(ids, None)])
+                else:
+                    prepared = layer.preprocess(ids)
+                loss = float(net.train_on_batch(prepared, scale))
+                self.assertAlmostEqual(loss, float((expected.reshape(outputs) * scale).sum()), places=3)
+                found = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
+                np.testing.assert_allclose(found, rows - 0.5 * gradient, atol=1e-5)
+                self.assertEqual(layer.next_step, 1)
+        with self.assertRaisesRegex(ValueError, "weights: not allowed with combiner 'max'"):
+            layer.preprocess(fixed, np.ones((8, 3), np.float32))
+        again = emberd.keras.DistributedEmbedding.from_config({**layer.get_config(), "client": self.client})
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(again(again.preprocess(fixed))), keras.ops.convert_to_numpy(layer(layer.preprocess(fixed))))
+
+    def test_batches_of_the_largest_make_a_step_together(self):
+        made = []
+        batches = [[[1, 2, 3], [4], [], [5, 6]], [[1], [7], [8], [9]], [[3, 2], [], [1, 4], [4]]]
+        label = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+        class Product(keras.losses.Loss):
+            def call(self, label, found):
+                return keras.ops.sum(found * label)
+
+        for calls in (3, None):
+            table = self.table(initializer=emberd.Normal(0, 1), optimizer=keras.optimizers.SGD(0.3, gradient_accumulation_steps=calls), combiner="max")
+            layer = self.make(emberd.keras.FeatureConfig("t", table, (4, None), (4, 4)), model=f"together_{calls}")
+            net = self.net(layer)
+            net.compile(optimizer=keras.optimizers.SGD(0.1), loss=Product(reduction="sum"), loss_weights=None if calls else 1 / 3)
+            for inputs, labels in zip(batches, [label] * 3) if calls else [(sum(batches, []), np.concatenate([label] * 3))]:
+                net.train_on_batch(layer.preprocess(inputs), labels)
+            layer.finish()
+            made.append(layer.tables.table("t"))
+        np.testing.assert_allclose(made[0], made[1], atol=1e-5)
+
     def test_callbacks_set_the_rates_of_tables(self):
         layer = self.make({name: emberd.keras.FeatureConfig(name, self.table(name, optimizer=optimizer), (8,), (8, 4)) for name, optimizer in (
             ("a", keras.optimizers.SGD(0.5)), ("b", keras.optimizers.SGD(0.25)), ("c", keras.optimizers.Adam(0.5, epsilon=1e-20)),

@@ -17,13 +17,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from ..arrays import Ids
+from .. import _native
+from .._records import check_mapping
+from ..arrays import Ids, Sequences
+from ..errors import NotFound
 from ._embedding import Embedding
+from ._largest import largest
 
 __all__ = ["Embed", "Token"]
 
@@ -38,12 +43,27 @@ class Embed(nnx.Module):
 
     The tables and their optimizers are on the cluster: the layer has no parameter but a zero, and states that are saved hold
     no rows. Under nnx.grad or nnx.value_and_grad a call is a step of the tables, otherwise rows are only looked up.
+
+    max_of: features whose rows are combined by their maximum, whatever the combiner of the table is: see emberd.jax.largest. Their ids are an array
+      [samples, ids of a sample], of which -1 is none, or emberd.Sequences.
     """
 
-    def __init__(self, embedding: Embedding) -> None:
+    def __init__(self, embedding: Embedding, *, max_of: Sequence[str] = ()) -> None:
+        if isinstance(max_of, str):
+            raise _native.refuse_kind(max_of, "max_of", "a list of features")
+        for name in max_of:
+            if name not in embedding.model.features:
+                raise NotFound(f"max_of: there is no feature {name!r}; there are {', '.join(embedding.model.features)}")
         self.embedding = embedding
+        self.max_of = tuple(max_of)
         self.token = Token(embedding.token())
 
     def __call__(self, ids: Mapping[str, Ids], step: Any = None) -> Dict[str, jax.Array]:
         """As Embedding.in_jit."""
-        return self.embedding.in_jit(self.token[...], ids, step)
+        check_mapping(ids, "ids")
+        bags = {name: one if isinstance(one, Sequences) else Sequences(one, padding_idx=-1) for name, one in ids.items() if name in self.max_of}
+        for name, one in bags.items():
+            if jnp.ndim(one.ids) < 2:
+                raise ValueError(f"feature {name!r}: ids of a maximum are an array [samples, ids of a sample], or Sequences of this shape")
+        found = self.embedding.in_jit(self.token[...], {**ids, **bags}, step)
+        return {name: largest(one, bags[name]) if name in bags else one for name, one in found.items()}

@@ -28,7 +28,8 @@ class TableConfig:
     optimizer: SGD, Adagrad, Adam or Ftrl of Keras, by name or not; a schedule of its learning rate counts the steps of the
       group of trainers. Or one of emberd's. Rows that a batch does not look up are left alone. Independent of the model's. With
       gradient_accumulation_steps=n, which all tables of a layer have to have, n batches make a step, of the mean of their gradients.
-    combiner: "mean", "sum" or "sqrtn".
+    combiner: "mean", "sum", "sqrtn" or "max". Of "max", the activation has of each column the largest of a sample's rows, and zero where there is none; the
+      gradient goes to the first of equal ones. All rows of the batch take part in the update. An id of -1 is none; weights are refused.
     placement: "auto", "sparsecore" and "default_device" are the same: the table is on the cluster.
     max_ids_per_partition, max_unique_ids_per_partition: not needed.
     """
@@ -219,5 +220,6 @@ def _eagerly() -> Iterator[None]:
 
 
 def declared(table: TableConfig, optimizer: TableOptimizer) -> config.TableConfig:
-    return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, combiner=table.combiner, optimizer=optimizer.declared,
+    return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, optimizer=optimizer.declared,
+                              combiner="sum" if table.combiner == "max" else table.combiner,  # the layer takes the largest
                               initializer=initial_rows(table.initializer, table.vocabulary_size, table.embedding_dim))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import keras
@@ -20,6 +21,7 @@ from ._config import FeatureConfig, TableOptimizer, declared
 
 PREPROCESSED = "preprocessed_inputs_per_placement"
 RATES = "learning_rates"  # among the saved variables, in the order of the tables
+NONE = -1  # the id that fills samples up where the combiner is max
 
 
 def _leaves(structure: Any, values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[FeatureConfig, Any]]:
@@ -211,17 +213,20 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
         for name, value in given.items():
             _check_shapes(self._held.features[name], value, scales.get(name))
-        return {PREPROCESSED: {"emberd": {name: _arrays(value, scales.get(name), name, sent) for name, value in given.items()}}}
+        arrays = {name: _arrays(value, scales.get(name), name, sent) for name, value in given.items()}
+        return {PREPROCESSED: {"emberd": {name: _side_by_side(one) if _largest(self._held.features[name]) else one for name, one in arrays.items()}}}
 
     def _ids(self, prepared: Any) -> Dict[str, Any]:
         """Each position of a sequence is a sample of its own, unless the model has it so; Keras has to see batches of equal size before."""
         ids: Dict[str, Any] = _ids(prepared)
         for name, one in ids.items():
             rank = 1 + len(_positions(self._held.features[name]))
-            if isinstance(one, Dense) and rank > 1 >= len(self.tables.features[name].output_shape):
+            if isinstance(one, Dense) and not _largest(self._held.features[name]) and rank > 1 >= len(self.tables.features[name].output_shape):
                 ids[name] = map_arrays(functools.partial(_flattened, rank=rank), one)
             if _masks(self._held.features[name]):
                 ids[name] = Sequences(ids[name].ids, mask_zero=True)
+            elif _largest(self._held.features[name]):
+                ids[name] = Sequences(ids[name].ids, padding_idx=NONE)
         return ids
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
@@ -239,8 +244,9 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
         prepared = inputs[PREPROCESSED]
-        found = self._held.call(self.token, self._ids(prepared), bool(training), prepared.get("step"))
-        return _pack(self._held.structure, lambda feature: _rolled(feature, found[feature.name]))
+        ids = self._ids(prepared)
+        found = self._held.call(self.token, ids, bool(training), prepared.get("step"))
+        return _pack(self._held.structure, lambda feature: _rolled(feature, _combined(feature, found[feature.name], ids[feature.name])))
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,
                  inputs: Optional[Callable[[Any], Any]] = None) -> Iterator[Tuple[Any, Any]]:
@@ -399,6 +405,30 @@ def _masks(feature: Any) -> bool:
     return bool(getattr(feature, "mask_zero", False))  # that of keras-rs has none
 
 
+def _largest(feature: Any) -> bool:
+    """Whether rows come for each id, of which the layer takes the largest."""
+    return feature.table.combiner == "max" and not _masks(feature)  # with mask_zero each position has one id
+
+
+def _side_by_side(parts: Dict[str, Any]) -> Dict[str, Any]:
+    """Ragged ids as an array (samples, ids of a sample), filled up to a power of two."""
+    if "row_splits" not in parts:
+        return parts
+    lengths = np.diff(parts["row_splits"])
+    ids = np.full((len(lengths), 1 << max(0, int(lengths.max(initial=1)) - 1).bit_length()), NONE, parts["values"].dtype)
+    ids[np.arange(ids.shape[1]) < lengths[:, None]] = parts["values"][:parts["row_splits"][-1]]
+    return {"ids": ids}
+
+
+def _combined(feature: Any, found: Any, ids: Any) -> Any:
+    """The largest of the rows of a sample. Keras's max would give each of equal ones a part of the gradient."""
+    if not _largest(feature) or len(ids.ids.shape) < 2 + len(_positions(feature)):
+        return found
+    ops: Any = keras.ops
+    counted = ops.where(ops.expand_dims(ops.not_equal(ids.ids, NONE), -1), ops.stop_gradient(found), -math.inf)  # the row of none is zero
+    return ops.squeeze(ops.take_along_axis(found, ops.argmax(counted, axis=-2, keepdims=True), axis=-2), -2)
+
+
 def _check_mask(feature: Any) -> None:
     if _masks(feature) and (not _positions(feature) or len(feature.input_shape) >= len(feature.output_shape)):
         raise ValueError(f"feature {feature.name!r}: mask_zero: True is not allowed for input_shape {tuple(feature.input_shape)} and output_shape "
@@ -408,6 +438,8 @@ def _check_mask(feature: Any) -> None:
 
 
 def _check_shapes(feature: Any, values: Any, weights: Any) -> None:
+    if _largest(feature) and weights is not None:
+        raise ValueError(f"feature {feature.name!r}: weights: not allowed with combiner 'max', which combines rows as they are")
     positions = _positions(feature)
     shape, of_weights = tuple(getattr(values, "shape", ())), tuple(getattr(weights, "shape", ()))
     if positions and (hasattr(values, "row_splits") or positions not in (shape[1:], shape[1:-1])):

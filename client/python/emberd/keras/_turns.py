@@ -42,7 +42,7 @@ class Turns:
             parts, self._parts = self._parts, []
             number, _ = self._trainer.begin({name: concatenate([ids[name] for ids, _ in parts], f"feature {name!r}", self.model.features[name].output_shape)
                                              for name in parts[0][0]})
-            gradients = {name: np.concatenate([part[name] for _, part in parts]) / np.float32(self._calls) for name in gradients}
+            gradients = {name: np.concatenate([part[name].reshape(-1, *self.model._row_shapes[name]) for _, part in parts]) / np.float32(self._calls) for name in gradients}
         self._trainer.update(number, gradients, self._with_rates(hyper), own=own)
 
     def forget(self) -> None:
