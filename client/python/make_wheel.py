@@ -9,6 +9,7 @@ those that another package brings under the same name.
 """
 
 import base64
+import functools
 import hashlib
 import os
 import re
@@ -107,6 +108,11 @@ def copyright_of(path):
     return None
 
 
+# Of the README, and where the wheel has it.
+LINKS = ((r"docs/tutorials/(\w+)\.md", r"tutorials/\1.py"), (r"docs/tutorial\.(md|py)", "tutorials/tutorial.py"), ("docs/", ""), (r"\.\./\.\./proto/", "proto/"),
+         (r"\.\./", ""))
+
+
 def stage(build, folder):
     """Lays the tree of the wheel out in `folder`."""
     package = os.path.join(folder, "emberd")
@@ -116,7 +122,11 @@ def stage(build, folder):
     shutil.copytree(os.path.join(HERE, "docs", "tutorials"), os.path.join(documents, "tutorials"), ignore=shutil.ignore_patterns("__pycache__", "*.md", "*.png"))
     shutil.copytree(os.path.join(ROOT, "proto", "emberd"), os.path.join(documents, "proto", "emberd"),
                     ignore=lambda _, names: [name for name in names if "." in name and not name.endswith(".proto")])
-    for path in (os.path.join(HERE, "README.md"), os.path.join(ROOT, "client", "COMING_FROM.md"),
+    shutil.copy(os.path.join(HERE, "docs", "tutorial.py"), os.path.join(documents, "tutorials"))
+    shutil.copytree(os.path.join(HERE, "docs", "click_model"), os.path.join(documents, "click_model"), ignore=shutil.ignore_patterns("__pycache__"))
+    with open(os.path.join(HERE, "README.md"), encoding="utf-8") as file, open(os.path.join(documents, "README.md"), "w", encoding="utf-8") as copied:
+        copied.write(functools.reduce(lambda text, link: re.sub(rf"\]\({link[0]}", f"]({link[1]}", text), LINKS, file.read()))
+    for path in (*(os.path.join(ROOT, "client", name) for name in ("COMING_FROM.md", "PROGRAMS.md")),
                  *(os.path.join(HERE, "docs", name) for name in ("compared.md", "followed.md", "issues.md"))):
         shutil.copy(path, documents)
     binaries, libraries = os.path.join(package, "_bin"), os.path.join(package, "_lib")

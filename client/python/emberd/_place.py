@@ -8,7 +8,7 @@ import os
 from typing import Optional, Sequence
 
 from . import errors
-from .client import Client, connect, open_client
+from .client import Client, Model, connect, open_client
 from .local import LocalCluster, local
 
 _client: Optional[Client] = None
@@ -35,6 +35,13 @@ def default_client() -> Client:
             _client = _cluster.connect()
         atexit.register(_client.close)
     return _client
+
+
+def serves(model: Model, trained: str) -> bool:
+    """Whether it is for lookups alone, of a checkpoint of this model."""
+    if any(table.optimizer != "none" for table in model.tables.values()):
+        return False
+    return any(one.name == model.name and one.serves.startswith(f"{trained}/") for one in model.client.models())
 
 
 def find_again(client: Optional[Client], addresses: Sequence[str], model: str) -> Client:

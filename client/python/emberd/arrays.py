@@ -201,9 +201,11 @@ def as_array(value: Any, what: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise type(error)(f"{what}: {error}") from error
+        lists = isinstance(value, (list, tuple)) and "inhomogeneous" in str(error)
+        raise type(error)(f"{what}: " + (LISTS if lists else str(error))) from error
 
 
+LISTS = "lists of different lengths are not allowed; give emberd.Ragged.from_lists, or for sequences emberd.Sequences.from_lists"
 HASH = ". Texts are hashed first: [zlib.crc32(text.encode()) % vocabulary_size for text in texts]"
 
 

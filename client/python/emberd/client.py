@@ -212,8 +212,11 @@ class Client:
         return model
 
     def _declare(self, text: str, restore_from: Optional[str]) -> Call:
-        return Call(_native.lib().declare_from(self._handle.get(), _native.text(text, "config"),
-                                               _native.text(restore_from, "restore_from", optional=True)))
+        try:
+            return Call(_native.lib().declare_from(self._handle.get(), _native.text(text, "config"),
+                                                   _native.text(restore_from, "restore_from", optional=True)))
+        except errors.AlreadyExists as error:
+            raise errors.make(error.code, f"{error}. Give this one another name, which `change_model` fills with the rows of the other; or drop that: `drop_model`") from None
 
     def _model(self, call: Call) -> "Model":
         return Model(self, call.take("model"))

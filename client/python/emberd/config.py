@@ -30,6 +30,8 @@ def _fields(message: Any) -> Dict[str, Any]:
             value = _described(value, message, entry.name)
         if "Sequence" in str(entry.type) and not isinstance(value, (list, tuple)):
             raise refuse_kind(value, what, "a list")
+        if entry.name == "optimizer" and not isinstance(value, Optimizer):
+            raise refuse_kind(value, what, "one of emberd, as emberd.Adagrad(learning_rate=0.1), or its name, \"adagrad\"")
         result[entry.name] = text(value, what).decode().upper() if entry.metadata.get("enum") else _as_json(value, what)
     return result
 

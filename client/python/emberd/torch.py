@@ -25,6 +25,7 @@ import torch.distributed
 from . import _native, config, errors
 from ._jagged import Columns, as_jagged, has_lengths, is_jagged, largest, learned_weights, pass_to_weights, prepare, split_jagged, to_array
 from .arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
+from ._place import serves
 from ._records import check_mapping
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
@@ -254,7 +255,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
-        is joined."""
+        is joined. A model that serves a checkpoint of the state's has no steps, and takes the state of any."""
+        if serves(self.model, state["model"]):
+            return
         for what, mine in (("model", self.model.name), ("group", self._steps.group)):
             if state[what] != mine:
                 raise ValueError(f"the state is of {what} {state[what]!r}, but this is {what} {mine!r}; make the module with that of the state")
@@ -664,15 +667,34 @@ def _checked_ragged(ids: Ragged, name: str) -> Ragged:
     return ids
 
 
-class Embedding(torch.nn.Module):
+class _OneTable(torch.nn.Module):
+    """What layers of one table have in common."""
+
+    collection: EmbeddingBagCollection
+
+    def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
+        """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
+        return self.collection.optimizer(lr, weight_decay)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""
+        self.collection.requires_grad_(requires_grad)
+        return self
+
+    def finish(self) -> None:
+        """Leaves the group, once all updates have been made and checkpoints saved."""
+        self.collection.finish()
+
+
+class Embedding(_OneTable):
     """One table with the signature of torch.nn.Embedding; `optimizer()` and `finish()` as in EmbeddingBagCollection, which takes the
     other arguments.
 
     padding_idx: as torch has it: -1 is the last row. Where it stands among the ids, the activation is zero, and no row is read or updated.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Optional[int] = None, *, client: Client, model: str,
-                 table: Optional[config.TableConfig] = None, **options: Any) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Optional[int] = None, *, client: Optional[Client] = None,
+                 model: Union[str, Model], table: Optional[config.TableConfig] = None, **options: Any) -> None:
         super().__init__()
         described = _table_of(num_embeddings, embedding_dim, table, "sum")
         if padding_idx is not None:
@@ -690,19 +712,6 @@ class Embedding(torch.nn.Module):
         found: Dict[str, torch.Tensor] = self.collection({self.feature: input})
         return found[self.feature]
 
-    def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
-        """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
-        return self.collection.optimizer(lr, weight_decay)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""
-        self.collection.requires_grad_(requires_grad)
-        return self
-
-    def finish(self) -> None:
-        """Leaves the group, once all updates have been made and checkpoints saved."""
-        self.collection.finish()
-
 
 def _table_of(rows: int, dim: int, table: Optional[config.TableConfig], combiner: str) -> config.TableConfig:
     """That of a layer that has one."""
@@ -713,7 +722,7 @@ def _table_of(rows: int, dim: int, table: Optional[config.TableConfig], combiner
     return described
 
 
-class EmbeddingBag(torch.nn.Module):
+class EmbeddingBag(_OneTable):
     """One table with the signature of torch.nn.EmbeddingBag; `optimizer()` and `finish()` as in EmbeddingBagCollection,
     which takes the other arguments.
 
@@ -722,7 +731,7 @@ class EmbeddingBag(torch.nn.Module):
       batch take part in the update, those that gave no maximum with a gradient of zero.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, *, client: Client, model: str, mode: str = "mean",
+    def __init__(self, num_embeddings: int, embedding_dim: int, *, client: Optional[Client] = None, model: Union[str, Model], mode: str = "mean",
                  include_last_offset: bool = False, table: Optional[config.TableConfig] = None, **options: Any) -> None:
         super().__init__()
         if mode not in ("mean", "sum", "max"):
@@ -754,19 +763,6 @@ class EmbeddingBag(torch.nn.Module):
             ids = Ragged(input, splits, per_sample_weights)
         found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
         return largest(found[self.feature]) if self.mode == "max" else found[self.feature]
-
-    def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
-        """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
-        return self.collection.optimizer(lr, weight_decay)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""
-        self.collection.requires_grad_(requires_grad)
-        return self
-
-    def finish(self) -> None:
-        """Leaves the group, once all updates have been made and checkpoints saved."""
-        self.collection.finish()
 
 
 class Prefetcher:

@@ -4,6 +4,7 @@ What this would catch: an id that is cut, a text or a list that is read as somet
 and a loop over prefetched batches that cannot be left.
 """
 
+import tempfile
 import unittest
 
 from cluster import ClusterTest, counting_model, emberd, has_torch, main
@@ -57,6 +58,25 @@ class ContainersTest(ClusterTest):
                               ({"initializer": "constant"}, "TableConfig.initializer: 'constant' is not allowed; it must be one of 'zeros'")):
             with self.assertRaisesRegex(emberd.InvalidArgument, said):
                 self.client.declare(counting_model("m", **options))
+
+    def test_lists_of_different_lengths_say_what_to_write(self):
+        model = self.declare()
+        for given in ([[1, 2], [3]], ([1], [])):
+            with self.assertRaisesRegex(ValueError, "t.*: lists of different lengths are not allowed; give emberd.Ragged.from_lists, or for sequences"):
+                model.lookup({"t": given})
+
+    def test_an_optimizer_of_another_library_says_what_to_write(self):
+        class Adagrad:
+            pass
+
+        for given in (Adagrad, Adagrad(), 5):
+            with self.assertRaisesRegex(TypeError, r"TableConfig.optimizer: .* is not allowed; it must be one of emberd, as emberd.Adagrad\(learning_rate=0.1\), or its name"):
+                self.client.declare(counting_model("m", optimizer=given))
+
+    def test_another_model_of_a_name_says_what_to_do(self):
+        self.client.declare(counting_model("taken"))
+        with self.assertRaisesRegex(emberd.AlreadyExists, r"tables\[0\].vocabulary_size: 64 .*`change_model` fills .* or drop that: `drop_model`"):
+            self.client.declare(counting_model("taken", rows=65))
 
 
 class AheadTest(ClusterTest):
@@ -114,6 +134,49 @@ class TorchTest(ClusterTest):
             break
         with self.assertRaisesRegex(TypeError, r'first part of the pair is a Tensor.*ids=lambda pair: \{"name of the feature": pair\[0\]\}'):
             next(iter(emberd.torch.Prefetcher([(torch.tensor([1]), torch.zeros(1))], ebc)))
+
+    def test_a_net_is_trained_saved_resumed_and_served(self):
+        """Its state is that of the trained module, also where the tables are served."""
+        import torch
+
+        import emberd.torch
+
+        class Net(torch.nn.Module):
+            def __init__(self, model, **options):
+                super().__init__()
+                self.items = emberd.torch.Embedding(50, 8, 0, model=model, optimizer=emberd.Adam(learning_rate=0.1, bias_correction=True), **options)
+                self.scores = torch.nn.Linear(8, 50)
+
+            def forward(self, history):
+                return self.scores(self.items(history).mean(1))
+
+        def train(net, steps):
+            dense, sparse = torch.optim.Adam(net.parameters(), 0.1), net.items.optimizer()
+            for step in steps:
+                loss = torch.nn.functional.cross_entropy(net(history), history[:, 0])
+                loss.backward()
+                dense.step()
+                sparse.step(checkpoint=f"step-{step + 1}" if step == steps[-1] else None)
+                dense.zero_grad()
+            net.items.finish()
+            return float(loss)
+
+        history = torch.randint(1, 50, (32, 3), generator=torch.Generator().manual_seed(1))
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder, new=True) as cluster, cluster.connect() as client:
+            net = Net("next", client=client)
+            first, state = train(net, range(5)), net.state_dict()
+            resumed = Net(client.restore("next", "step-5"))
+            resumed.load_state_dict(state)
+            self.assertLess(train(resumed, range(resumed.items.collection.next_step, 10)), first)
+            live = Net(client.serve("next", "step-10", serve_as="live")).eval()
+            live.load_state_dict(resumed.state_dict())
+            with torch.no_grad():
+                self.assertTrue(torch.equal(live(history), resumed.eval()(history)))
+            client.declare(counting_model("other")).save_checkpoint("one")
+            for model in (client.serve("other", "one", serve_as="of_another"), client.declare(counting_model("still", optimizer="none"))):
+                bag = emberd.torch.EmbeddingBagCollection(counting_model(model.name, optimizer="none").tables, model=model)
+                with self.assertRaisesRegex(ValueError, "the state is of model 'next', but this is model"):
+                    bag.load_state_dict({"_extra_state": state["items.collection._extra_state"]})
 
     def test_a_loop_is_left(self):
         for pipelined in (False, True):

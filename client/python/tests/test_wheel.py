@@ -81,6 +81,10 @@ class WheelTest(unittest.TestCase):
         paths = {name: re.search(rf"^  {name} +(/\S+)$", said, re.MULTILINE)[1] for name in ("examples", "tutorials", "README", "COMING_FROM", "issues", "proto")}
         for name, path in paths.items():
             self.assertTrue(path.startswith(self.package) and os.path.exists(path), f"{name}: {path}")
+        with open(paths["README"], encoding="utf-8") as file:
+            links = re.findall(r"\]\(([^)#]+)\)", file.read())
+        self.assertIn("tutorials/clicks.py", links)
+        self.assertEqual([link for link in links if not os.path.exists(os.path.join(os.path.dirname(paths["README"]), link))], [])
         self.assertIn("model.proto", os.listdir(os.path.join(paths["proto"], "emberd", "v1")))
         self.assertRegex(run(self.python, os.path.join(paths["examples"], "serving.py"), "--requests", "50", cwd="/"), "version-1: right=")
 
