@@ -164,6 +164,7 @@ def kinds():
     live = {
         "emberd.client.Client": Kind(lambda world: emberd.connect(world.address), lambda one: one.model("m").name, CLOSE),
         "emberd.client.Model": Kind(lambda world: world.model, lambda one: one.read_rows("t", IDS).tolist(), lambda one: one.client.close()),
+        "emberd.changing.ChangedModel": Kind(lambda world: emberd.ChangedModel(world.model, False, (), (), (), (), ("t",), (), {}), str, lambda one: one.model.client.close()),
         "emberd.client.Lookup": Kind(World.lookup, lambda one: [shown(one), one.step], lambda one: one.release()),
         "emberd.train.TrainStream": Kind(lambda world: world.model.train(world.group()), step_of_stream, CLOSE),
         "emberd.programs.Program": Kind(lambda world: world.program(), lambda one: one({"t": IDS})["t"].tolist(), CLOSE),

@@ -212,6 +212,7 @@ ALLOWED = {
     r"spec: \['model'\] 'x'": "a model that another call has made",
     r"padding_idx:? (None|5|-1|2\*\*32 \+ 5|\{\})\)": "another padding, or none, which no row need have",
     r"\.ids (\[\]|\[\[\]\]|empty|longer|of another rank|flat or a column)\)|(EmbeddingCollection.\w+|TorchEmbedding.*)\((ids|input): (\['t'\] )?(\[\[\]\]|of another rank)": "sequences of other shapes",
+    r"^largest\(rows": "activations of other shapes, and of any numbers",
     r"mask\(ids": "ids are looked at when they are looked up",
     r"(tables|rates|weight_decay|slots): {}": "no table is set, or no slot",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",

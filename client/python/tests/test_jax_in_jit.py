@@ -6,6 +6,9 @@ and a layer whose token an optimizer moves.
 """
 
 import dataclasses
+import os
+import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -359,6 +362,12 @@ class NnxTest(Case):
         np.testing.assert_allclose(emb.model.table("t"), plain["table"], atol=1e-5)
         np.testing.assert_allclose(net.dense.kernel[...], plain["kernel"], atol=1e-5)
         self.assertEqual(float(net.embed.token[...]), 0)
+
+    def test_the_example_with_tags(self):
+        said = subprocess.run([sys.executable, "-B", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "tags_flax.py"), "--address", self.cluster.address],
+                              capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"})
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertGreater(float(re.search(r"right=(\S+)", said.stdout)[1]), 0.9)  # half of the items are liked
 
     def test_a_layer_that_takes_the_largest(self):
         random = np.random.default_rng(7)

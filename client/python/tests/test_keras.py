@@ -36,6 +36,7 @@ except ImportError:
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLE = os.path.join(HERE, "keras_rs_example.py")
 MOVIELENS = os.path.join(HERE, "..", "examples", "movielens_keras.py")
+TAGS = os.path.join(HERE, "..", "examples", "tags_keras.py")
 RATINGS = os.path.join(HERE, "..", "..", "..", "tests", "data", "movielens")
 os.environ["EMBERD_ADDRESS"] = ""
 
@@ -136,6 +137,12 @@ class ExampleTest(Case):
         with unittest.mock.patch("sys.argv", [MOVIELENS, RATINGS, *options]), contextlib.redirect_stdout(said):
             module.main()
         return [float(one) for one in re.search(r"movielens: loss=(\S+) auc=(\S+)", said.getvalue()).groups()]
+
+    def test_tags_are_combined_by_their_maximum(self):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            module_of(TAGS).main()
+        self.assertGreater(float(re.search(r"right=(\S+)", said.getvalue())[1]), 0.9)  # half of the items are liked
 
 
 class LayerTest(Case):
