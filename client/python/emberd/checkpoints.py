@@ -83,7 +83,12 @@ def _run(function: str, client: Handle, progress: Optional[ProgressCallback], na
             progress(Progress(said["phase"], said["bytes"], said["total_bytes"], said["elapsed_ms"] / 1000))
 
     texts = [_native.text(value, what, optional=what != "model") for what, value in names.items()]
-    return _checkpoint(Call(getattr(_native.lib(), function)(client.get(), *texts, *more), progress=tell).text())
+    try:
+        return _checkpoint(Call(getattr(_native.lib(), function)(client.get(), *texts, *more), progress=tell).text())
+    except errors.FailedPrecondition as error:
+        if "no storage" not in str(error):
+            raise
+        raise errors.make(error.code, f"{error}; in Python, emberd.local(data=DIR)") from None
 
 
 def save(client: Handle, model: str, name: Optional[str], incremental: bool,

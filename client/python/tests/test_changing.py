@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest.mock
 
 from cluster import ClusterTest, emberd, has_torch, main
@@ -175,6 +176,26 @@ class ChangingTest(Case):
         np.testing.assert_array_equal(made.table("t")[25:, 0], np.arange(25, 47))
         fresh = self.client.declare(config(self.name + "_fresh", {"u": 47}, storage_dtype="bfloat16"))
         np.testing.assert_array_equal(made.table("u")[25:], fresh.table("u")[25:])
+
+    def test_several_clients_change_it_at_once(self):
+        """As the ranks of a trainer do: one makes it, and the others wait."""
+        source, wanted, made = self.trained({"grows": 25, "stays": 33}), config(self.name + "_2", {"grows": 147, "stays": 33, "comes": 26}), []
+
+        def change():
+            with self.cluster.connect() as client:
+                changed = client.change_model(self.name, wanted)
+                made.append((changed.created, changed.model.table("grows")))
+
+        threads = [threading.Thread(target=change) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        fresh = self.client.declare(config(self.name + "_fresh", {"grows": 147})).table("grows")
+        self.assertEqual(sorted(created for created, _ in made), [False, False, True])
+        for _, rows in made:
+            np.testing.assert_array_equal(rows, np.concatenate([source.table("grows"), fresh[25:]]))
+        self.assertFalse([one.name for one in self.client.models() if "first_rows" in one.name])
 
     def test_it_is_made_in_parts(self):
         source, largest = self.trained(self.TABLES), []

@@ -300,6 +300,8 @@ class CheckpointTest(unittest.TestCase):
             self.make_steps(trainer)
             trainer.finish()
             self.assertRegex(trainer.checkpoints["a"], "no storage.*--data")
+            with self.assertRaisesRegex(emberd.FailedPrecondition, r"no storage.*; in Python, emberd.local\(data=DIR\)"):
+                trainer.model.save_checkpoint("a")
 
 
 if __name__ == "__main__":
