@@ -3,7 +3,7 @@
 
 usage: changed.py BUILD_FOLDER [--all] [--shipped]
 
-Changed: since HEAD left the main branch; on the main branch, since the newest commit that is more than a day older than
+Changed: other files than .proto, since HEAD left the main branch; on the main branch, since the newest commit that is more than a day older than
 HEAD. What is not committed counts too. --all, a tree without history, or other rules: every source. --shipped: no tests.
 """
 
@@ -75,7 +75,8 @@ def select(tree, objects, base, changed, shipped):
         return sorted(objects), f"reading all {len(every)} sources"
     if changed & RULES:
         return sorted(objects), f"reading all {len(every)} sources: {', '.join(sorted(changed & RULES))} changed since {base}"
-    # A generated header changes with its .proto, which stands in its closure.
+    # Messages that change are the compiler's matter: it builds every source that has them.
+    changed = {name for name in changed if not name.endswith(".proto")}
     chosen = {source for source in every if tree.closure(source) & changed}
     return (sorted(name for name, sources in objects.items() if sources & chosen),
             f"reading {len(chosen)} of {len(every)} sources, changed since {base}")

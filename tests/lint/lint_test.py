@@ -205,6 +205,15 @@ class ChangedTest(unittest.TestCase):
         self.write("base/a.h", "#pragma once\nint x;\n")  # not committed; who includes it is read
         self.assertEqual(self.read()[0], ["a.o", "b.o", "c.o"])
         self.assertEqual(len(self.read("--all")[0]), 4)
+        self.git("checkout", "-q", "base/a.h")
+        self.write("base/b.cc", '#include "base/m.pb.h"\n')
+        self.write("proto/base/m.proto", 'syntax = "proto3";\n')
+        self.commit("2026-01-01T00:02:00Z")
+        self.git("branch", "-f", "main")
+        self.git("checkout", "-q", "-b", "other")
+        self.write("proto/base/m.proto", 'syntax = "proto3";\nmessage M {}\n')
+        self.commit("2026-01-01T00:03:00Z")
+        self.assertEqual(self.read()[0], [])  # what a message is to its sources is the compiler's matter
         self.write(".clang-tidy", "Checks: x\n")
         self.assertEqual(len(self.read()[0]), 4)
 
