@@ -1,12 +1,12 @@
-"""The peer of step_bench: FBGEMM's table-batched embeddings with exact Adagrad, on one thread.
+"""The peer of step_bench: FBGEMM's table-batched embeddings with exact Adagrad.
 
-Usage and output are those of torch_steps.py. A step is forward, and backward with a given gradient,
-which applies the update, too. Exits with status 3 where fbgemm_gpu is not installed.
+Usage and output are those of torch_steps.py. A step is forward, and backward with a given gradient, which applies the
+update, too. Exits with status 3 where fbgemm_gpu is not installed.
 """
 
 import sys
 
-from torch_steps import median_seconds, read_batches, torch
+from torch_steps import measure, torch
 
 try:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -23,42 +23,40 @@ except ImportError:
     sys.exit(3)
 
 
-def make_tables(rows, width):
-    """One table with all rows, values and slots as in torch_steps.py.
+class Bags:
+    """Tables with values and slots as those of torch_steps.py. Ids are not checked, which would take 1 or 2 %."""
 
-    What is fairer to FBGEMM was tried with the batches of step_bench. With a table for each of the
-    26 features a step takes 3 % longer (1 id each) or as long (20 ids), so it is one table.
-    Checking ids takes 1 or 2 %, so they are not checked.
-    """
-    tables = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, width, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=EmbOptimType.EXACT_ADAGRAD,
-        learning_rate=0.01,
-        eps=1e-10,  # as PyTorch has it
-        pooling_mode=PoolingMode.SUM,
-        bounds_check_mode=BoundsCheckMode.NONE,
-    )
-    tables.split_embedding_weights()[0].fill_(0.01)
-    tables.split_optimizer_states()[0][0].fill_(0.1)
-    return tables
+    def __init__(self, rows, width, tables):
+        self.rows, self.width, self.tables = rows, width, tables
+        self.module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows // tables, width, EmbeddingLocation.HOST, ComputeDevice.CPU)] * tables,
+            optimizer=EmbOptimType.EXACT_ADAGRAD,
+            learning_rate=0.01,
+            eps=1e-10,  # as PyTorch has it
+            pooling_mode=PoolingMode.SUM,
+            bounds_check_mode=BoundsCheckMode.NONE,
+        )
+        for weights in self.module.split_embedding_weights():
+            weights.fill_(0.01)
+        for (slot,) in self.module.split_optimizer_states():
+            slot.fill_(0.1)
 
-
-def main():
-    rows, width = int(sys.argv[1]), int(sys.argv[2])
-    torch.set_num_threads(1)
-    tables = make_tables(rows, width)
-    for name, ids, begins, gradient in read_batches(width):
-        offsets = torch.cat([begins, torch.tensor([len(ids)])])
+    def works(self, batch):
+        """(forward, step) as functions. The module takes table after table, and gives their activations side by side."""
+        parts = batch.of_tables(self.rows, self.tables)
+        ids = torch.cat([ids for ids, _, _ in parts])
+        offsets = torch.cat([batch.begins, torch.tensor([len(ids)])])
+        gradient = torch.cat([gradient for _, _, gradient in parts], dim=1)
 
         def forward():
             with torch.no_grad():
-                tables(ids, offsets)
+                self.module(ids, offsets)
 
         def step():
-            tables(ids, offsets).backward(gradient)
+            self.module(ids, offsets).backward(gradient)
 
-        print(name, median_seconds(forward), median_seconds(step), flush=True)
+        return forward, step
 
 
 if __name__ == "__main__":
-    main()
+    measure(Bags)

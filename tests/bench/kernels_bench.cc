@@ -210,7 +210,8 @@ class KernelBench {
     std::vector<TorchSeconds> ours;
     for (const TorchBatch& batch : batches) ours.push_back(Step(batch));
     for (const bool huge_pages : {true, false}) {
-      const std::vector<TorchSeconds> theirs = RunTorch(kRows, 64, batches, huge_pages);
+      const std::vector<TorchSeconds> theirs =
+          RunTorch(kRows, 64, batches, {.huge_pages = huge_pages});
       if (theirs.empty()) {
         std::printf("torch: no rows, %s has no working PyTorch (python3-torch)\n",
                     PeerPython().c_str());

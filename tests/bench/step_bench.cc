@@ -10,8 +10,9 @@
 // the same bytes through a bare relay, as they go from shard to coordinator to trainer and back.
 //
 // The rows .../pytorch and .../fbgemm are printed where PyTorch and FBGEMM (fbgemm_gpu) are
-// installed: `examples` is theirs, `gain` is how many times as fast emberd's step is. Their Python
-// is EMBERD_PYTHON of CMake, unless EMBERD_BENCH_PYTHON in the environment names another one.
+// installed: `examples` is theirs at their best, `threads` and `tables` are how that was, `gain` is
+// how many times as fast emberd's step is. Their Python is EMBERD_PYTHON of CMake, unless
+// EMBERD_BENCH_PYTHON in the environment names another one.
 #include <fstream>
 #include <map>
 #include <memory>
@@ -130,7 +131,8 @@ class StepBench {
   }
 
   // The same step in one process: PyTorch's EmbeddingBag and sparse Adagrad, and FBGEMM's
-  // table-batched embeddings; on one thread, with huge pages, over one table with all rows.
+  // table-batched embeddings, with huge pages; whichever is fastest of one thread or as many as
+  // there are processors, and of one table with all rows or one for each feature.
   void Peers(const std::string& name, const StepShape& shape) {
     TorchBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
     for (int f = 0; f < shape.features; ++f) {
@@ -138,12 +140,15 @@ class StepBench {
         batch.ids.push_back(static_cast<uint32_t>(id + f * shape.rows));
       }
     }
+    const TorchWays ways = {.tables = absl::StrCat("1,", shape.features),
+                            .threads = absl::StrCat("1,", sysconf(_SC_NPROCESSORS_ONLN))};
     for (const auto& [peer, run] :
          {std::pair("/pytorch", &RunTorch), std::pair("/fbgemm", &RunFbgemm)}) {
-      const auto seconds = run(int64_t{shape.features} * shape.rows, shape.width, {batch},
-                               /*huge_pages=*/true);
+      const auto seconds = run(int64_t{shape.features} * shape.rows, shape.width, {batch}, ways);
       if (seconds.empty()) continue;  // it is not installed
       Add(absl::StrCat(name, peer, "/examples"), shape.batch / seconds[0].step, "examples/s");
+      Add(absl::StrCat(name, peer, "/threads"), seconds[0].threads, "threads");
+      Add(absl::StrCat(name, peer, "/tables"), seconds[0].tables, "tables");
       Add(absl::StrCat(name, peer, "/gain"), seconds[0].step / step_seconds_, "times");
     }
   }

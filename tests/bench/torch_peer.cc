@@ -18,13 +18,14 @@ void WriteIds(const std::string& path, const std::vector<uint32_t>& ids) {
 }
 
 std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int width,
-                                  const std::vector<TorchBatch>& batches, bool huge_pages) {
+                                  const std::vector<TorchBatch>& batches, const TorchWays& ways) {
   const absl::StatusOr<TempDir> folder = TempDir::Create();
   if (!folder.ok()) return {};
   // -W ignore: newer versions of PyTorch warn about the sparse gradients that they make.
   std::string command =
-      absl::StrCat(huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", PeerPython(),
-                   " -B -W ignore ", SourcePath("tests/bench/"), script, " ", rows, " ", width);
+      absl::StrCat(ways.huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", PeerPython(),
+                   " -B -W ignore ", SourcePath("tests/bench/"), script, " ", rows, " ", width, " ",
+                   ways.tables, " ", ways.threads);
   for (const TorchBatch& batch : batches) {
     const std::string path = folder->Path(batch.name);
     WriteIds(path, batch.ids);
@@ -35,7 +36,8 @@ std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int w
   if (output == nullptr) return {};
   char name[64];
   TorchSeconds seconds;
-  while (std::fscanf(output, "%63s %lf %lf", name, &seconds.forward, &seconds.step) == 3) {
+  while (std::fscanf(output, "%63s %lf %lf %d %d", name, &seconds.forward, &seconds.step,
+                     &seconds.threads, &seconds.tables) == 5) {
     results.push_back(seconds);
   }
   const int status = pclose(output);
@@ -50,13 +52,13 @@ std::string PeerPython() {
 }
 
 std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<TorchBatch>& batches,
-                                   bool huge_pages) {
-  return RunPeer("torch_steps.py", rows, width, batches, huge_pages);
+                                   const TorchWays& ways) {
+  return RunPeer("torch_steps.py", rows, width, batches, ways);
 }
 
 std::vector<TorchSeconds> RunFbgemm(int64_t rows, int width, const std::vector<TorchBatch>& batches,
-                                    bool huge_pages) {
-  return RunPeer("fbgemm_steps.py", rows, width, batches, huge_pages);
+                                    const TorchWays& ways) {
+  return RunPeer("fbgemm_steps.py", rows, width, batches, ways);
 }
 
 }  // namespace emberd::bench
