@@ -307,21 +307,23 @@ const BadModel kGroups[] = {
 };
 
 const BadModel kResources[] = {
-    {"ResourceWithoutTheFlag", "@a", "resource { name: \"r\" }",
-     "tables[0].resource: \"r\" is not allowed; it must be absent while "
-     "enable_variable_deduplication is false; set that"},
     {"ResourceWithoutAName", "@a", "resource { container: \"c\" }",
      "tables[0].resource.name: \"\" is not allowed; it must be 1 to 128"},
     {"ResourceNameWithSlash", "@a", "resource { name: \"a/b\" }",
      "tables[0].resource.name: \"a/b\" is not allowed"},
     {"ContainerWithSlash", "@b", "resource { name: \"r\" container: \"a/b\" }",
      "tables[1].resource.container: \"a/b\" is not allowed; it must be 0 to 128"},
-    {"ResourceOfTwoTables", "@b",
+    {"SeedNameWithSlash", "@b", "seed_name: \"a/b\"",
+     "tables[1].seed_name: \"a/b\" is not allowed; it must be 1 to 128"},
+    {"EmptySeedName", "@b", "seed_name: \"\"",
+     "tables[1].seed_name: \"\" is not allowed; it must be 1 to 128"},
+    {"ResourceOfTwoTablesThatDiffer", "@b",
      "resource { name: \"r\" } } enable_variable_deduplication: true"
      " features { name: \"fc\" table: \"c\" }"
      " tables { name: \"c\" vocabulary_size: 1 embedding_dim: 1 resource { name: \"r\" }",
-     "tables[2].resource: \"r\" is not allowed; it must be of one table of the model; it is also "
-     "that of tables[1]"},
+     "tables[2] \"c\": resource \"r\" is that of table \"b\", too, and the tables must agree; "
+     "first "
+     "difference: vocabulary_size: "},
     {"SharedTableInAGroup", "@b",
      "resource { name: \"r\" } } enable_variable_deduplication: true"
      " plan { groups { tables: [\"a\", \"b\"] }",

@@ -35,7 +35,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path);
 // optional field is present, each table has its own optimizer, initializer, combiner and storage
 // type, and no enum is UNSPECIFIED, groups have names (the model-wide `optimizer` is kept too).
 // Exceptions: clip bounds, which stay absent for "no bound", quantization, plan.rotation (its
-// default depends on the cluster), plan's capacities and the 0 of unlimited limits. Idempotent.
+// default depends on the cluster), plan's capacities, seed_name and the 0 of unlimited limits.
+// Idempotent.
 absl::Status CompleteModel(v1::ModelConfig* model);
 absl::Status CompleteCluster(v1::ClusterConfig* cluster);
 // The same for a token file, whose digests become lower case.
@@ -72,12 +73,15 @@ bool HasAssignedTable(const v1::ModelConfig& model);
 std::vector<std::string> TableNames(const v1::ModelConfig& model);
 std::vector<std::string> FeatureNames(const v1::ModelConfig& model);
 
-// Path and both values of the first field, in field order, in which two complete configs differ;
-// empty if none.
-std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested);
+// Path and both values of the first field, in field order, in which two complete configs differ,
+// and which of them each is; empty if none.
+std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested,
+                            absl::string_view first = "in the declared model",
+                            absl::string_view second = "in the requested one");
 
-// Whether two complete configs are equal but for the samples that their plans are made for:
-// batch_size, and the first dimension of output_shape. A model that is there is found by both.
+// Whether two complete configs are equal but for the samples that their plans are made for,
+// batch_size and the first dimension of output_shape, and the seed_name that a shared table was
+// given. A model that is there is found by both.
 bool DifferInSamplesAlone(const v1::ModelConfig& declared, v1::ModelConfig requested);
 
 }  // namespace emberd::config

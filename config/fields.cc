@@ -143,16 +143,19 @@ std::string KeyOf(const google::protobuf::FieldDescriptor& field) {
 
 // True for fields that hold the name of a model, table, feature or token.
 bool IsNameField(const google::protobuf::FieldDescriptor& field) {
-  static constexpr absl::string_view kNameFields[] = {"ModelConfig.name", "TableConfig.name",
-                                                      "TableResource.name", "FeatureConfig.name",
-                                                      "Token.name"};
+  static constexpr absl::string_view kNameFields[] = {"ModelConfig.name",      "TableConfig.name",
+                                                      "TableResource.name",    "FeatureConfig.name",
+                                                      "TableConfig.seed_name", "Token.name"};
   return absl::c_linear_search(kNameFields, KeyOf(field));
 }
 
 // `path` is that of the field.
 absl::Status CheckField(const Message& message, const FieldDescriptor& field,
                         const std::string& path) {
-  if (IsNameField(field)) return CheckName(message, field, path);
+  if (IsNameField(field)) {
+    const bool left_out = field.has_presence() && IsAbsent(message, field);
+    return left_out ? absl::OkStatus() : CheckName(message, field, path);
+  }
   const FieldRule* rule = FindFieldRule(field);
   if (rule == nullptr) return absl::OkStatus();
   if (field.is_repeated()) return CheckNumbers(message, field, *rule, path);

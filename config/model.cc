@@ -263,6 +263,9 @@ class FirstDifferenceReporter : public MessageDifferencer::Reporter {
  public:
   using Path = std::vector<MessageDifferencer::SpecificField>;
 
+  FirstDifferenceReporter(absl::string_view first, absl::string_view second)
+      : one_(first), other_(second) {}
+
   void ReportAdded(const Message& declared, const Message& requested, const Path& path) override {
     Report(path, ValueOrAbsent(declared, path), Value(requested, path, path.back().new_index));
   }
@@ -292,10 +295,10 @@ class FirstDifferenceReporter : public MessageDifferencer::Reporter {
     if (!first_.empty()) return;
     std::string name;
     for (const auto& step : path) name = FieldPath(name, step.field->name(), step.index);
-    first_ = absl::StrCat(name, ": ", declared, " in the declared model, ", requested,
-                          " in the requested one");
+    first_ = absl::StrCat(name, ": ", declared, " ", one_, ", ", requested, " ", other_);
   }
 
+  const absl::string_view one_, other_;
   std::string first_;
 };
 
@@ -358,6 +361,7 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
   CompleteOptimizer(complete.mutable_optimizer());
   for (v1::TableConfig& table : *complete.mutable_tables()) {
     CompleteTable(complete.optimizer(), &table);
+    if (!complete.enable_variable_deduplication()) table.clear_resource();
   }
   RETURN_IF_ERROR(CheckAllOrNone(complete));
   for (v1::FeatureConfig& feature : *complete.mutable_features()) {
@@ -369,6 +373,7 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
   v1::PlanConfig* plan = complete.mutable_plan();
   if (plan->rules() == v1::TENSORFLOW) CompleteTensorFlowPlan(plan);
   FillFields(&complete);
+  RETURN_IF_ERROR(CheckViews(complete));
   // Groups compare complete optimizers, so that a default and the same value written out are equal.
   RETURN_IF_ERROR(CompleteGroups(&complete));
   *model = std::move(complete);
@@ -388,8 +393,9 @@ uint64_t ModelFingerprint(const v1::ModelConfig& model) {
   return std::max<uint64_t>(Sha256Prefix(bytes), 1);
 }
 
-std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested) {
-  FirstDifferenceReporter reporter;
+std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested,
+                            absl::string_view first, absl::string_view second) {
+  FirstDifferenceReporter reporter(first, second);
   MessageDifferencer differencer;
   differencer.ReportDifferencesTo(&reporter);
   differencer.Compare(declared, requested);
@@ -397,6 +403,7 @@ std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConf
 }
 
 bool DifferInSamplesAlone(const v1::ModelConfig& declared, v1::ModelConfig requested) {
+  AdoptSeedNames(declared, &requested);
   for (int f = 0; f < std::min(declared.features_size(), requested.features_size()); ++f) {
     const v1::FeatureConfig& from = declared.features(f);
     v1::FeatureConfig& to = *requested.mutable_features(f);

@@ -242,7 +242,8 @@ void ExpectComplete(const Message& message, const std::string& path) {
     const std::string here = path + "." + field.name();
     const bool may_be_absent = field.name().rfind("clip_", 0) == 0 || field.name() == "rotation" ||
                                field.name() == "max_ids_per_chip_per_sample" ||
-                               field.name() == "max_minibatches_per_sparsecore";
+                               field.name() == "max_minibatches_per_sparsecore" ||
+                               field.name() == "seed_name";
     if (field.has_optional_keyword() && !may_be_absent) {
       EXPECT_TRUE(reflection.HasField(message, &field)) << here;
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -36,6 +36,8 @@ v1::ModelConfig WhatRowsDependOn(const v1::ModelConfig& model, const v1::TableCo
   part.set_seed(model.seed());
   v1::TableConfig* const copy = part.add_tables();
   *copy = table;
+  copy->clear_name();
+  copy->set_seed_name(SeedName(model, table));
   copy->clear_combiner();
   copy->clear_max_ids_per_partition();
   copy->clear_max_unique_ids_per_partition();
@@ -83,29 +85,61 @@ bool HasSharedTables(const v1::ModelConfig& model) {
 }
 
 absl::Status CheckResources(const v1::ModelConfig& model) {
-  absl::flat_hash_map<std::string, int> tables;
   for (int i = 0; i < model.tables_size(); ++i) {
-    const v1::TableConfig& table = model.tables(i);
-    if (!table.has_resource()) continue;
-    const std::string path = FieldPath(FieldPath("", "tables", i), "resource");
-    const std::string text = ResourceText(table.resource());
-    RETURN_IF_ERROR(CheckContainer(table.resource(), path));
-    if (!model.enable_variable_deduplication()) {
-      return NotAllowed(path, QuotedText(text),
-                        "absent while enable_variable_deduplication is false; set that to share "
-                        "the rows of the table with other models");
-    }
-    const auto [earlier, inserted] = tables.emplace(text, i);
-    if (inserted) continue;
-    return NotAllowed(path, QuotedText(text),
-                      absl::StrCat("of one table of the model; it is also that of ",
-                                   FieldPath("", "tables", earlier->second)));
+    if (!model.tables(i).has_resource()) continue;
+    RETURN_IF_ERROR(CheckContainer(model.tables(i).resource(),
+                                   FieldPath(FieldPath("", "tables", i), "resource")));
   }
+  if (!model.enable_variable_deduplication()) return absl::OkStatus();
   const std::vector<std::string> flags = ContradictingFlags(model);
   if (flags.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("The following flags are incompatible: ", absl::StrJoin(flags, ", "),
                    " and enable_variable_deduplication. Only enable one of the flags."));
+}
+
+absl::Status CheckViews(const v1::ModelConfig& model) {
+  for (int i = 0; i < model.tables_size(); ++i) {
+    const v1::TableConfig& table = model.tables(i);
+    const v1::TableConfig& stored = StoredTable(model, table);
+    const std::string difference =
+        FirstDifference(WhatRowsDependOn(model, stored), WhatRowsDependOn(model, table),
+                        absl::StrCat("of ", QuotedText(stored.name())),
+                        absl::StrCat("of ", QuotedText(table.name())));
+    if (difference.empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        FieldPath("", "tables", i), " ", QuotedText(table.name()), ": resource ",
+        QuotedText(ResourceText(table.resource())), " is that of table ", QuotedText(stored.name()),
+        ", too, and the tables must agree; first difference: ",
+        absl::StripPrefix(difference, "tables[0].")));
+  }
+  return absl::OkStatus();
+}
+
+const v1::TableConfig& StoredTable(const v1::ModelConfig& model, const v1::TableConfig& table) {
+  return IsShared(table) ? *FindResource(model, ResourceText(table.resource())) : table;
+}
+
+const std::string& StoredName(const v1::ModelConfig& model, const std::string& table) {
+  const auto found =
+      absl::c_find_if(model.tables(), [&](const auto& t) { return t.name() == table; });
+  return found == model.tables().end() ? table : StoredTable(model, *found).name();
+}
+
+const std::string& SeedName(const v1::ModelConfig& model, const v1::TableConfig& table) {
+  if (table.has_seed_name()) return table.seed_name();
+  const v1::TableConfig& stored = StoredTable(model, table);
+  return stored.has_seed_name() ? stored.seed_name() : stored.name();
+}
+
+void AdoptSeedNames(const v1::ModelConfig& held, v1::ModelConfig* model) {
+  for (v1::TableConfig& table : *model->mutable_tables()) {
+    if (!IsShared(table) || table.has_seed_name()) continue;
+    const v1::TableConfig* const there = FindResource(held, ResourceText(table.resource()));
+    if (there == nullptr) continue;
+    const std::string& name = SeedName(held, *there);
+    if (name != SeedName(*model, table)) table.set_seed_name(name);
+  }
 }
 
 absl::Status CheckSameShared(const v1::ModelConfig& holder, const v1::ModelConfig& requested) {

@@ -87,11 +87,77 @@ TEST(SharedTables, TheFirstDifferenceIsNamed) {
   }
   for (const auto& change : {+[](v1::TableConfig* table) { table->set_vocabulary_size(99); },
                              +[](v1::TableConfig* table) { table->set_embedding_dim(4); },
-                             +[](v1::TableConfig* table) { table->set_name("u"); }}) {
+                             +[](v1::TableConfig* table) { table->set_seed_name("u"); }}) {
     auto other = SharingModel("b", "");
     change(other.mutable_tables(0));
     EXPECT_EQ(CheckSameShared(held, other).code(), absl::StatusCode::kAlreadyExists);
   }
+}
+
+constexpr char kTwoViews[] = R"(
+  name: 'two' tables { name: 'u' vocabulary_size: 100 embedding_dim: 8 combiner: SUM
+                       resource { container: 'c' name: 'r' } }
+  tables { name: 'v' vocabulary_size: 100 embedding_dim: 8 optimizer { adagrad {} }
+           max_ids_per_partition: 8 resource { container: 'c' name: 'r' } }
+  tables { name: 'own' vocabulary_size: 9 embedding_dim: 8 }
+  features { name: 'f' table: 'v' } features { name: 'g' table: 'u' }
+  features { name: 'h' table: 'own' } enable_variable_deduplication: )";
+
+TEST(SharedTables, TablesOfOneResourceAreViewsOfTheFirst) {
+  const auto model = ParseModel(absl::StrCat(kTwoViews, "true"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(StoredName(*model, "u"), "u");
+  EXPECT_EQ(StoredName(*model, "v"), "u");
+  EXPECT_EQ(StoredName(*model, "own"), "own");
+  EXPECT_EQ(StoredName(*model, "else"), "else");
+  EXPECT_EQ(SeedName(*model, model->tables(1)), "u");
+  const auto refused = [&](void (*change)(v1::ModelConfig&), const std::string& error) {
+    v1::ModelConfig other = *model;
+    change(other);
+    const absl::Status status = CompleteModel(&other);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << error;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("tables[1] \"v\": resource \"c/r\" is that of table \"u\", "
+                                       "too, and the tables must agree; first difference: ",
+                                       error)));
+  };
+  refused([](v1::ModelConfig& m) { m.mutable_tables(1)->set_embedding_dim(4); },
+          "embedding_dim: 8 of \"u\", 4 of \"v\"");
+  refused([](v1::ModelConfig& m) { m.mutable_tables(1)->set_seed_name("v"); },
+          "seed_name: \"u\" of \"u\", \"v\" of \"v\"");
+  refused([](v1::ModelConfig& m) { m.mutable_tables(1)->mutable_optimizer()->mutable_sgd(); },
+          "optimizer.");
+}
+
+TEST(SharedTables, WithoutTheFlagAResourceIsIgnored) {
+  const auto model = ParseModel(absl::StrCat(kTwoViews, "false"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_FALSE(HasSharedTables(*model));
+  EXPECT_EQ(StoredName(*model, "v"), "v");
+  EXPECT_EQ(SeedName(*model, model->tables(1)), "v");
+}
+
+// A model that joins rows must keep what they began with when their first model is gone, and be
+// found by whoever declares it as before.
+TEST(SharedTables, TheFirstModelNamesWhatRowsBeginWith) {
+  const auto held = SharingModel("a", "");
+  auto joins = *ParseModel(absl::StrCat(kTwoViews, "true"));
+  const auto asked_for = joins;
+  AdoptSeedNames(held, &joins);
+  EXPECT_EQ(SeedName(joins, joins.tables(0)), "t");
+  EXPECT_EQ(SeedName(joins, joins.tables(1)), "t");
+  EXPECT_EQ(SeedName(joins, joins.tables(2)), "own");
+  EXPECT_TRUE(CheckSameShared(held, joins).ok());
+  EXPECT_EQ(CheckSameShared(held, asked_for).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(DifferInSamplesAlone(joins, asked_for));
+  EXPECT_FALSE(DifferInSamplesAlone(asked_for, joins));
+  v1::ModelConfig again = joins;
+  EXPECT_TRUE(CompleteModel(&again).ok());
+  EXPECT_EQ(ModelFingerprint(again), ModelFingerprint(joins));
+  // Nothing to fill in where the names agree, so that models of before stay the same.
+  auto same = SharingModel("b", "");
+  AdoptSeedNames(held, &same);
+  EXPECT_FALSE(same.tables(0).has_seed_name());
 }
 
 }  // namespace shared_tables_test

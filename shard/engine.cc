@@ -384,6 +384,9 @@ std::vector<HotTable> Engine::HotRows(int count) const {
     for (int stack = 0; stack < model->stack_count(); ++stack) {
       for (HotTable& table : model->hot_rows(stack).Top(count)) {
         table.model = model->spec().name;
+        // Rows that models share may have another name in each.
+        const StackSpec& spec = model->spec().stacks[stack];
+        if (!spec.resource.empty()) table.table = spec.tables.front().name;
         tables.push_back(std::move(table));
       }
     }

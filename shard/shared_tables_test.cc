@@ -267,7 +267,7 @@ TEST(SharedStacks, WhatDiffersIsNamed) {
       {[](ModelSpec& m) { m.stacks[0].tables[0].vocabulary_size = 100; },
        "vocabulary_size 128, not 100"},
       {[](ModelSpec& m) { m.stacks[0].tables[0].embedding_dim = 12; }, "embedding_dim 16, not 12"},
-      {[](ModelSpec& m) { m.stacks[0].tables[0].name = "u"; }, "name table, not u"},
+      {[](ModelSpec& m) { m.stacks[0].tables[0].name = "u"; }, "seed_name table, not u"},
       {[](ModelSpec& m) { m.stacks[0].tables[0].initializer.mutable_zeros(); }, "initializer"},
       {[](ModelSpec& m) { m.stacks[0].optimizer.set_learning_rate(0.5); }, "optimizer"},
       {[](ModelSpec& m) { m.stacks[0].optimizer = CompleteOptimizer("sgd {}"); }, "optimizer"},
@@ -290,6 +290,25 @@ TEST(SharedStacks, WhatDiffersIsNamed) {
   two_tables.stacks[0].resource = "other";
   two_tables.stacks[0].tables[0].shard_rotation = 1;
   EXPECT_EQ(models.engine->CreateModel(two_tables).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Names are what a model calls the rows; what they began with is theirs.
+TEST(SharedStacks, NamesDifferFromModelToModel) {
+  Models models;
+  models.Create(Odd(7));
+  ModelSpec other = Odd(9);
+  other.stacks[0].name = other.stacks[0].tables[0].name = "u";
+  other.stacks[0].tables[0].seed_name = "table";
+  models.Create(other);
+  const std::vector<float> initial = models.Values(7, 0);
+  EXPECT_EQ(models.Values(9, 0), initial);
+  ASSERT_TRUE(models.engine->DropModel(7).ok());
+  ASSERT_TRUE(models.engine->DropModel(9).ok());
+  models.Create(other);
+  EXPECT_EQ(models.Values(9, 0), initial);
+  const std::vector<HotTable> hot = models.engine->HotRows(1);
+  ASSERT_FALSE(hot.empty());
+  EXPECT_EQ(hot[0].table, "u");
 }
 
 TEST(SharedStacks, RowsFromElsewhereNeedThemAlone) {

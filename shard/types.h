@@ -42,13 +42,16 @@ struct EngineOptions {
 // Rows [row_offset, row_offset + padded rows / P) of every partition belong to this table.
 // Logical id e: partition (e + shard_rotation) mod P, local row e div P + row_offset.
 struct TableSpec {
-  std::string name;  // together with the seed: key of the initial values
+  std::string name;
   int64_t vocabulary_size = 0;
   int64_t padded_vocabulary_size = 0;
   int embedding_dim = 0;  // columns beyond it are padding: always 0
   int64_t row_offset = 0;
   int shard_rotation = 0;
   v1::InitializerConfig initializer;
+  std::string seed_name;  // with the seed, key of the initial values; empty: the name
+
+  const std::string& SeedName() const { return seed_name.empty() ? name : seed_name; }
 };
 
 struct StackSpec {
@@ -64,7 +67,7 @@ struct StackSpec {
   bool quantized = false;
   v1::QuantizationConfig quantization;
   // Not empty: every model with a stack of this resource has the same rows, see SharedStacks. It
-  // has one table, which fills it and is not rotated.
+  // has one table, which fills it and is not rotated; names of both differ from model to model.
   std::string resource;
 };
 

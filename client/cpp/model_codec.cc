@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/fields.h"
+#include "config/shared_tables.h"
 
 namespace emberd::client {
 namespace {
@@ -126,7 +127,8 @@ void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Mode
     info.name = table.name();
     info.vocabulary_size = table.vocabulary_size();
     info.embedding_dim = table.embedding_dim();
-    if (const auto place = place_of.find(table.name()); place != place_of.end()) {
+    if (const auto place = place_of.find(config::StoredTable(config, table).name());
+        place != place_of.end()) {
       const auto& [stack, placed] = place->second;
       info.stack = stack->name();
       info.optimizer = stack->optimizer();

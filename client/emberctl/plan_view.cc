@@ -134,10 +134,11 @@ CellLine TableHeadings() {
           "OPTIMIZER", "SLOTS", "STACK",      "SHARED AS"};
 }
 
-const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table) {
-  for (const v1::StackPlan& stack : plan.stacks()) {
+const v1::StackPlan* StackOf(const v1::DescribeModelResponse& model, const v1::TableConfig& table) {
+  const std::string& stored = config::StoredTable(model.config(), table).name();
+  for (const v1::StackPlan& stack : model.plan().stacks()) {
     for (const v1::TablePlan& placed : stack.tables()) {
-      if (placed.name() == table) return &stack;
+      if (placed.name() == stored) return &stack;
     }
   }
   return nullptr;
@@ -145,7 +146,7 @@ const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table
 
 void AppendTableLines(const v1::DescribeModelResponse& model, Table* lines) {
   for (const v1::TableConfig& table : model.config().tables()) {
-    const v1::StackPlan* stack = StackOf(model.plan(), table.name());
+    const v1::StackPlan* stack = StackOf(model, table);
     if (stack == nullptr) continue;
     lines->push_back(
         {model.config().name(), table.name(), table.vocabulary_size(), table.embedding_dim(),
@@ -244,7 +245,7 @@ v1::ModelConfig WithSuggestedLimits(const v1::DescribeModelResponse& model,
   }
   v1::ModelConfig config = model.config();
   for (v1::TableConfig& table : *config.mutable_tables()) {
-    const auto found = limits_of.find(table.name());
+    const auto found = limits_of.find(config::StoredTable(config, table).name());
     if (found == limits_of.end()) continue;
     table.set_max_ids_per_partition(found->second.max_ids_per_partition());
     table.set_max_unique_ids_per_partition(found->second.max_unique_ids_per_partition());

@@ -66,7 +66,7 @@ void AppendTableLines(const v1::DescribeModelResponse& model, Table* lines);
 // One line per table: its optimizer and its initial values, with all parameters.
 void PrintTraining(const v1::ModelConfig& model, std::ostream& out);
 // The stack of a table; null if the plan does not hold it.
-const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table);
+const v1::StackPlan* StackOf(const v1::DescribeModelResponse& model, const v1::TableConfig& table);
 
 // Limits of partitions from what batches needed.
 

@@ -17,14 +17,13 @@ constexpr size_t kIdleScratch = 64;
 // Memory for the buckets of rows, one byte each; rows of the stacks beyond are hashed each time.
 constexpr int64_t kBucketBytes = int64_t{256} << 20;
 
-StackShape ShapeOf(const v1::ModelConfig& model, const Plan& plan, const StackPlan& stack) {
+StackShape ShapeOf(const Plan& plan, const StackPlan& stack) {
   StackShape shape;
   shape.partitions = plan.topology.partitions();
   shape.rows_per_partition = stack.rows_per_partition;
   for (const FeaturePlan& feature : stack.features) {
     const TablePlan& table = stack.tables[feature.table_in_stack];
-    shape.features.push_back(
-        {table.row_offset, table.shard_rotation, model.tables(table.table).combiner()});
+    shape.features.push_back({table.row_offset, table.shard_rotation, feature.combiner});
   }
   return shape;
 }
@@ -110,7 +109,7 @@ Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPo
   std::vector<PartitionLimits> limits;
   for (const StackPlan& stack : plan_.stacks) {
     StackInfo info;
-    info.shape = ShapeOf(model_, plan_, stack);
+    info.shape = ShapeOf(plan_, stack);
     stacks_.push_back(std::move(info));
     limits.push_back(stack.limits);
   }

@@ -227,8 +227,14 @@ class Planner {
   void DraftShared() {
     for (int t : by_appearance_) {
       if (taken_[t] || !config::IsShared(model_.tables(t))) continue;
-      taken_[t] = true;
-      drafts_.push_back({model_.tables(t).name(), {t}, /*sort_features=*/!TensorFlowRules()});
+      const v1::TableConfig& stored = config::StoredTable(model_, model_.tables(t));
+      StackDraft draft{stored.name(), {}, /*sort_features=*/!TensorFlowRules()};
+      for (int view = 0; view < model_.tables_size(); ++view) {
+        if (&config::StoredTable(model_, model_.tables(view)) != &stored) continue;
+        taken_[view] = true;
+        draft.tables.push_back(view);
+      }
+      drafts_.push_back(std::move(draft));
     }
   }
 
@@ -305,6 +311,13 @@ class Planner {
     for (size_t k = 0; k < draft.tables.size(); ++k) {
       const int t = draft.tables[k];
       const v1::TableConfig& config = model_.tables(t);
+      stack.limits.ids = FoldLimit(stack.limits.ids, config.max_ids_per_partition());
+      stack.limits.unique = FoldLimit(stack.limits.unique, config.max_unique_ids_per_partition());
+      // Further tables of a resource are views of the first.
+      const int position = config.has_resource() ? 0 : static_cast<int>(k);
+      plan->table_at[t] = {index, position};
+      for (int f : features_of_[t]) features.push_back({f, position});
+      if (config.has_resource() && k > 0) continue;
       TablePlan table;
       table.table = t;
       table.name = config.name();
@@ -318,10 +331,6 @@ class Planner {
       RETURN_IF_ERROR(CheckRows(t, draft.name, stack.rows_per_partition));
       stack.embedding_dim =
           std::max(stack.embedding_dim, static_cast<int>(PaddedWidth(config.embedding_dim())));
-      stack.limits.ids = FoldLimit(stack.limits.ids, config.max_ids_per_partition());
-      stack.limits.unique = FoldLimit(stack.limits.unique, config.max_unique_ids_per_partition());
-      plan->table_at[t] = {index, static_cast<int>(k)};
-      for (int f : features_of_[t]) features.push_back({f, static_cast<int>(k)});
       stack.tables.push_back(std::move(table));
     }
     std::sort(features.begin(), features.end());
@@ -349,6 +358,7 @@ class Planner {
       feature.feature = f;
       feature.name = model_.features(f).name();
       feature.table_in_stack = position;
+      feature.combiner = model_.tables(table_index_.at(model_.features(f).table())).combiner();
       feature.batch_size = model_.features(f).batch_size();
       feature.row_offset = stack->samples;
       feature.col_offset = table.row_offset * partitions_;

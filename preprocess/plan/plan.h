@@ -76,11 +76,12 @@ struct TablePlan {
 struct FeaturePlan {
   int feature = 0;  // index in ModelConfig.features
   std::string name;
-  int table_in_stack = 0;  // index in StackPlan.tables
-  int64_t batch_size = 0;  // planned samples, as FeatureConfig has them
-  int64_t row_offset = 0;  // first sample of the feature, for planned batch sizes
-  int64_t col_offset = 0;  // row_offset of the table * P
-  int col_shift = 0;       // shard_rotation of the table
+  int table_in_stack = 0;            // index in StackPlan.tables
+  v1::Combiner combiner = v1::MEAN;  // of the table that the feature names
+  int64_t batch_size = 0;            // planned samples, as FeatureConfig has them
+  int64_t row_offset = 0;            // first sample of the feature, for planned batch sizes
+  int64_t col_offset = 0;            // row_offset of the table * P
+  int col_shift = 0;                 // shard_rotation of the table
 };
 
 // What a batch may need of a stack; 0: no limit.
@@ -112,8 +113,8 @@ inline constexpr int kDefaultIdsPerSample = 64;
 inline constexpr int kDefaultMinibatches = 64;
 
 // Tables of equal padded width, optimizer, quantization, storage type and result mode, concatenated
-// row-wise. A table with a resource is a stack of its own, named as the table: its rows lie at the
-// same places in every model.
+// row-wise. A table with a resource is a stack of its own: its rows lie at the same places in every
+// model. All tables of the resource are this one, named as the first of them.
 struct StackPlan {
   std::string name;
   int embedding_dim = 0;              // padded width, multiple of 8

@@ -301,6 +301,42 @@ TEST(PlanTest, ASharedTableLiesAtTheSamePlacesInEveryModel) {
   }
 }
 
+// Two names for one variable: one table in memory, which all features look up, each as its own
+// table says.
+TEST(PlanTest, TablesOfOneResourceAreOneStoredTable) {
+  v1::ModelConfig model;
+  for (const std::string name : {"a", "u", "v", "w"}) AddTable(&model, name, 100, 6, 32);
+  for (const int shared : {1, 3}) model.mutable_tables(shared)->mutable_resource()->set_name("r");
+  model.set_enable_variable_deduplication(true);
+  model.mutable_tables(1)->set_combiner(v1::MEAN);
+  model.mutable_tables(3)->set_combiner(v1::SQRTN);
+  model.mutable_tables(1)->set_max_ids_per_partition(64);
+  model.mutable_tables(3)->set_max_ids_per_partition(16);
+  for (const v1::PlanRules rules : {v1::JAX, v1::TENSORFLOW}) {
+    model.mutable_plan()->set_rules(rules);
+    const auto plan = MakePlan(model, {2, 2});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_EQ(plan->stacks.size(), 2);  // and that of a and v
+    const Plan::FeatureLocation at = plan->table_at[3];
+    EXPECT_EQ(at.stack, plan->table_at[1].stack);
+    EXPECT_EQ(at.position, 0);
+    EXPECT_NE(at.stack, plan->table_at[2].stack);
+    const StackPlan& stack = plan->stacks[at.stack];
+    EXPECT_EQ(stack.name, "u");
+    ASSERT_EQ(stack.tables.size(), 1);
+    EXPECT_EQ(stack.tables[0].table, 1);
+    EXPECT_EQ(stack.rows_per_partition, 32);
+    EXPECT_EQ(stack.limits.ids, 16);
+    EXPECT_EQ(stack.samples, 64);
+    ASSERT_EQ(stack.features.size(), 2);
+    for (const FeaturePlan& feature : stack.features) {
+      const std::string& table = model.features(feature.feature).table();
+      EXPECT_EQ(feature.table_in_stack, 0);
+      EXPECT_EQ(feature.combiner, table == "u" ? v1::MEAN : v1::SQRTN) << table;
+    }
+  }
+}
+
 // Would catch: a fingerprint that depends on the process, or a changed plan that keeps it.
 TEST(PlanTest, FingerprintIsFrozen) {
   v1::ModelConfig model;

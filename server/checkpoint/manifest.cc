@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "base/crc32c.h"
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "google/protobuf/util/json_util.h"
 #include "server/checkpoint/partition_array.h"
 #include "server/files/files.h"
@@ -243,6 +244,17 @@ absl::Status CheckSameTables(const v1::CheckpointManifest& manifest,
                        table, "\" is ", text(saved, table), " in checkpoint \"", manifest.name(),
                        "\", and ", text(wanted, table), " in the model"));
     }
+  }
+  for (const v1::TableConfig& table : config.tables()) {
+    const std::string& stored = config::StoredTable(config, table).name();
+    if (config::StoredName(manifest.config(), table.name()) ==
+        config::StoredName(manifest.config(), stored)) {
+      continue;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("tables \"", stored, "\" and \"", table.name(),
+                     "\" have one resource in the model, but rows of their own in checkpoint \"",
+                     manifest.name(), "\""));
   }
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 #include "base/suggest.h"
 #include "config/config.h"
 #include "config/optimizers.h"
+#include "config/shared_tables.h"
 #include "shard/store/stack_store.h"
 
 namespace emberd::checkpoint {
@@ -35,9 +36,10 @@ absl::Status TableReader::FindTable(const std::string& table, const std::string&
   const auto& tables = manifest.config().tables();
   const auto config = std::find_if(tables.begin(), tables.end(),
                                    [&](const v1::TableConfig& t) { return t.name() == table; });
+  const std::string& stored = config::StoredName(manifest.config(), table);
   for (const v1::StackPlan& stack : manifest.plan().stacks()) {
     for (const v1::TablePlan& plan : stack.tables()) {
-      if (plan.name() != table || config == tables.end()) continue;
+      if (plan.name() != stored || config == tables.end()) continue;
       stack_ = stack.name();
       vocabulary_size_ = plan.vocabulary_size();
       placement_ = {manifest.plan().partitions(), plan.shard_rotation(), plan.row_offset()};
@@ -45,7 +47,8 @@ absl::Status TableReader::FindTable(const std::string& table, const std::string&
       dtype_ = config->storage_dtype();
       if (!slot.empty()) return FindSlot(*config, slot);
       array_ = kWeightsArray;
-      initializer_.emplace(manifest.config().seed(), table, config->initializer());
+      initializer_.emplace(manifest.config().seed(), config::SeedName(manifest.config(), *config),
+                           config->initializer());
       return absl::OkStatus();
     }
   }

@@ -92,6 +92,7 @@ absl::StatusOr<v1::ModelConfig> ConfigFor(const v1::RestoreCheckpointRequest& re
                                                    manifest.model(), "'"));
   }
   RETURN_IF_ERROR(checkpoint::CheckSameTables(manifest, config));
+  config::AdoptSeedNames(manifest.config(), &config);
   return config;
 }
 
@@ -102,12 +103,15 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
   config.set_name(name);
   config.clear_optimizer();
   config.mutable_optimizer()->mutable_none();
+  for (v1::TableConfig& table : *config.mutable_tables()) {
+    const std::string& seed_name = config::SeedName(config, table);
+    if (seed_name != table.name()) table.set_seed_name(seed_name);
+  }
   config.clear_enable_variable_deduplication();  // rows that stay as they are, of its own
   for (v1::TableConfig& table : *config.mutable_tables()) {
     table.clear_optimizer();
     table.clear_update_rounding();
     table.clear_on_nonfinite_gradient();
-    table.clear_resource();
     table.clear_residency();
     if (dtype != v1::DATA_TYPE_UNSPECIFIED) table.set_storage_dtype(dtype);
   }

@@ -425,10 +425,11 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   RETURN_IF_ERROR(CheckName(shards, context, &config));
-  if (config::ModelFingerprint(config) != id) {
+  const auto as_it_is = [&](v1::ModelConfig there) {
     fresh->reset();
-    return TryDeclare(std::move(config), find_rows, filled, fresh, context);
-  }
+    return TryDeclare(std::move(there), find_rows, filled, fresh, context);
+  };
+  if (config::ModelFingerprint(config) != id) return as_it_is(std::move(config));
   const ModelVerdict verdict = Judge(id, known.history(), &shards, context);
   const bool serving = verdict.state == ModelState::kServing;
   if (serving && known.history() == verdict.history) {
@@ -459,24 +460,27 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   model.history = serving ? verdict.history : goes_on ? begun.history() : rpc::RandomId();
   if (!serving) {
     std::optional<RowSource> source;
-    RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/false, shards, context));
+    RETURN_IF_ERROR(CheckShared(&config, /*changes_rows=*/false, shards, context));
+    if (config::ModelFingerprint(config) != id) return as_it_is(std::move(config));
     if (!goes_on && find_rows != nullptr) {
       ASSIGN_OR_RETURN(source, find_rows(config));
     }
     if (source.has_value()) {
       const v1::ModelConfig& saved = source->chain.front().manifest().config();
       if (config::ModelFingerprint(saved) != id && config::DifferInSamplesAlone(saved, config)) {
-        fresh->reset();  // it goes on as it was planned
-        return TryDeclare(saved, find_rows, filled, fresh, context);
+        return as_it_is(saved);  // it goes on as it was planned
       }
-      RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
+      RETURN_IF_ERROR(CheckShared(&config, /*changes_rows=*/true, shards, context));
     }
     fill &= !source.has_value();
     const absl::Status made = changes_.Make(model, model.history, shards,
                                             source.has_value() ? &*source : nullptr, context, fill);
     if (!made.ok()) {
       if (filled == 0) changes_.Undo(id, model.history);
-      return made;
+      // Another coordinator may have made its model just now; the next attempt says what differs.
+      return absl::IsAlreadyExists(made) && config::HasSharedTables(config)
+                 ? absl::AbortedError(made.message())
+                 : made;
     }
   }
   if (fill) return Declared{*fresh, /*created=*/true, /*unfilled=*/true};
@@ -560,7 +564,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
                      "' got its first rows from a client, so that it cannot be reset: drop it "
                      "and declare it again, or restore a checkpoint"));
   }
-  RETURN_IF_ERROR(CheckShared(model->config, /*changes_rows=*/true, shards, context));
+  RETURN_IF_ERROR(CheckShared(&model->config, /*changes_rows=*/true, shards, context));
   RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
   Remember(model);
   ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
@@ -586,7 +590,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig conf
   model->serves = shards.ServesOf(model->id, 0);
   model->SetLimits(shards.LimitsOf(model->id, 0));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "nothing is restored into it"));
-  RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
+  RETURN_IF_ERROR(CheckShared(&config, /*changes_rows=*/true, shards, context));
   const auto begun = shards.OnShard(0, config.name());
   if (begun.restored() && !begun.serving()) return BeingRestored(config);
   const absl::Status made = changes_.Make(*model, model->history, shards, &source, context);
@@ -709,8 +713,9 @@ void ModelRegistry::DropFollowed(const step::ServedModel& model, const ShardMode
 
 // Models that share tables with others.
 
-absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool changes_rows,
+absl::Status ModelRegistry::CheckShared(v1::ModelConfig* requested, bool changes_rows,
                                         const ShardModels& shards, rpc::CallContext* context) {
+  const v1::ModelConfig& config = *requested;
   if (!config::HasSharedTables(config)) return absl::OkStatus();
   for (const ShardModels::Hosted& other : shards.EveryTrained()) {
     if (other.model.name() == config.name()) continue;
@@ -726,6 +731,7 @@ absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool chan
       held = found->config();
     }
     if (changes_rows) RETURN_IF_ERROR(config::CheckAlone(held, config));
+    config::AdoptSeedNames(held, requested);
     RETURN_IF_ERROR(config::CheckSameShared(held, config));
     const std::string resource = config::CommonResource(held, config);
     if (resource.empty()) continue;

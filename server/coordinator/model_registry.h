@@ -138,10 +138,11 @@ class ModelRegistry {
   // differs in planned samples alone becomes that of what is there.
   absl::Status CheckName(const ShardModels& shards, rpc::CallContext* context,
                          v1::ModelConfig* config);
-  // For tables that are to be shared with models that are there. ALREADY_EXISTS: the rows do not
-  // agree. `changes_rows`: FAILED_PRECONDITION if any model shares them.
-  absl::Status CheckShared(const v1::ModelConfig& config, bool changes_rows,
-                           const ShardModels& shards, rpc::CallContext* context);
+  // For tables that are to be shared with models that are there, which give them their seed_name.
+  // ALREADY_EXISTS: the rows do not agree. `changes_rows`: FAILED_PRECONDITION if any model shares
+  // them.
+  absl::Status CheckShared(v1::ModelConfig* requested, bool changes_rows, const ShardModels& shards,
+                           rpc::CallContext* context);
   // Nothing to do unless its rows are whole, and it shares some.
   absl::Status SettleShared(uint64_t model_id, const SettleChanges& settle, ShardModels* shards,
                             rpc::CallContext* context);

@@ -48,13 +48,15 @@ shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& con
     stack.embedding_dim = stack_plan.embedding_dim;
     stack.rows_per_partition = stack_plan.rows_per_partition;
     for (const preprocess::TablePlan& table_plan : stack_plan.tables) {
+      const v1::TableConfig& table = config.tables(table_plan.table);
       stack.tables.push_back({.name = table_plan.name,
                               .vocabulary_size = table_plan.vocabulary_size,
                               .padded_vocabulary_size = table_plan.padded_vocabulary_size,
                               .embedding_dim = table_plan.embedding_dim,
                               .row_offset = table_plan.row_offset,
                               .shard_rotation = table_plan.shard_rotation,
-                              .initializer = config.tables(table_plan.table).initializer()});
+                              .initializer = table.initializer(),
+                              .seed_name = config::SeedName(config, table)});
     }
     // Tables of a stack agree on these.
     const v1::TableConfig& first = config.tables(stack_plan.tables.front().table);

@@ -21,7 +21,7 @@ std::vector<checkpoint::PartitionArray> ArraysOf(const shard::Model& model, int 
   const shard::StackStore& store = model.stack(stack);
   checkpoint::PartitionArray array;
   array.model = model.spec().name;
-  array.stack = store.spec().name;
+  array.stack = model.spec().stacks[stack].name;  // that of a shared store is another model's
   array.array = checkpoint::kWeightsArray;
   array.partition = store.first_partition() + k;
   array.partitions = model.spec().partitions;

@@ -145,12 +145,6 @@ absl::Status AddOverrides(const v1::StepHyperparameters& step, int index,
   return absl::OkStatus();
 }
 
-bool IsFor(const v1::StepHyperparameters& step, const preprocess::StackPlan& stack) {
-  return step.table().empty() ||
-         std::any_of(stack.tables.begin(), stack.tables.end(),
-                     [&](const auto& table) { return table.name == step.table(); });
-}
-
 absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
                                    const ServedModel& model, GradientInput* input) {
   const auto& stacks = model.plan.stacks;
@@ -170,7 +164,10 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
                        KnownNames("tables", step.table(), config::TableNames(model.config))));
     }
     for (size_t k = 0; k < stacks.size(); ++k) {
-      if (!IsFor(step, stacks[k])) continue;
+      if (!step.table().empty() &&
+          model.plan.table_at[model.tables.at(step.table())].stack != static_cast<int>(k)) {
+        continue;
+      }
       RETURN_IF_ERROR(AddOverrides(step, i, stacks[k].name, &overrides[k]));
     }
   }

@@ -50,7 +50,7 @@ namespace {
 std::vector<std::pair<std::string, std::string>> ShapeOfShared(const ModelSpec& model,
                                                                const StackSpec& stack) {
   const TableSpec& table = stack.tables.front();
-  return {{"name", table.name},
+  return {{"seed_name", table.SeedName()},
           {"vocabulary_size", absl::StrCat(table.vocabulary_size)},
           {"embedding_dim", absl::StrCat(table.embedding_dim)},
           {"padded width", absl::StrCat(stack.embedding_dim)},

@@ -80,7 +80,7 @@ StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
       seed_(model.seed),
       strands_(std::make_unique<Strand[]>(model.partition_count)) {
   for (const TableSpec& table : spec.tables) {
-    initializers_.emplace_back(model.seed, table.name, table.initializer);
+    initializers_.emplace_back(model.seed, table.SeedName(), table.initializer);
   }
 }
 

@@ -50,8 +50,11 @@ absl::Status Train(client::Client& client, const client::Model& model, uint64_t 
   std::vector<int64_t> users(2 * kSamples), own(kSamples);
   for (int64_t& id : users) id = static_cast<int64_t>(random() % kRows);
   for (int64_t& id : own) id = static_cast<int64_t>(random() % 100);
-  const std::vector<client::FeatureIds> features = {{"user", client::DenseIds{users, 2}},
-                                                    {"own", client::DenseIds{own, 1}}};
+  std::vector<client::FeatureIds> features = {{"user", client::DenseIds{users, 2}},
+                                              {"own", client::DenseIds{own, 1}}};
+  if (model.FindFeature("writer") != nullptr) {
+    features.push_back({"writer", client::DenseIds{own, 1}});
+  }
   auto found = client.Lookup(model, features);
   if (!found.ok()) return found.status();
   // What was looked up goes in, so that a difference of one bit stays.
@@ -196,9 +199,6 @@ TEST_F(SharedTablesTest, WhatCannotBeSharedIsRefusedBeforeAnythingExists) {
   refused("", "plan { groups { tables: 'users' } }", absl::StatusCode::kInvalidArgument,
           "The following flags are incompatible: plan.groups[0].tables[0] \"users\" and "
           "enable_variable_deduplication. Only enable one of the flags.");
-  std::string without = SharingModel("other");
-  without.replace(without.find("true"), 4, "false");
-  EXPECT_EQ(client_->DeclareModel(without).status().code(), absl::StatusCode::kInvalidArgument);
   Declare("b");
   const absl::Status reset = client_->ResetModel("a");
   EXPECT_EQ(reset.code(), absl::StatusCode::kFailedPrecondition);
@@ -399,6 +399,121 @@ TEST_F(SharedTablesTest, CheckpointsOfOtherModelsMayGoAlthoughTheLogStays) {
   lonely = Await([&] { return client_->DeclareModel(LonelyModel("lonely")); });
   ASSERT_TRUE(lonely.ok()) << lonely.status();
   EXPECT_NE(Read(*lonely), own);
+}
+
+TEST_F(SharedTablesTest, WithoutTheOptionEachTableHasACopy) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  client::Model a = Declare("a");
+  std::string without = SharingModel("other");
+  without.replace(without.find("true"), 4, "false");
+  const auto other = client_->DeclareModel(without);
+  ASSERT_TRUE(other.ok()) << other.status();
+  const std::vector<float> initial = Read(*other).users;
+  EXPECT_EQ(Read(a).users, initial);
+  ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+  EXPECT_NE(Read(a).users, initial);
+  EXPECT_EQ(Read(*other).users, initial);
+}
+
+// As SharingModel, but the shared table has another name, and two of them.
+std::string OtherNames(const std::string& name) {
+  const std::string table = absl::StrCat(" vocabulary_size: ", kRows, " embedding_dim: ", kDim,
+                                         " resource { container: 'ctr' name: 'users' } combiner: ");
+  return absl::StrCat("name: '", name, "' seed: 5 enable_variable_deduplication: true",
+                      " tables { name: 'own' vocabulary_size: 100 embedding_dim: 8 }"
+                      " tables { name: 'readers'",
+                      table, "SUM } tables { name: 'writers'", table, "MEAN }",
+                      " features { name: 'own' table: 'own' }"
+                      " features { name: 'user' table: 'readers' }"
+                      " features { name: 'writer' table: 'writers' }");
+}
+
+// What rows that nobody touched begin with must not change with the model that made them, nor in a
+// checkpoint, which does not hold them.
+TEST_F(SharedTablesTest, OneTableHasManyNamesAndBeginsAsItsFirstModelSays) {
+  std::vector<float> initial, trained;
+  for (const bool killed : {false, true}) {
+    ASSERT_NO_FATAL_FAILURE(killed ? Start("", "LOG fsync: ALWAYS") : Start());
+    client::Model a = Declare("a");
+    if (!killed) initial = Read(a).users;
+    auto declare = [&](const std::string& name) {
+      auto model = client_->DeclareModel(OtherNames(name));
+      EXPECT_TRUE(model.ok()) << model.status();
+      return model.value_or(client::Model());
+    };
+    client::Model b = declare("b");
+    EXPECT_EQ(declare("b").id, b.id);
+    EXPECT_EQ(b.tables.size(), 3);
+    EXPECT_EQ(b.FindTable("writers")->stack, b.FindTable("readers")->stack);
+    for (const std::string table : {"readers", "writers"}) {
+      EXPECT_EQ(*Table(*client_, b, table), initial) << table;
+    }
+    ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+    ASSERT_NO_FATAL_FAILURE(Step(b, 2));
+    const std::vector<float> both = Read(a).users;
+    EXPECT_EQ(*Table(*client_, b, "writers"), both);
+    ASSERT_NO_FATAL_FAILURE(Drop("a"));
+    if (killed) {
+      ASSERT_NO_FATAL_FAILURE(LoseShards());
+      EXPECT_EQ(*Await([&] { return Table(*client_, b, "readers"); }), both);
+      ASSERT_TRUE(client_->SaveCheckpoint("b", {.name = "one"}).ok());
+      ASSERT_TRUE(client_->ServeCheckpoint("b", {.name = "one", .serve_as = "copy"}).ok());
+      const auto copy = client_->DescribeModel("copy");
+      ASSERT_TRUE(copy.ok()) << copy.status();
+      ASSERT_NO_FATAL_FAILURE(Step(b, 3));
+      for (const std::string table : {"readers", "writers"}) {
+        EXPECT_EQ(*Table(*client_, *copy, table), both) << table;
+      }
+      ASSERT_TRUE(client_->RestoreCheckpoint("b", {.name = "one"}).ok());
+      b = *client_->DescribeModel("b");
+    }
+    EXPECT_EQ(*Table(*client_, b, "writers"), both);
+    EXPECT_EQ(declare("b").id, b.id);
+    if (!killed) trained = both;
+    EXPECT_EQ(both, trained);
+    EXPECT_NE(both, initial);
+  }
+}
+
+// Of one table with both features, trained with the same ids and gradients.
+TEST_F(SharedTablesTest, GradientsOfTwoNamesMakeOneUpdate) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::string resource = " resource { name: 'r' }";
+  const auto model = [&](const std::string& name, bool two) {
+    const auto table = [&](const std::string& table) {
+      return absl::StrCat("tables { name: '", table, "' vocabulary_size: 40 embedding_dim: 8",
+                          two ? resource : "", " } ");
+    };
+    return absl::StrCat("name: '", name, "' ", table("t"), two ? table("u") : "",
+                        "features { name: 'f' table: 't' } features { name: 'g' table: '",
+                        two ? "u" : "t",
+                        "' } enable_variable_deduplication: ", two ? "true" : "false");
+  };
+  std::vector<float> weights[2], accumulators[2];
+  for (const bool two : {false, true}) {
+    auto declared = client_->DeclareModel(model(two ? "two" : "one", two));
+    ASSERT_TRUE(declared.ok()) << declared.status();
+    const std::vector<int64_t> f = {1, 2, 3, 1}, g = {3, 3, 2, 9};
+    for (int step = 0; step < 3; ++step) {
+      auto found = client_->Lookup(*declared,
+                                   {{"f", client::DenseIds{f, 2}}, {"g", client::DenseIds{g, 1}}});
+      ASSERT_TRUE(found.ok()) << found.status();
+      std::vector<std::vector<float>> values;
+      for (const client::Activation& activation : found->activations) {
+        values.emplace_back(activation.values.begin(), activation.values.end());
+      }
+      const client::ApplyOptions options = {
+          .hyperparameters = {{two ? "u" : "t", {{"learning_rate", 0.5}}}}};
+      const auto applied = client_->ApplyGradients(
+          *declared, found->batch, {{"f", values[0], 2}, {"g", values[1], 4}}, options);
+      ASSERT_TRUE(applied.ok()) << applied.status();
+      EXPECT_EQ(applied->rows_updated, 4);
+    }
+    weights[two] = *Table(*client_, *declared, two ? "u" : "t");
+    accumulators[two] = *Table(*client_, *declared, "t", "accumulator");
+  }
+  EXPECT_EQ(weights[0], weights[1]);
+  EXPECT_EQ(accumulators[0], accumulators[1]);
 }
 
 TEST_F(SharedTablesTest, ModelsThatGoBackToCheckpointsOfTheirOwnShareNothing) {

@@ -117,7 +117,7 @@ absl::StatusOr<std::vector<std::string>> ModelNames(Session& session, const std:
 
 void AppendTables(const v1::DescribeModelResponse& model, Json* tables) {
   for (const v1::TableConfig& table : model.config().tables()) {
-    const v1::StackPlan* stack = StackOf(model.plan(), table.name());
+    const v1::StackPlan* stack = StackOf(model, table);
     if (stack == nullptr) continue;
     Json entry = {{"model", model.config().name()},
                   {"table", table.name()},

@@ -396,7 +396,11 @@ class Model:
         """The rows of a table that are looked up most, 1 to 100 of them, the hottest first. NotFound for an unknown table."""
         if _native.text(table, "table") and table not in self.tables:
             raise errors.NotFound(f"table: model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
-        return list(statistics.of_model(self.client._handle, self.name, _native.whole(count, "count", 1, 100), table).hot_rows)
+        stack = self.tables[table].stack  # a name that is none of its tables is another one of a shared table
+        tables = next((one["tables"] for one in self.description["stacks"] if one["name"] == stack), [table])
+        counted = table if table in tables else tables[0]
+        return [dataclasses.replace(one, table=table) for one in statistics.of_model(
+            self.client._handle, self.name, _native.whole(count, "count", 1, 100), counted).hot_rows]
 
     def limits(self) -> Dict[str, Limits]:
         """The limits of each table stack, by its name (`tables[table].stack`), and what batches have needed."""

@@ -371,7 +371,7 @@ class QuantizationConfig:
 
 @dataclass(frozen=True)
 class TableResource:
-    """Rows that the tables of several models have in common.
+    """Rows that several tables have in common, of one model or of several.
 
     container: 0 to 128 characters of [A-Za-z0-9_.-].
     name: 1 to 128 of them, unique in the container."""
@@ -399,8 +399,11 @@ class TableConfig:
     update_rounding: "nearest" (default), or "stochastic" for a storage_dtype of 16 bits.
     on_nonfinite_gradient: "reject" (default), or "skip_row", which leaves the row as it is and counts it.
     result_mode: how shards return rows: "auto" (default), "partial_sums" or "unique_rows". Results do not depend on it.
-    resource: shares the rows with other models; needs ModelConfig.enable_variable_deduplication. Default: they are the model's own.
-    residency: "evictable" (default), or "pinned": the model stays on the SparseCores."""
+    resource: has its rows in common with all tables of this resource, where ModelConfig.enable_variable_deduplication is true. Default: they
+      are its own.
+    residency: "evictable" (default), or "pinned": the model stays on the SparseCores.
+    seed_name: stands in the place of the table's name in what initial values depend on; 1 to 128 characters. Default: the name, or what the rows of the resource
+      began with."""
 
     name: str
     vocabulary_size: int
@@ -417,6 +420,7 @@ class TableConfig:
     result_mode: Optional[str] = _enum()
     resource: Optional[TableResource] = None
     residency: Optional[str] = _enum()
+    seed_name: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -491,7 +495,7 @@ class ModelConfig:
     optimizer: or its name, for tables that name none; default: Adagrad.
     plan: how tables are stacked and placed.
     seed: of the initial values, which depend on it, the table's name, row and column alone; default 0.
-    enable_variable_deduplication: default false. True: tables with a resource share its rows with other models."""
+    enable_variable_deduplication: default false: resources are ignored. True: tables of one resource have the same rows, in all models."""
 
     name: str
     tables: Sequence[TableConfig]

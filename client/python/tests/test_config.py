@@ -86,6 +86,28 @@ class ConfigTest(ClusterTest):
         models[0].assign_rows("t", [3], [[1, 2, 3, 4]])
         self.assertEqual(models[1].read_rows("t", [3]).tolist(), [[1, 2, 3, 4]])
 
+    def test_two_names_of_one_table_in_one_call(self):
+        """Each name has its combiner; both read and train the same rows, once a step."""
+        def tables(**names):
+            return [emberd.TableConfig(name, 8, 2, combiner, initializer=emberd.RowId(), optimizer=emberd.SGD(learning_rate=1),
+                                       resource=emberd.TableResource("two_names")) for name, combiner in names.items()]
+        features = [emberd.FeatureConfig("a", "summed"), emberd.FeatureConfig("b", "averaged")]
+        for shared in (True, False):
+            model = self.client.declare(emberd.ModelConfig(f"two_names_{shared}", tables(summed="sum", averaged="mean"), features,
+                                                           enable_variable_deduplication=shared))
+            self.assertEqual(set(model.tables), {"summed", "averaged"})
+            self.assertEqual([table.name for table in model.tables.values()], list(model.tables))
+            self.assertEqual(model.tables["averaged"].stack == model.tables["summed"].stack, shared)
+            looked_up = model.lookup({"a": [[2, 4]], "b": [[2, 4]]}, train=True)
+            self.assertEqual([looked_up["a"].tolist(), looked_up["b"].tolist()], [[[6, 6]], [[3, 3]]])
+            looked_up.apply({"a": [[1, 1]], "b": [[4, 4]]})
+            self.assertEqual(model.read_rows("summed", [2, 3]).tolist(), [[-1, -1] if shared else [1, 1], [3, 3]])
+            self.assertEqual(model.read_rows("averaged", [2, 3]).tolist(), [[-1, -1] if shared else [0, 0], [3, 3]])
+            model.assign_rows("averaged", [3], [[7, 8]])
+            self.assertEqual(model.read_rows("summed", [3]).tolist(), [[7, 8]] if shared else [[3, 3]])
+            model.lookup({"a": np.full((20000, 1), 5), "b": np.full((20000, 1), 5)})  # of which some are counted
+            self.assertEqual([(one.table, one.id) for name in model.tables for one in model.hot_rows(name, 1)], [("summed", 5), ("averaged", 5)])
+
     def test_tables_without_an_optimizer_are_looked_up(self):
         model = self.client.declare(emberd.ModelConfig("frozen", [emberd.TableConfig("t", 8, 4, initializer=emberd.RowId())],
                                                        [emberd.FeatureConfig("t", "t")], optimizer=emberd.NoOptimizer()))
