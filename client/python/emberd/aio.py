@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, AsyncIterator, Callable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import numpy.typing as npt
 
@@ -23,6 +23,7 @@ from . import _native, client
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints
 from .client import Applied, Lookup, ModelStatus
+from .programs import Argument, Array, Chain, PreparedBatch, Program, ProgramResult
 from .statistics import HotRow, ModelStatistics, ShardMemory
 
 Result = TypeVar("Result")
@@ -47,6 +48,12 @@ class _Threads:
 
     def end(self) -> None:
         self._pool.shutdown(wait=False)
+
+
+def _a(kind: Type[Result], given: Result, argument: str) -> Result:
+    if not isinstance(given, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _native.refuse_kind(given, argument, f"an emberd.{kind.__name__}")
+    return given
 
 
 class Client(_native.Uncopied):
@@ -96,6 +103,27 @@ class Client(_native.Uncopied):
         """As emberd.Client.serve."""
         return Model(self, await self._threads.run(self.blocking.serve, model, name, serve_as=serve_as, storage_dtype=storage_dtype))
 
+    async def compile(self, spec: Mapping[str, Any]) -> Program:
+        """As emberd.Client.compile. A program may also be called as it is, where nothing else waits."""
+        return await self._threads.run(self.blocking.compile, spec)
+
+    async def prepare(self, program: Program, ids: Mapping[str, Any]) -> PreparedBatch:
+        """As emberd.Program.prepare. The ids must not change before it has returned."""
+        return await self._threads.run(_a(Program, program, "program").prepare, ids)
+
+    async def execute(self, program: Program, *arguments: Argument, step: Optional[int] = None,
+                      hyper: Optional[Hyper] = None) -> Union[ProgramResult, Applied]:
+        """As calling an emberd.Program. The arguments must not change before it has returned."""
+        return await self._threads.run(_a(Program, program, "program"), *arguments, step=step, hyper=hyper)
+
+    async def run(self, chain: Chain) -> List[Any]:
+        """As emberd.Chain.run. Nothing may be added before it has returned."""
+        return await self._threads.run(_a(Chain, chain, "chain").run)
+
+    async def read(self, batch: PreparedBatch, *, csr: bool = False) -> Dict[str, Array]:
+        """As emberd.PreparedBatch.read."""
+        return await self._threads.run(_a(PreparedBatch, batch, "batch").read, csr=csr)
+
     async def close(self) -> None:
         """Cancels calls that wait, which raise Cancelled, and disconnects."""
         self.blocking.close()
@@ -129,6 +157,12 @@ class Model(_native.Uncopied):
             raise _native.refuse_kind(lookup, "lookup", "a Lookup, as `lookup` gives it")
         applied: Applied = await self._run(lookup.apply, gradients, step=step, hyper=hyper, deadline=deadline)
         return applied
+
+    async def compile(self, kind: str = "lookup", features: Optional[Sequence[str]] = None, *, samples: Optional[int] = None,
+                      dynamic: bool = False, **fields: Any) -> Program:
+        """As emberd.Model.compile; Client has what runs programs."""
+        program: Program = await self._run(self.blocking.compile, kind, features, samples=samples, dynamic=dynamic, **fields)
+        return program
 
     async def read_rows(self, table: str, ids: Any, *, slot: str = "") -> Floats:
         """As emberd.Model.read_rows."""

@@ -170,7 +170,7 @@ GOOD = {
     "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
     "Watch.write.step": 0, "requires_grad_.tables": ["t"], "param_group": {"params": []}, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
-    "spec": {"kind": "LOOKUP", "model": "m", "inputs": [{"feature": "t", "max_samples": 2}]}, "Model.compile.features": ["t"], "Model.compile.samples": 2,
+    "spec": {"kind": "LOOKUP", "model": "m", "inputs": [{"feature": "t", "max_samples": 2}]}, **{f"{name}.compile.{field}": value for name in ("Model", "AioModel") for field, value in (("features", ["t"]), ("samples", 2))},
     "change_model.config": counting_model("changed", rows=16, optimizer=emberd.Adagrad(learning_rate=0.5)), "change_model.groups": ["g"], "restore_tables.name": "saved", "restore_tables.tables": ["t"],
     "largest.rows": np.ones((2, 2, 4), np.float32), "largest.ids": None, "operation": "pin", "change_memory.model": "m", "names": "exec.*", "ProgramResult.__getitem__.name": "t",
 }
@@ -184,6 +184,7 @@ ELSEWHERE = {
     **dict.fromkeys(("Chain", "ChainedResult", "Program.__call__", "Chain.add", "Chain.run"), "their arguments are others' results: test_programs.py"),
     **dict.fromkeys(("ChangedModel", "HotRow", "Limits", "CallStatistics", "MemoryChange", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
     **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", "AioModel.apply": "a lookup is applied once: test_statistics.py",
+    **dict.fromkeys((f"AioClient.{name}" for name in ("prepare", "execute", "run", "read")), "what the programs of another client do: test_programs.py"),
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
     **dict.fromkeys(("DistributedEmbedding", *(f"DistributedEmbedding.{name}" for name in (

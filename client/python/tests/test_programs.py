@@ -4,6 +4,7 @@ What this would catch: a chain that does not give the bits of its calls one by o
 stays, or goes while somebody has it; a program that goes with another client's; and an error that does not say what is wrong.
 """
 
+import asyncio
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ import urllib.request
 from cluster import ClusterTest, counting_model, emberd, main
 
 import emberd._native
+import emberd.aio
 import numpy as np
 
 ADAGRAD = emberd.Adagrad(learning_rate=0.5)
@@ -304,6 +306,44 @@ class EvictionTest(unittest.TestCase):
                 self.assertEqual(client.change_memory("compact")[0].moved_tables, 0)
                 with self.assertRaisesRegex(ValueError, "operation: 'drop' is not allowed"):
                     client.change_memory("drop")
+
+
+class AsyncioTest(ClusterTest):
+    def test_programs_are_awaited(self):
+        """The bits of blocking calls, many at a time, and the same errors."""
+        config = counting_model(self.id().split(".")[-1], ("t", "u"), optimizer=ADAGRAD, initializer=emberd.Normal(0, 1), dim=8)
+        plain = self.client.declare(config)
+        expected = {name: one.copy() for name, one in plain.lookup(batch(0)).items()}
+
+        async def run():
+            async with await emberd.aio.connect(self.cluster.address) as client:
+                model = await client.model(plain.name)
+                lookup, update = await asyncio.gather(*(model.compile(kind, samples=12, dynamic=True) for kind in ("lookup", "update")))
+                prepared = await client.prepare(lookup, batch(0))
+                self.assertEqual(await client.read(prepared), {})
+                self.assertIn("splits", await client.read(prepared, csr=True))
+                found = await asyncio.gather(*(client.execute(lookup, prepared if i % 2 else batch(0)) for i in range(40)))
+                for one in found:
+                    self.assertEqual({name: array.tobytes() for name, array in one.items()}, {name: array.tobytes() for name, array in expected.items()})
+                looked_up = plain.lookup(batch(0), train=True)
+                applied = looked_up.apply(gradients(looked_up))
+                chain = emberd.Chain()
+                chain.add(update, found[0], {name: 0 * one for name, one in expected.items()})
+                chain.add(lookup, prepared)
+                chained, again = await client.run(chain)
+                self.assertEqual(chained.rows_updated, applied.rows_updated)
+                self.assertFalse(np.array_equal(again["t"], expected["t"]))
+                total = await client.compile({"kind": "ELEMENTWISE", "inputs": [{"feature": "a"}],
+                                              "outputs": [{"operation": "COPY", "a": {"argument": 0}, "scale": 2}]})
+                self.assertEqual((await client.execute(total, {"x": [1.5]}))["x"].tolist(), [3])
+                for call, message in ((client.run(5), "chain: a int"), (client.execute("p"), "program: a str"),
+                                      (client.prepare(chain, {}), "program: a Chain"), (client.read({}), "batch: a dict")):
+                    with self.assertRaisesRegex(TypeError, message):
+                        await call
+            with self.assertRaisesRegex(ValueError, "has been closed"):
+                await client.run(emberd.Chain())
+
+        asyncio.run(run())
 
 
 if __name__ == "__main__":
