@@ -67,13 +67,6 @@ int64_t AddressMap::largest_gap() const {
   return std::max(largest, bytes_ - address);
 }
 
-namespace {
-
-// Asked of others where nobody knows how much is missing.
-constexpr int64_t kUnknownBytes = 1'000'000'000;
-
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<MemoryManager>> MemoryManager::Create(MemoryOptions options) {
   std::error_code error;
   std::filesystem::create_directories(options.folder, error);
@@ -271,12 +264,6 @@ void MemoryManager::Unplace(Room& room) {
 }
 
 // ---- Out of it
-
-absl::Status MemoryManager::Run(absl::FunctionRef<absl::Status()> fn, int64_t bytes) {
-  MutexLock swapping(&swapping_);
-  absl::Status disk;
-  return MakeRoom(fn, bytes > 0 ? bytes : kUnknownBytes, &disk);
-}
 
 absl::Status MemoryManager::MakeRoom(absl::FunctionRef<absl::Status()> fn, int64_t bytes,
                                      absl::Status* disk) {

@@ -154,11 +154,6 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   // OK, or DATA_LOSS with the name of the file: the rows of a model cannot be read any more.
   absl::Status DamageOf(const Room& room) const;
 
-  // Runs `fn`; while that is RESOURCE_EXHAUSTED, frees `bytes` of what was not used for the longest
-  // time and runs it again; when nothing is left to free, compacts and runs it once more. The first
-  // error, if all of it did not help. `bytes` 0: not known.
-  absl::Status Run(absl::FunctionRef<absl::Status()> fn, int64_t bytes);
-
   // For operators. A pinned model is brought in, and not evicted. NOT_FOUND: no such model.
   // RESOURCE_EXHAUSTED: it does not fit beside those that are pinned or in use; errors of Hold. It
   // is as it was then.
@@ -175,7 +170,10 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
 
   absl::Status Enter(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   absl::Status PlaceOrWait(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
-  // `disk`: why a model could not leave, if one could not.
+  // Calls `fn`; while that is RESOURCE_EXHAUSTED, frees `bytes` of what was not used for the
+  // longest time and calls it again; when nothing is left to free, compacts and calls it once more.
+  // The first error, if all of it did not help. `disk`: why a model could not leave, if one could
+  // not.
   absl::Status MakeRoom(absl::FunctionRef<absl::Status()> fn, int64_t bytes, absl::Status* disk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   absl::Status Place(Room& room) ABSL_LOCKS_EXCLUDED(mutex_);

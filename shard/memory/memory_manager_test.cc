@@ -243,37 +243,6 @@ TEST_F(MemoryManagerTest, WaitsForAUseToEnd) {
   EXPECT_THAT(OnSparseCore(), ElementsAre("b"));
 }
 
-TEST_F(MemoryManagerTest, FreesAsLongAsThatHelpsThenCompactsThenGivesTheFirstError) {
-  Start(400);
-  auto a = Add("a", {100}), b = Add("b", {100}), c = Add("c", {100}), d = Add("d", {100});
-  auto use = d->Hold();
-  int calls = 0;
-  const auto exhausted = [&] {
-    return absl::ResourceExhaustedError("call " + std::to_string(++calls));
-  };
-  const absl::Status status = manager_->Run(exhausted, 100);
-  EXPECT_EQ(status, absl::ResourceExhaustedError("call 1"));
-  EXPECT_THAT(events_, ElementsAre("free", "free", "free", "compact"));
-  EXPECT_EQ(calls, 5);
-  EXPECT_THAT(OnSparseCore(), ElementsAre("d"));
-}
-
-TEST_F(MemoryManagerTest, FreesOnceWhereTheBytesAreNotSaidAndStopsWhenItHelps) {
-  Start(400);
-  auto a = Add("a", {100}), b = Add("b", {100});
-  int calls = 0;
-  EXPECT_TRUE(
-      manager_
-          ->Run([&] { return ++calls < 2 ? absl::ResourceExhaustedError("") : absl::OkStatus(); },
-                0)
-          .ok());
-  EXPECT_THAT(events_, ElementsAre("free"));
-  EXPECT_THAT(OnSparseCore(), IsEmpty());
-  const absl::Status other = absl::InternalError("x");
-  EXPECT_EQ(manager_->Run([&] { return other; }, 0), other);
-  EXPECT_THAT(events_, ElementsAre("free"));
-}
-
 TEST_F(MemoryManagerTest, CompactsWhereTheFreeBytesLieInPieces) {
   Start(300);
   auto a = Add("a", {100}), b = Add("b", {100}), c = Add("c", {100});
