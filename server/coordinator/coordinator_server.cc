@@ -353,7 +353,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         programs_(&coordinator_.resources(),
                   {.coordinator_index = options.coordinator_index,
                    .lease = absl::Milliseconds(options.cluster.timeouts().batch_ttl_ms()),
-                   .cpu = &options.threads->cpu}),
+                   .cpu = &options.threads->cpu,
+                   .bytes_per_sparsecore = options.cluster.budgets().bytes_per_sparsecore()}),
         program_service_(&programs_, &samples_, environment_),
         sweeper_(kServerSweepPeriod, [this] { Sweep(); }) {}
 

@@ -18,7 +18,8 @@ class ProgramLeasesTest : public ProgramsTest {
  protected:
   void SetUp() override {
     StartCluster({.embedded = true,
-                  .config = "timeouts { batch_ttl_ms: 4000 } budgets { batch_bytes: 400000 }"},
+                  .config = "timeouts { batch_ttl_ms: 4000 } budgets { batch_bytes: 400000 "
+                            "bytes_per_sparsecore: 1000000000 }"},
                  MixedModel("mixed"));
     if (HasFatalFailure()) return;
     api_ = std::make_unique<ProgramApi>(cluster_->address());
@@ -102,6 +103,22 @@ TEST_F(ProgramLeasesTest, AProgramIsReleasedByEachClientForItselfHoweverOften) {
   EXPECT_EQ(api_->Prepare(mine, values).status().message(),
             absl::StrCat("No executable found for uid ", mine));
   EXPECT_EQ(api_->Release({mine}).message(), absl::StrCat("No cache entry found for uid ", mine));
+}
+
+TEST_F(ProgramLeasesTest, BuffersOfAProgramMustFitASparseCoreBesideTheRows) {
+  v1::ProgramSpec spec = Spec(v1::ProgramSpec::LOOKUP);
+  const auto fits = api_->Compile(spec);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  EXPECT_LT(fits->bytes_per_sparsecore(), int64_t{1} << 20);
+  for (v1::ProgramInput& input : *spec.mutable_inputs()) input.set_max_samples(1 << 20);
+  spec.set_max_ids_per_chip_per_sample(1024);
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status refused = api_->Compile(spec).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message(), "budgets.bytes_per_sparsecore is 1000000000"))
+        << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message(), "rows of model 'mixed'")) << refused;
+  }
 }
 
 TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {

@@ -11,6 +11,7 @@
 #include "base/steady_time.h"
 #include "preprocess/batch/buffer_limits.h"
 #include "preprocess/batch/cuts.h"
+#include "preprocess/plan/plan.h"
 #include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/program_spec.h"
 #include "server/ops/metrics.h"
@@ -99,6 +100,21 @@ void AddCsr(const preprocess::Plan& plan, const preprocess::PreprocessedBatch& b
   to->mutable_values()->rbegin()->mutable_tensor()->clear_shape();
 }
 
+// RESOURCE_EXHAUSTED: a SparseCore could not hold the program's buffers beside the model's rows,
+// however many other models left it.
+absl::Status CheckFits(const v1::CompileResponse& program, const step::ServedModel& model,
+                       int64_t bytes_per_sparsecore) {
+  int64_t rows = 0;
+  const v1::ModelPlan plan = preprocess::PlanToProto(model.config, model.plan);
+  for (const v1::StackPlan& stack : plan.stacks()) rows += stack.bytes_per_partition();
+  const int64_t buffers = program.bytes_per_sparsecore();
+  if (buffers <= bytes_per_sparsecore - rows) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the buffers of the program need ", buffers, " bytes of each SparseCore beside ", rows,
+      " of the rows of model '", model.config.name(), "'; budgets.bytes_per_sparsecore is ",
+      bytes_per_sparsecore, ". Lower max_samples or max_ids_per_chip_per_sample"));
+}
+
 }  // namespace
 
 Programs::Programs(const CoordinatorResources* resources, const ProgramOptions& options)
@@ -134,7 +150,10 @@ absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& 
   const std::string key = ProgramKey(spec, model.get());
   ASSIGN_OR_RETURN(const ProgramCache::Compiled compiled, programs_.Compile(key, [&] {
     resources_->server_metrics->Add(ops::MetricId::kProgramCompilations);
-    return Program::Compile(std::move(spec), key, model, options_.cpu);
+    auto program = Program::Compile(std::move(spec), key, model, options_.cpu);
+    if (!program.ok() || model == nullptr) return program;
+    const absl::Status fits = CheckFits((*program)->info(), *model, options_.bytes_per_sparsecore);
+    return fits.ok() ? program : absl::StatusOr<ProgramPtr>(fits);
   }));
   v1::CompileResponse response = compiled.program->info();
   response.set_program_handle(compiled.handle);

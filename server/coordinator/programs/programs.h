@@ -20,6 +20,7 @@ struct ProgramOptions {
   int coordinator_index = 0;
   absl::Duration lease;  // of handles, and of programs that are not among the newest
   CpuPool* cpu = nullptr;
+  int64_t bytes_per_sparsecore = 0;  // for the rows of models, and for buffers of programs
 };
 
 // Thread-safe. Methods block until the answer is there. Errors: see program_service.proto.
