@@ -12,6 +12,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/blocking_pool.h"
 #include "base/periodic_task.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -130,8 +131,10 @@ void Programs::Release(const Kept& kept) {
 
 void Programs::Tell(bool end) {
   std::map<int, v1::ReleaseRequest> requests;
+  absl::Duration patience = kLastPatience;
   {
     absl::MutexLock lock(&mutex_);
+    if (!end) patience = std::min(kPatience, lease_ / 4);
     const bool renew = end || SteadyNow() >= renewed_ + lease_ / 4;
     if (renew) renewed_ = SteadyNow();
     for (auto& [coordinator, at] : coordinators_) {
@@ -143,13 +146,15 @@ void Programs::Tell(bool end) {
       at.released.clear();
     }
   }
-  for (const auto& [coordinator, request] : requests) {
-    const CallSettings settings = {end ? kLastPatience : kPatience, coordinator};
-    if (transport_->Call<v1::ReleaseResponse>(request, settings).ok()) continue;
+  // Those that do not answer must not keep the others waiting for longer than leases last.
+  const std::vector<std::pair<int, v1::ReleaseRequest>> calls(requests.begin(), requests.end());
+  BlockingPool().RunEach(static_cast<int>(calls.size()), [&](int i) {
+    const auto& [coordinator, request] = calls[i];
+    if (transport_->Call<v1::ReleaseResponse>(request, {patience, coordinator}).ok()) return;
     absl::MutexLock lock(&mutex_);  // to be told again
     auto& released = coordinators_[coordinator].released;
     released.insert(released.end(), request.handles().begin(), request.handles().end());
-  }
+  });
 }
 
 absl::StatusOr<ServiceAnswer> Programs::Call(const std::string& method, const std::string& text,

@@ -82,6 +82,50 @@ TEST_F(ProgramLeasesTest, AClientKeepsWhatItHasAndGivesItBack) {
   EXPECT_EQ(Metric("emberd_program_handles"), 0);
 }
 
+// Would catch: coordinators that are told one after another, so that those that do not answer keep
+// the last one waiting until what the client has there expires.
+TEST(ProgramLeasesOfManyTest, CoordinatorsThatDoNotAnswerDoNotCostWhatIsKeptOnOthers) {
+  auto cluster = Cluster::Start({.coordinators = 3, .config = "timeouts { batch_ttl_ms: 4000 }"});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  auto connected = client::Client::Connect((*cluster)->client_options(/*all_coordinators=*/true));
+  ASSERT_TRUE(connected.ok()) << connected.status();
+  client::Programs& programs = (*connected)->programs();
+  const std::string program =
+      "kind: ELEMENTWISE inputs { feature: 'x' } outputs { operation: COPY a { argument: 0 } }";
+  std::vector<client::KeptPtr> kept;
+  for (const int coordinator : {0, 1, 2}) {
+    const client::Kept at = {.coordinator = coordinator};
+    const auto compiled = programs.Call("Compile", absl::StrCat("spec { ", program, " }"), {}, &at);
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    kept.push_back(compiled->kept.at(0));
+    ASSERT_EQ(kept.back()->coordinator, coordinator);
+  }
+  const auto expired = [&] {
+    return MetricSum(FetchMetrics((*cluster)->http_address(2)),
+                     "emberd_program_handles_expired_total");
+  };
+  (*cluster)->SuspendCoordinator(0);
+  (*cluster)->SuspendCoordinator(1);
+  // One after the other, of clients that are silent: longer than a lease from when it began.
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  for (const int round : {1, 2}) {
+    ProgramApi silent((*cluster)->address(2), absl::StrCat("silent ", round));
+    const auto compiled = silent.Compile(SumProgram(ElementwiseOutput::ADD, 1));
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    ASSERT_TRUE(silent.Prepare(compiled->program_handle(), values).ok());
+    ASSERT_TRUE(Eventually([&] { return expired() >= round; }));
+  }
+  EXPECT_EQ(expired(), 2);
+  EXPECT_TRUE(programs
+                  .Call("PrepareBatch",
+                        absl::StrCat("program_handle: ", kept[2]->handle, " batch {}"), {},
+                        kept[2].get())
+                  .ok());
+  (*cluster)->ResumeCoordinator(0);
+  (*cluster)->ResumeCoordinator(1);
+}
+
 TEST_F(ProgramLeasesTest, AProgramIsReleasedByEachClientForItselfHoweverOften) {
   v1::CompileRequest request;
   *request.mutable_spec() = SumProgram(ElementwiseOutput::ADD, 1);
