@@ -222,16 +222,6 @@ emberd_call* emberd_drop_group(emberd_client* client, const char* model, const c
   });
 }
 
-emberd_call* emberd_administer(emberd_client* client, const char* method, const char* request) {
-  return Call([&]() -> Work {
-    return [client = client->client, method = Text(method),
-            request = Text(request)]() -> absl::StatusOr<Result> {
-      ASSIGN_OR_RETURN(std::string answer, client->Administer(method, request));
-      return Keep(std::move(answer));
-    };
-  });
-}
-
 emberd_call* emberd_call_program(emberd_client* client, const char* method, const char* request,
                                  const emberd_bytes* tensors, int32_t count,
                                  const emberd_kept* at) {

@@ -298,12 +298,6 @@ EMBERD_API emberd_call* emberd_delete_checkpoint(emberd_client* client, const ch
 EMBERD_API emberd_call* emberd_drop_group(emberd_client* client, const char* model,
                                           const char* group);
 
-// A method of AdminService (admin_service.proto) by its name, "GetStats". `request` is its message
-// as protobuf's JSON; empty: no fields. Result: text, the answer as protobuf's JSON, all fields by
-// their names in the .proto file, 64-bit integers as strings.
-EMBERD_API emberd_call* emberd_administer(emberd_client* client, const char* method,
-                                          const char* request);
-
 // ---- Programs: see program_service.proto, and client/cpp/programs.h
 
 typedef struct emberd_bytes {
@@ -311,13 +305,15 @@ typedef struct emberd_bytes {
   int64_t size;
 } emberd_bytes;
 
-// A method of ProgramService by its name, "Execute". `request` is its message as protobuf's JSON;
-// the data of a tensor there is its place in `tensors`: a text of digits, in base64 as all bytes.
-// `at`: something that the coordinator keeps which has to answer; NULL: any. Result: answer.
+// A method of ProgramService or AdminService by its name, "Execute". `request` is its message as
+// protobuf's JSON, or empty: no fields; the data of a tensor there is its place in `tensors`: a
+// text of digits, in base64 as all bytes. `at`: something that the coordinator keeps which has to
+// answer; NULL: any. Result: answer.
 EMBERD_API emberd_call* emberd_call_program(emberd_client* client, const char* method,
                                             const char* request, const emberd_bytes* tensors,
                                             int32_t count, const emberd_kept* at);
-// The message as JSON, without fields that are not set; tensors as in a request.
+// The message as JSON, by the names of its fields, 64-bit integers as strings; of ProgramService
+// without those that are not set. Tensors are as in a request.
 EMBERD_API const char* emberd_answer_json(const emberd_answer* answer);
 // Writes at most `capacity` of the tensors' data, which live as long as `answer`, and returns how
 // many there are.

@@ -34,6 +34,7 @@ struct Free {
   void operator()(emberd_text* handle) const { emberd_text_free(handle); }
   void operator()(emberd_stream* handle) const { emberd_stream_free(handle); }
   void operator()(emberd_lease* handle) const { emberd_lease_free(handle); }
+  void operator()(emberd_answer* handle) const { emberd_answer_free(handle); }
 };
 template <typename T>
 using Held = std::unique_ptr<T, Free>;
@@ -475,12 +476,13 @@ TEST_F(CInterfaceTest, DropsAGroup) {
 
 TEST_F(CInterfaceTest, AdministersByNameInJson) {
   const auto call = [this](const char* method, const char* request) {
-    return Held<emberd_call>(Done(emberd_administer(client_.get(), method, request)));
+    return Held<emberd_call>(
+        Done(emberd_call_program(client_.get(), method, request, nullptr, 0, nullptr)));
   };
   const Held<emberd_call> drop = call("DropGroup", R"({"model": "m", "group": "run-7"})");
   EXPECT_EQ(Outcome(drop.get()), "0: ");
-  const Held<emberd_text> said(emberd_call_take_text(drop.get()));
-  EXPECT_STREQ(emberd_text_string(said.get()), R"({"dropped":true})");
+  const Held<emberd_answer> said(emberd_call_take_answer(drop.get()));
+  EXPECT_STREQ(emberd_answer_json(said.get()), R"({"dropped":true})");
   EXPECT_EQ(service_.dropped_group.group(), "run-7");
   for (const auto& [method, request, wanted] :
        {std::tuple("Burn", "", "method: 'Burn'"), std::tuple("DropGroup", R"({"nam": "x"})", "nam"),

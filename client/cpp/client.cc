@@ -406,12 +406,6 @@ absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::stri
   return response.dropped();
 }
 
-absl::StatusOr<std::string> Client::Administer(const std::string& method,
-                                               const std::string& request) {
-  ASSIGN_OR_RETURN(ServiceAnswer answer, programs_->Call(method, request));
-  return std::move(answer.json);
-}
-
 void Client::CancelCalls() { transport_->CancelCalls(); }
 
 }  // namespace emberd::client

@@ -127,12 +127,8 @@ class Client {
   // the model is not declared.
   absl::StatusOr<bool> DropGroup(const std::string& model, const std::string& group);
 
-  // A method of AdminService (admin_service.proto) by its name, "GetStats". Request and answer are
-  // the messages as protobuf's JSON, with the names of their fields and 64-bit integers as strings;
-  // an empty request has no fields. INVALID_ARGUMENT for an unknown method or field.
-  absl::StatusOr<std::string> Administer(const std::string& method, const std::string& request);
-
-  // Compiled programs, and batches and results that stay on a coordinator.
+  // Compiled programs, and batches and results that stay on a coordinator; and any method of
+  // AdminService, by its name.
   Programs& programs() { return *programs_; }
 
   // A number that no other update of this client has, for ApplyOptions and AssignOptions.

@@ -50,8 +50,9 @@ class Programs : public std::enable_shared_from_this<Programs> {
   // Gives everything back; to be called before the transport goes, after the last call.
   void End();
 
-  // A method of ProgramService or AdminService by its name, "Execute". `request` is its message as
-  // text proto or JSON. The data of a tensor there is its place in `tensors`, as a text of digits:
+  // A method of ProgramService or AdminService by its name, "Execute"; INVALID_ARGUMENT for an
+  // unknown one. `request` is its message as text proto or JSON. The data of a tensor there is its
+  // place in `tensors`, as a text of digits:
   //   Call("PrepareBatch", absl::StrCat("program_handle: ", program->handle, " batch { features {",
   //        " feature: 'f' dense { ids { dtype: INT64 shape: 3 data: '0' } } } }"), {ids},
   //        &*program)

@@ -71,7 +71,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("restore_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p]), ("list_checkpoints", _P, [_P, c_char_p]),
     ("serve_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p, c_char_p]),
     ("delete_checkpoint", _P, [_P, c_char_p, c_char_p]),
-    ("drop_group", _P, [_P, c_char_p, c_char_p]), ("administer", _P, [_P, c_char_p, c_char_p]),
+    ("drop_group", _P, [_P, c_char_p, c_char_p]),
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
     ("call_program", _P, [_P, c_char_p, c_char_p, _P, c_int32, _P]), ("answer_json", c_char_p, [_P]), ("answer_tensors", c_int32, [_P, _P, c_int32]),
     ("answer_take_kept", _P, [_P, c_int32]), ("answer_free", None, [_P]), ("kept_free", None, [_P]),

@@ -110,8 +110,10 @@ class MemoryChange:
 
 def administer(client: Handle, method: str, **request: Any) -> Dict[str, Any]:
     """A call of AdminService. 64-bit integers come as texts."""
-    answer: Dict[str, Any] = Call(_native.lib().administer(client.get(), method.encode(), json.dumps(request).encode())).text()
-    return answer
+    library = _native.lib()
+    answer = Call(library.call_program(client.get(), method.encode(), json.dumps(request).encode(), None, 0, None)).take("answer")
+    said: Dict[str, Any] = json.loads(library.answer_json(answer.get()))
+    return said
 
 
 def of_model(client: Handle, model: str, hot_rows: int, table: Optional[str] = None) -> ModelStatistics:
