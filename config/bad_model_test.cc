@@ -245,6 +245,15 @@ const BadModel kOptimizers[] = {
      "tables[0].optimizer.rmsprop.momentum: -0.5 is not allowed; it must be in [0, 1)"},
     {"RmsPropEpsilon", "@model", "optimizer { rmsprop { epsilon: 0 } }",
      "optimizer.rmsprop.epsilon: 0 is not allowed; it must be > 0"},
+    {"CustomRule", "@a", "optimizer { custom { expression: 'w = w - lr * gg' } }",
+     "tables[0].optimizer.custom: expression: line 1, column 14: expected a number, a name or "
+     "\"(\", not \"gg\"; did you mean \"g\"?"},
+    {"CustomSlot", "@model",
+     "optimizer { custom { expression: 'w = g' slots { name: 'a' initial_value: inf } } }",
+     "optimizer.custom.slots[0].initial_value: inf is not allowed; it must be finite"},
+    {"CustomParameter", "@model",
+     "optimizer { custom { expression: 'w = g' hyper_parameters { name: 'a' value: nan } } }",
+     "optimizer.custom.hyper_parameters[0].value: nan is not allowed; it must be finite"},
 };
 
 const BadModel kPlans[] = {

@@ -261,6 +261,8 @@ constexpr FieldRule kRules[] = {
     {"RmsPropConfig.decay", kFraction, 0.9},
     {"RmsPropConfig.momentum", kFraction, 0},
     {"RmsPropConfig.epsilon", Above(0), 1e-7},
+    {"CustomSlot.initial_value", kFinite},
+    {"HyperParameter.value", kFinite},
 
     {"PlanConfig.rules", kFinite, v1::JAX},
     {"PlanConfig.sample_layout", kFinite, v1::SPLIT_THEN_STACK},

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/fields.h"
+#include "config/rule_program.h"
 
 namespace emberd::config {
 namespace {
@@ -84,6 +85,9 @@ std::vector<std::string> HyperparameterNames(const OptimizerConfig& optimizer) {
   };
   add(*OptimizerConfig::descriptor());
   if (const FieldDescriptor* kind = KindField(optimizer)) add(*kind->message_type());
+  for (const v1::HyperParameter& one : optimizer.custom().hyper_parameters()) {
+    names.push_back(one.name());
+  }
   return names;
 }
 
@@ -111,7 +115,8 @@ absl::Status CheckOptimizer(const v1::OptimizerConfig& optimizer, const std::str
     return NotAllowed(FieldPath(path, "adam.sum_inside_sqrt"), "true",
                       "false or absent with bias_correction");
   }
-  return absl::OkStatus();
+  return optimizer.has_custom() ? CheckCustom(optimizer.custom(), FieldPath(path, "custom"))
+                                : absl::OkStatus();
 }
 
 void CompleteOptimizer(v1::OptimizerConfig* optimizer) {
@@ -141,13 +146,17 @@ std::vector<SlotInfo> OptimizerSlots(const OptimizerConfig& optimizer) {
     }
     slots.push_back(std::move(slot));
   }
+  for (const v1::CustomSlot& slot : optimizer.custom().slots()) {
+    slots.push_back({.name = slot.name(), .initial_value = slot.initial_value()});
+  }
   return slots;
 }
 
-absl::Status CheckSlotValues(const std::string& table, const std::string& slot,
-                             absl::Span<const int64_t> ids, absl::Span<const float> values) {
-  const bool any =
-      slot.empty() || std::find(std::begin(kSigned), std::end(kSigned), slot) != std::end(kSigned);
+absl::Status CheckSlotValues(const OptimizerConfig& optimizer, const std::string& table,
+                             const std::string& slot, absl::Span<const int64_t> ids,
+                             absl::Span<const float> values) {
+  const bool any = slot.empty() || optimizer.has_custom() ||
+                   std::find(std::begin(kSigned), std::end(kSigned), slot) != std::end(kSigned);
   if (any) return absl::OkStatus();
   const auto bad =
       std::find_if(values.begin(), values.end(), [](float value) { return value < 0; });
@@ -167,6 +176,8 @@ bool OptimizerNeedsStep(const OptimizerConfig& optimizer) {
     case OptimizerConfig::kLaprop:
     case OptimizerConfig::kF2A:
       return true;
+    case OptimizerConfig::kCustom:
+      return RuleUsesStep(optimizer.custom());
     default:
       return false;
   }
@@ -175,6 +186,14 @@ bool OptimizerNeedsStep(const OptimizerConfig& optimizer) {
 absl::StatusOr<double> SetHyperparameter(OptimizerConfig* optimizer, absl::string_view name,
                                          double value) {
   const FieldDescriptor* field = FindHyperparameter(*optimizer, name);
+  Message* target = optimizer;
+  if (field == nullptr && optimizer->has_custom()) {
+    for (v1::HyperParameter& one : *optimizer->mutable_custom()->mutable_hyper_parameters()) {
+      if (one.name() == name) target = &one, field = one.GetDescriptor()->FindFieldByName("value");
+    }
+  } else if (field != nullptr && field->containing_type() != optimizer->GetDescriptor()) {
+    target = optimizer->GetReflection()->MutableMessage(optimizer, KindField(*optimizer));
+  }
   if (field == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(*optimizer),
@@ -191,10 +210,6 @@ absl::StatusOr<double> SetHyperparameter(OptimizerConfig* optimizer, absl::strin
   if (rule != nullptr && !rule->range.Contains(held)) {
     return NotAllowed(name, NumberText(value), rule->range.ToString());
   }
-  Message* target =
-      field->containing_type() == optimizer->GetDescriptor()
-          ? optimizer
-          : optimizer->GetReflection()->MutableMessage(optimizer, KindField(*optimizer));
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
     target->GetReflection()->SetFloat(target, field, static_cast<float>(held));
   } else {

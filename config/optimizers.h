@@ -44,9 +44,10 @@ std::vector<SlotInfo> OptimizerSlots(const v1::OptimizerConfig& optimizer);
 
 // INVALID_ARGUMENT names the first of the values, `columns` for each id, that the slot never has:
 // sums of squares and counts are not negative, and the next step would make NaN of it. For values
-// that come from outside; they are finite.
-absl::Status CheckSlotValues(const std::string& table, const std::string& slot,
-                             absl::Span<const int64_t> ids, absl::Span<const float> values);
+// that come from outside; they are finite. A custom optimizer's may be any.
+absl::Status CheckSlotValues(const v1::OptimizerConfig& optimizer, const std::string& table,
+                             const std::string& slot, absl::Span<const int64_t> ids,
+                             absl::Span<const float> values);
 
 // True if the formula uses the global step number (ApplyGradientsRequest.step).
 bool OptimizerNeedsStep(const v1::OptimizerConfig& optimizer);

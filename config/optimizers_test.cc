@@ -54,6 +54,8 @@ const Defaults kDefaults[] = {
     {"f2a {}", "f2a { rho: 0.5 initial_accumulator: 0.1 l1: 0 l2: 0 max_lr_multiplier: 1e6 }"},
     {"rmsprop {}", "rmsprop { decay: 0.9 momentum: 0 epsilon: 1e-7 }"},
     {"none {}", "none {}"},
+    {"custom { expression: 'w = g' slots { name: 'a' } hyper_parameters { name: 'k' value: -0 } }",
+     "custom { expression: 'w = g' slots { name: 'a' } hyper_parameters { name: 'k' } }"},
 };
 
 TEST(CompleteOptimizer, WritesTheDefaultsOfTheProtoFile) {
@@ -109,6 +111,10 @@ const Facts kFacts[] = {
     {"f2a {}", "f2a", "accumulator=0.1 local_step=0/row ", true},
     {"rmsprop {}", "rmsprop", "velocity=0 momentum=0 ", false},
     {"none {}", "none", "", false},
+    {"custom { expression: 'w = g' }", "custom", "", false},
+    {"custom { expression: 'w = g / step' slots { name: 'b' } slots { name: 'a' initial_value: -2 "
+     "} }",
+     "custom", "b=0 a=-2 ", true},
 };
 
 TEST(Optimizers, AreWhatTheProtoFileSays) {
@@ -150,6 +156,14 @@ const Override kOverrides[] = {
     {"ftrl {}", "learning_rate_power", -1, ""},
     {"ftrl {}", "l1", 1, ""},
     {"f2a {}", "max_lr_multiplier", 10, ""},
+    {"custom { expression: 'w = k' hyper_parameters { name: 'k' } }", "k", -2.5, ""},
+    {"custom { expression: 'w = k' hyper_parameters { name: 'k' } }", "learning_rate", 2, ""},
+    {"custom { expression: 'w = k' hyper_parameters { name: 'k' } }", "k", 1e300,
+     "k: 1e+300 is not allowed; it must be a float32"},
+    {"custom { expression: 'w = k' hyper_parameters { name: 'k' } }", "k", NAN,
+     "k: nan is not allowed; it must be finite"},
+    {"custom { expression: 'w = k' hyper_parameters { name: 'k' } }", "value", 1,
+     "hyper-parameter \"value\": custom has no hyper-parameter of this name"},
     {"sgd {}", "learning_rate", -1, "learning_rate: -1 is not allowed; it must be >= 0"},
     {"sgd {}", "learning_rate", NAN, "learning_rate: nan is not allowed; it must be >= 0"},
     {"sgd {}", "learning_rate", INFINITY, "learning_rate: inf is not allowed"},

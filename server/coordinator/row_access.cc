@@ -256,7 +256,9 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRow
                                      "what is made of the request"));
   const std::vector<int64_t> ids = SomeOf(given, 0, step::IntCount(given));
   RETURN_IF_ERROR(CheckNoRepeats(ids));
-  RETURN_IF_ERROR(config::CheckSlotValues(request.table(), target.slot, ids, values));
+  const auto& table = model->config.tables(model->tables.at(request.table()));
+  RETURN_IF_ERROR(
+      config::CheckSlotValues(table.optimizer(), table.name(), target.slot, ids, values));
 
   const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);
   const auto attempt = [&](uint64_t number) -> absl::StatusOr<step::MadeMutation> {

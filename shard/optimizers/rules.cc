@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "emberd/v1/model.pb.h"
+#include "shard/optimizers/custom_rule.h"
 #include "shard/store/portable_numbers.h"
 
 namespace emberd::shard {
@@ -120,6 +121,7 @@ UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
       return RmsPropRule{lr, Complement(r.decay()), r.momentum(), r.epsilon()};
     }
     case v1::OptimizerConfig::kCustom:
+      return CustomRule{MakeCustomProgram(o, step)};
     case v1::OptimizerConfig::kNone:  // CheckedPart lets no update come so far
     case v1::OptimizerConfig::kAdagrad:
     case v1::OptimizerConfig::KIND_NOT_SET:

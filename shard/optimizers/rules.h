@@ -19,10 +19,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <variant>
 
 namespace emberd::v1 {
 class OptimizerConfig;
+}
+namespace emberd::config {
+struct RuleProgram;
 }
 
 namespace emberd::shard {
@@ -103,9 +107,14 @@ struct RmsPropRule {  // bound 6
   float epsilon;
 };
 
+// A user's own; where it divides by 0 the quotient is that of IEEE 754.
+struct CustomRule {
+  std::shared_ptr<const config::RuleProgram> program;
+};
+
 using UpdateRule =
     std::variant<SgdRule, MomentumRule, AdagradRule, RowwiseAdagradRule, AdagradMomentumRule,
-                 AdamRule, FtrlRule, LaPropRule, F2aRule, RmsPropRule>;
+                 AdamRule, FtrlRule, LaPropRule, F2aRule, RmsPropRule, CustomRule>;
 
 // What every optimizer does before and after its formula.
 struct CommonRule {

@@ -131,6 +131,8 @@ TEST_P(OptimizerAccuracyTest, TenThousandStepsStayWithinTheBound) {
   std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
   const v1::OptimizerConfig optimizer = testing::CompleteOptimizer(GetParam().text);
+  const v1::OptimizerConfig formula =
+      testing::CompleteOptimizer(GetParam().as.empty() ? GetParam().text : GetParam().as);
   double worst = 0;
   for (int trial = 0; trial < 100; ++trial) {
     RowValues row;
@@ -139,16 +141,18 @@ TEST_P(OptimizerAccuracyTest, TenThousandStepsStayWithinTheBound) {
     for (const config::SlotInfo& slot : config::OptimizerSlots(optimizer)) {
       row.slots.emplace_back(slot.one_per_row ? 1 : kRuleColumns, slot.initial_value);
     }
-    v1::OptimizerConfig step_optimizer = optimizer;
+    v1::OptimizerConfig step_optimizer = optimizer, step_formula = formula;
     const float rate = std::exp(normal(random) - 3);
-    ASSERT_TRUE(config::SetHyperparameters(&step_optimizer, {{"learning_rate", rate}}).ok());
+    for (v1::OptimizerConfig* one : {&step_optimizer, &step_formula}) {
+      ASSERT_TRUE(config::SetHyperparameters(one, {{"learning_rate", rate}}).ok());
+    }
     for (int step = 0; step < 100; ++step) {
       // From tiny to large, now and then 0 or a whole row of 0.
       std::vector<float> g(kRuleColumns);
       const float scale = step % 13 == 5 ? 0 : std::exp(2 * normal(random) - 2);
       for (float& x : g) x = random() % 7 == 0 ? 0 : scale * normal(random);
       ExactRow exact = ToExact(row);
-      testing::ExactUpdate(step_optimizer, step, std::vector<Exact>(g.begin(), g.end()), exact);
+      testing::ExactUpdate(step_formula, step, std::vector<Exact>(g.begin(), g.end()), exact);
       testing::KernelUpdate(MakeStepRule(step_optimizer, step), g, row);
       for (int c = 0; c < kRuleColumns; ++c) {
         worst = std::max(worst, Error(row.w[c], exact.w[c]));

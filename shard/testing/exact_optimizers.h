@@ -144,7 +144,7 @@ inline void ExactColumn(const v1::OptimizerConfig& o, double step, Exact g, Exac
       w = w - b;
       return;
     }
-    case v1::OptimizerConfig::kCustom:
+    case v1::OptimizerConfig::kCustom:  // is compared with the optimizer that it is
     case v1::OptimizerConfig::kNone:
     case v1::OptimizerConfig::KIND_NOT_SET:
       return;

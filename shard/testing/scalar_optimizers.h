@@ -7,6 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include <gtest/gtest.h>
+
+#include "config/rule_program.h"
 #include "shard/store/portable_numbers.h"
 #include "shard/update/update_kernel.h"
 
@@ -88,6 +91,64 @@ struct ColumnStep {
     a = a + r.one_minus_decay * (g * g - a);
     b = r.momentum * b + DivOrZero(r.learning_rate * g, std::sqrt(a + r.epsilon));
     w = w - b;
+  }
+  // The numbers of a step's program are there already; what is left has these operations.
+  void operator()(const CustomRule& r) const {
+    using config::RuleOp;
+    std::vector<float> x;
+    for (const config::RuleProgram::Node& n : r.program->nodes) {
+      const auto at = [&](int node) { return x[node]; };
+      switch (n.op) {
+        case RuleOp::kGradient:
+          x.push_back(g);
+          break;
+        case RuleOp::kWeight:
+          x.push_back(w);
+          break;
+        case RuleOp::kSlot:
+          x.push_back(n.a == 0 ? a : b);
+          break;
+        case RuleOp::kNumber:
+          x.push_back(static_cast<float>(n.number));
+          break;
+        case RuleOp::kCopy:
+          x.push_back(at(n.a));
+          break;
+        case RuleOp::kNegate:
+          x.push_back(-at(n.a));
+          break;
+        case RuleOp::kSqrt:
+          x.push_back(std::sqrt(at(n.a)));
+          break;
+        case RuleOp::kMin:
+          x.push_back(std::min(at(n.b), at(n.a)));
+          break;
+        case RuleOp::kMax:
+          x.push_back(std::max(at(n.b), at(n.a)));
+          break;
+        case RuleOp::kPower:
+          x.push_back(static_cast<float>(PortablePow(at(n.a), at(n.b))));
+          break;
+        case RuleOp::kAdd:
+          x.push_back(at(n.a) + at(n.b));
+          break;
+        case RuleOp::kSubtract:
+          x.push_back(at(n.a) - at(n.b));
+          break;
+        case RuleOp::kMultiply:
+          x.push_back(at(n.a) * at(n.b));
+          break;
+        case RuleOp::kDivide:
+          x.push_back(at(n.a) / at(n.b));
+          break;
+        default:
+          ADD_FAILURE() << "an operation that no case has: " << static_cast<int>(n.op);
+      }
+    }
+    const std::vector<int>& results = r.program->results;
+    w = x[results[0]];
+    if (results.size() > 1) a = x[results[1]];
+    if (results.size() > 2) b = x[results[2]];
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <variant>
 
@@ -11,6 +12,7 @@
 // Must come after foreach_target.h.
 #include "hwy/aligned_allocator.h"
 #include "hwy/highway.h"
+#include "shard/optimizers/custom_rule.h"
 #include "shard/optimizers/formulas-inl.h"
 #include "shard/store/portable_numbers.h"
 #include "shard/store/rows-inl.h"
@@ -99,6 +101,7 @@ struct UpdatePass {
   const float* zeros = nullptr;  // a gradient, where there are none
   const RowRange* range = args.ranges.data();
   UpdateCounts counts = {};
+  CustomRun* custom = nullptr;  // a user's rule
 
   // The live columns of a row; rows ascend.
   int ColumnsOf(uint32_t row) {
@@ -495,6 +498,24 @@ void UpdateFromArray(UpdatePass& pass) {
   }
 }
 
+// By a user's rule. Weights are float32.
+void UpdateByCustom(const UpdatePass& pass, RowBatch& batch, RowBatch& next) {
+  for (int i = 0; i < batch.count; ++i) {
+    if (i < next.count) PrefetchState<Cache::kNear, 0>(pass.state, next.rows[i]);
+    float* slots[kMaxSlots];
+    for (int s = 0; s < pass.state.slot_count; ++s) {
+      slots[s] = pass.args.slots[s] + batch.rows[i] * pass.width;
+    }
+    float* const weights = reinterpret_cast<float*>(batch.weights[i]);
+    pass.custom->Update(batch.gradients + i * pass.stride, weights, slots, pass.width);
+    const size_t columns = batch.columns[i];
+    std::fill(weights + columns, weights + pass.width, 0.0f);
+    for (int s = 0; s < pass.state.slot_count; ++s) {
+      std::fill(slots[s] + columns, slots[s] + pass.width, 0.0f);
+    }
+  }
+}
+
 // How rows of one storage type are updated.
 struct RuleKernel {
   UpdateSomeRows some;
@@ -521,9 +542,15 @@ RuleKernel KernelOf(int width) {
 
 RuleKernels KernelsOf(const UpdateRule& rule, int width) {
   return std::visit(
-      [width]<class Rule>(const Rule&) -> RuleKernels {
-        return {KernelOf<Rule, v1::FLOAT32>(width), KernelOf<Rule, v1::BFLOAT16>(width),
-                Formula<Rule>::kSlots, Formula<Rule>::kRowSlots};
+      [width]<class Rule>(const Rule& one) -> RuleKernels {
+        if constexpr (std::is_same_v<Rule, CustomRule>)
+          return {{UpdateByCustom},
+                  {UpdateByCustom},
+                  static_cast<int>(one.program->results.size()) - 1,
+                  0};
+        else
+          return {KernelOf<Rule, v1::FLOAT32>(width), KernelOf<Rule, v1::BFLOAT16>(width),
+                  Formula<Rule>::kSlots, Formula<Rule>::kRowSlots};
       },
       rule);
 }
@@ -619,9 +646,13 @@ UpdateCounts UpdateRowsTarget(const UpdateArgs& args, const StepRule& step) {
     pass.zeros = zeros.get();
   }
   const RuleKernel& kernel = args.dtype == v1::BFLOAT16 ? kernels.bfloat16 : kernels.float32;
+  std::optional<CustomRun> custom;
+  if (const auto* rule = std::get_if<CustomRule>(&step.rule)) {
+    pass.custom = &custom.emplace(*rule->program, step.common);
+  }
   if (args.dtype == v1::FLOAT16) {
     UpdateWidened<v1::FLOAT16>(pass, kernels.float32.some);
-  } else if (args.dtype == v1::BFLOAT16 && args.stochastic_rounding) {
+  } else if (args.dtype == v1::BFLOAT16 && (args.stochastic_rounding || custom)) {
     UpdateWidened<v1::BFLOAT16>(pass, kernels.float32.some);
   } else if (kernel.all != nullptr && args.gradient_rows == nullptr && !args.skip_nonfinite) {
     kernel.all(pass);

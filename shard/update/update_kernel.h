@@ -4,13 +4,14 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "config/rule_program.h"
 #include "emberd/v1/types.pb.h"
 #include "shard/kernel_types.h"
 #include "shard/optimizers/rules.h"
 
 namespace emberd::shard {
 
-inline constexpr int kMaxSlots = 2;
+inline constexpr int kMaxSlots = config::kMaxCustomSlots;
 
 struct UpdateArgs {
   const Touch* touches =
