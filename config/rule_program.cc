@@ -152,7 +152,9 @@ class RuleCompiler {
   absl::StatusOr<RuleProgram> Compile() {
     program_.all_float32 = custom_.expression().empty();
     RETURN_IF_ERROR(program_.all_float32 ? CompileFunctions() : CompileStatements());
-    for (int& result : program_.results) result = Add(kCopy, result);
+    for (int& result : program_.results) {
+      if (RuleOperands(program_.nodes[result].op) == 0) result = Add(kCopy, result);
+    }
     if (program_.nodes.size() <= kMaxNodes) return std::move(program_);
     return Fault(tokens_.back(), absl::StrCat("the rule has ", program_.nodes.size(),
                                               " operations and numbers; it may have ", kMaxNodes));

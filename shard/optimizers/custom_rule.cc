@@ -17,6 +17,12 @@ namespace emberd::shard {
 using config::RuleOp;
 using config::RuleProgram;
 
+// Columns of all rows together: what most rules work on stays in the first level of cache.
+constexpr size_t kColumnsAtOnce = 512;
+// From one place to the next. An operand is mostly made before a result, and lies after it: loads
+// that look, from their last 12 bits, as if they read what was just stored would wait.
+constexpr size_t kPlaceStep = kColumnsAtOnce + 16;
+
 // Operations that have no instruction on some machine.
 double RuleFunction(RuleOp op, double a, double b);
 }  // namespace emberd::shard
@@ -33,13 +39,20 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class D, class T>
-void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, const T* pc, size_t count) {
+HWY_NOINLINE void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, const T* pc,
+                               size_t count) {
   using V = hn::Vec<D>;
   const V zero = hn::Zero(d), one = hn::Set(d, T{1});
   const auto run = [&](auto use) HWY_ATTR {
-    for (size_t i = 0; i < count; i += hn::MaxLanes(d)) {
-      hn::StoreU(use(hn::LoadU(d, pa + i), hn::LoadU(d, pb + i)), d, to + i);
+    constexpr size_t kLanes = hn::MaxLanes(d);
+    size_t i = 0;
+    for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+      const V first = use(hn::LoadU(d, pa + i), hn::LoadU(d, pb + i));
+      const V second = use(hn::LoadU(d, pa + i + kLanes), hn::LoadU(d, pb + i + kLanes));
+      hn::StoreU(first, d, to + i);
+      hn::StoreU(second, d, to + i + kLanes);
     }
+    if (i < count) hn::StoreU(use(hn::LoadU(d, pa + i), hn::LoadU(d, pb + i)), d, to + i);
   };
   const auto truth = [&](auto mask) HWY_ATTR { return hn::IfThenElseZero(mask, one); };
   // `a` where it is NaN or `first`, else `b`.
@@ -72,29 +85,60 @@ void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, const T* pc, 
   }
 }
 
-template <class D>
-void RunProgram(D d, const RuleProgram& program, const CommonRule& common, float* const* places,
-                size_t count) {
+HWY_NOINLINE void RunProgram(const RuleProgram& program, const CommonRule& common,
+                             float* const* places, size_t count) {
+  const hn::CappedTag<float, 16> d;
   float* const w = places[1];
   const float* const* bounds = places + program.nodes.size();
-  if (common.decay) RunOperation<D, float>(d, RuleOp::kMultiply, w, w, bounds[0], w, count);
+  const auto run = [&](RuleOp op, float* to, const float* a, const float* b, const float* c)
+                       HWY_ATTR { RunOperation(d, op, to, a, b, c, count); };
+  if (common.decay) run(RuleOp::kMultiply, w, w, bounds[0], w);
   for (size_t n = 0; n < program.nodes.size(); ++n) {
     const RuleProgram::Node& node = program.nodes[n];
     if (RuleOperands(node.op) == 0) continue;
-    RunOperation<D, float>(d, node.op, places[n], places[node.a], places[node.b], places[node.c],
-                           count);
-  }
-  for (size_t r = 0; r < program.results.size(); ++r) {
-    const float* const from = places[program.results[r]];
-    for (size_t i = 0; i < count; i += hn::MaxLanes(d)) {
-      // NaN is one NaN: its bits depend on the order of operands, which compilers change.
-      const auto x = hn::LoadU(d, from + i);
-      hn::StoreU(hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), d, places[1 + r] + i);
-    }
+    run(node.op, places[n], places[node.a], places[node.b], places[node.c]);
   }
   if (!common.clip_weight) return;
-  RunOperation<D, float>(d, RuleOp::kMax, w, w, bounds[1], w, count);
-  RunOperation<D, float>(d, RuleOp::kMin, w, w, bounds[2], w, count);
+  run(RuleOp::kMax, w, places[program.results[0]], bounds[1], w);
+  run(RuleOp::kMin, w, w, bounds[2], w);
+}
+
+// NaN is one NaN: its bits depend on the order of operands, which compilers change.
+template <class D>
+HWY_INLINE void Move(D d, const float* from, float* to, size_t count) {
+  for (size_t i = 0; i < count; i += hn::MaxLanes(d)) {
+    const auto x = hn::LoadU(d, from + i);
+    hn::StoreU(hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), d, to + i);
+  }
+}
+
+// Rows that are narrow are updated together, those that are wide piece by piece. `d` divides width.
+template <class D>
+void UpdateRowsWith(D d, const RuleProgram& program, const CommonRule& common, float** places,
+                    const CustomRows& rows) {
+  const size_t piece = std::min(rows.stride, kColumnsAtOnce), together = kColumnsAtOnce / piece;
+  for (size_t first = 0; first < rows.count; first += together) {
+    const size_t count = std::min(together, rows.count - first);
+    for (size_t c = 0; c < rows.width; c += piece) {
+      const size_t columns = std::min(piece, rows.width - c);
+      const auto each = [&](const auto& use) HWY_ATTR {
+        for (size_t i = 0; i < count; ++i) {
+          use(0, i * piece, reinterpret_cast<float*>(rows.weights[first + i]) + c);
+          for (size_t s = 1; s < program.results.size(); ++s) {
+            use(s, i * piece, rows.slots[s - 1] + rows.rows[first + i] * rows.width + c);
+          }
+        }
+      };
+      each([&](size_t value, size_t at, const float* stored)
+               HWY_ATTR { Move(d, stored, places[1 + value] + at, columns); });
+      places[0] = rows.gradients + first * rows.stride + c;
+      RunProgram(program, common, places, (count - 1) * piece + (columns + 15) / 16 * 16);
+      each([&](size_t value, size_t at, float* stored) HWY_ATTR {
+        const bool clipped = value == 0 && common.clip_weight;
+        Move(d, places[clipped ? 1 : program.results[value]] + at, stored, columns);
+      });
+    }
+  }
 }
 
 }  // namespace
@@ -105,12 +149,12 @@ double FoldOperation(RuleOp op, double a, double b, double c) {
   return value;
 }
 
-void RunRule(const RuleProgram& program, const CommonRule& common, float* const* places,
-             size_t count) {
-  if (count % 16 == 0) {
-    RunProgram(hn::CappedTag<float, 16>(), program, common, places, count);
+void UpdateCustomRows(const RuleProgram& program, const CommonRule& common, float** places,
+                      const CustomRows& rows) {
+  if (rows.width == rows.stride) {
+    UpdateRowsWith(hn::CappedTag<float, 16>(), program, common, places, rows);
   } else {
-    RunProgram(hn::CappedTag<float, 8>(), program, common, places, count);
+    UpdateRowsWith(hn::CappedTag<float, 8>(), program, common, places, rows);
   }
 }
 
@@ -122,10 +166,8 @@ namespace emberd::shard {
 namespace {
 
 HWY_EXPORT(FoldOperation);
-HWY_EXPORT(RunRule);
+HWY_EXPORT(UpdateCustomRows);
 
-// Columns at once: the memory of most rules stays in the first level of cache.
-constexpr size_t kColumnsAtOnce = 128;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
@@ -178,10 +220,11 @@ std::shared_ptr<const RuleProgram> MakeCustomProgram(const v1::OptimizerConfig& 
 
 CustomRun::CustomRun(const RuleProgram& program, const CommonRule& common)
     : program_(program), common_(common), places_(program.nodes.size() + 3) {
-  memory_ = hwy::AllocateAligned<float>(places_.size() * kColumnsAtOnce);
+  memory_ = hwy::AllocateAligned<float>(places_.size() * kPlaceStep);
+  std::fill_n(memory_.get(), places_.size() * kPlaceStep, 0.0f);
   const float bounds[] = {common.keep, common.weight_min, common.weight_max};
   for (size_t n = 0; n < places_.size(); ++n) {
-    places_[n] = memory_.get() + n * kColumnsAtOnce;
+    places_[n] = memory_.get() + (places_.size() - 1 - n) * kPlaceStep;
     const bool bound = n >= program.nodes.size();
     const float number =
         bound ? bounds[n - program.nodes.size()] : static_cast<float>(program.nodes[n].number);
@@ -191,14 +234,8 @@ CustomRun::CustomRun(const RuleProgram& program, const CommonRule& common)
   }
 }
 
-void CustomRun::Update(const float* g, float* w, float* const* slots, size_t count) {
-  for (size_t begin = 0; begin < count; begin += kColumnsAtOnce) {
-    places_[0] = const_cast<float*>(g) + begin;
-    places_[1] = w + begin;
-    for (size_t s = 0; s + 1 < program_.results.size(); ++s) places_[2 + s] = slots[s] + begin;
-    HWY_DYNAMIC_DISPATCH(RunRule)
-    (program_, common_, places_.data(), std::min(kColumnsAtOnce, count - begin));
-  }
+void CustomRun::Update(const CustomRows& rows) {
+  HWY_DYNAMIC_DISPATCH(UpdateCustomRows)(program_, common_, places_.data(), rows);
 }
 
 }  // namespace emberd::shard

@@ -1,4 +1,4 @@
-// A user's update rule as it runs, over the columns of a row.
+// A user's update rule as it runs, over the columns of some rows at once.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,21 @@ namespace emberd::shard {
 std::shared_ptr<const config::RuleProgram> MakeCustomProgram(const v1::OptimizerConfig& optimizer,
                                                              int64_t step);
 
+// Rows whose gradients lie one every `stride` floats, a multiple of 16.
+struct CustomRows {
+  size_t count, width, stride;
+  float* gradients;      // are read
+  char* const* weights;  // float32
+  const uint32_t* rows;
+  float* const* slots;  // of the partition, [rows, width]
+};
+
 // What one thread runs a rule with.
 class CustomRun {
  public:
   CustomRun(const config::RuleProgram& program, const CommonRule& common);
-  // Decays weights, runs the rule, clips weights. `count` is a multiple of 8.
-  void Update(const float* g, float* w, float* const* slots, size_t count);
+  // Decays weights, runs the rule, clips weights, as far as `width`.
+  void Update(const CustomRows& rows);
 
  private:
   const config::RuleProgram& program_;

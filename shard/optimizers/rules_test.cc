@@ -131,8 +131,7 @@ TEST_P(OptimizerAccuracyTest, TenThousandStepsStayWithinTheBound) {
   std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
   const v1::OptimizerConfig optimizer = testing::CompleteOptimizer(GetParam().text);
-  const v1::OptimizerConfig formula =
-      testing::CompleteOptimizer(GetParam().as.empty() ? GetParam().text : GetParam().as);
+  const v1::OptimizerConfig formula = testing::CompleteOptimizer(testing::FormulaOf(GetParam()));
   double worst = 0;
   for (int trial = 0; trial < 100; ++trial) {
     RowValues row;

@@ -137,6 +137,11 @@ inline const std::vector<OptimizerCase>& OptimizerCases() {
   return *kCases;
 }
 
+// Of the optimizer whose formula ExactUpdate has.
+inline const std::string& FormulaOf(const OptimizerCase& optimizer) {
+  return optimizer.as.empty() ? optimizer.text : optimizer.as;
+}
+
 // Parses and fills in all defaults, as a declared model would have them.
 inline v1::OptimizerConfig CompleteOptimizer(const std::string& text) {
   v1::ModelConfig model;

@@ -110,6 +110,7 @@ class ApplyPartsTest : public ::testing::TestWithParam<testing::OptimizerCase> {
  protected:
   ApplyPartsTest()
       : optimizer_(testing::CompleteOptimizer(GetParam().text)),
+        formula_(testing::CompleteOptimizer(testing::FormulaOf(GetParam()))),
         slots_(config::OptimizerSlots(optimizer_)) {}
 
   // Weights and slots of a row, live columns.
@@ -140,7 +141,7 @@ class ApplyPartsTest : public ::testing::TestWithParam<testing::OptimizerCase> {
     }
   }
 
-  const v1::OptimizerConfig optimizer_;
+  const v1::OptimizerConfig optimizer_, formula_;
   const std::vector<config::SlotInfo> slots_;
 };
 
@@ -229,7 +230,7 @@ TEST_P(ApplyPartsTest, AgreesWithDoublePrecision) {
     std::map<std::pair<int, int>, testing::ExactRow> expected;
     for (const auto& [key, sum] : sums) {
       expected[key] = ReadExact(engine, key.first, key.second);
-      testing::ExactUpdate(optimizer_, step, sum, expected[key]);
+      testing::ExactUpdate(formula_, step, sum, expected[key]);
     }
     EXPECT_EQ(engine.ApplyParts(input), static_cast<int64_t>(sums.size()));
     for (const auto& [key, row] : expected) {

@@ -500,18 +500,14 @@ void UpdateFromArray(UpdatePass& pass) {
 
 // By a user's rule. Weights are float32.
 void UpdateByCustom(const UpdatePass& pass, RowBatch& batch, RowBatch& next) {
+  for (int i = 0; i < next.count; ++i) PrefetchState<Cache::kNear, 0>(pass.state, next.rows[i]);
+  pass.custom->Update({static_cast<size_t>(batch.count), pass.width, pass.stride, batch.gradients,
+                       batch.weights, batch.rows, pass.args.slots});
   for (int i = 0; i < batch.count; ++i) {
-    if (i < next.count) PrefetchState<Cache::kNear, 0>(pass.state, next.rows[i]);
-    float* slots[kMaxSlots];
+    const size_t columns = batch.columns[i], padding = pass.width - columns;
+    std::memset(batch.weights[i] + columns * sizeof(float), 0, padding * sizeof(float));
     for (int s = 0; s < pass.state.slot_count; ++s) {
-      slots[s] = pass.args.slots[s] + batch.rows[i] * pass.width;
-    }
-    float* const weights = reinterpret_cast<float*>(batch.weights[i]);
-    pass.custom->Update(batch.gradients + i * pass.stride, weights, slots, pass.width);
-    const size_t columns = batch.columns[i];
-    std::fill(weights + columns, weights + pass.width, 0.0f);
-    for (int s = 0; s < pass.state.slot_count; ++s) {
-      std::fill(slots[s] + columns, slots[s] + pass.width, 0.0f);
+      std::fill_n(pass.args.slots[s] + batch.rows[i] * pass.width + columns, padding, 0.0f);
     }
   }
 }

@@ -31,8 +31,8 @@ from ._changing import ChangedModel
 from .arrays import Dense, Floats, Ids, Ragged, Sequences, Sparse
 from .checkpoints import Checkpoint, Checkpoints, Progress
 from .client import Applied, Client, Feature, Lookup, Model, ModelStatus, Table, Tls, connect
-from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, FeatureConfig, Ftrl, Initializer, LaProp,
-                     ModelConfig, Momentum, NoOptimizer, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
+from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, Custom, FeatureConfig, Ftrl, Initializer,
+                     LaProp, ModelConfig, Momentum, NoOptimizer, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
                      RowwiseAdagrad, StackGroup, TableConfig, TableResource, TruncatedNormal, Uniform, Zeros)
 from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition,
                      ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
@@ -48,8 +48,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "CallStatistics", "Cancelled",
-    "Chain", "ChainedResult", "ChangedModel", "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
-    "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "HotRow", "Ids", "Initializer", "Internal",
+    "Chain", "ChainedResult", "ChangedModel", "Checkpoint", "Checkpoints", "Client", "Constant", "Custom", "DataLoss", "DeadlineExceeded", "Dense", "Error",
+    "F2A", "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "HotRow", "Ids", "Initializer", "Internal",
     "InvalidArgument", "LaProp", "Limits", "LocalCluster", "Lookup", "MemoryChange", "Model", "ModelConfig", "ModelStatistics", "ModelStatus", "Momentum",
     "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "PreparedBatch", "Program", "ProgramResult", "Progress",
     "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowsLost", "RowwiseAdagrad", "SGD",

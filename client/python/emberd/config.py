@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ def named(value: Any, base: Any, what: str) -> Any:
     """A description with its defaults, if it is given by its name, in either case: "adagrad" is Adagrad()."""
     if not isinstance(value, str):
         return value
-    kinds = {one.kind: one for one in _kinds(base) if one is not Assigned and all(entry.default is not dataclasses.MISSING for entry in dataclasses.fields(one))}
+    kinds = {one.kind: one for one in _kinds(base) if one not in (Assigned, Custom) and all(entry.default is not dataclasses.MISSING for entry in dataclasses.fields(one))}
     if text(value, what).decode().lower() not in kinds:
         raise InvalidArgument(f"{what}: {value!r} is not allowed; it must be one of {', '.join(map(repr, kinds))}, or a description")
     return kinds[value.lower()]()
@@ -347,6 +347,39 @@ class RMSProp(Optimizer):
     momentum: Optional[float] = None
     epsilon: Optional[float] = None
     kind: ClassVar[str] = "rmsprop"
+
+
+@dataclass(frozen=True)
+class Custom(Optimizer):
+    """A rule of your own, which is run by vectors, with the same bits on any machine:
+
+        emberd.Custom(0.01, expression="a = a + g * g; w = w - lr * g / (sqrt(a) + eps)", slots={"a": 0.1}, hyper_parameters={"eps": 1e-8})
+
+    expression: statements `name = value`, separated by ; or line ends. A value has numbers, g (the gradient), w (the weight), lr, step, slots,
+      hyper-parameters and names that were set before; + - * /, comparisons (1 or 0), and abs, sign, sqrt, rsqrt, exp, log, tanh, floor, min, max,
+      pow, where(condition, a, b). Division is that of IEEE 754: 0 / 0 is NaN.
+    stablehlo: instead, a function of gradient, weight, slots, learning rate, hyper-parameters in StableHLO's text form, as JAX lowers one.
+    slots: at most 4, by name, with their initial values.
+    hyper_parameters: at most 16, by name, with their values, which may be given step by step, too."""
+
+    expression: Optional[str] = None
+    stablehlo: Optional[str] = None
+    slots: Optional[Mapping[str, float]] = None
+    hyper_parameters: Optional[Mapping[str, float]] = None
+    kind: ClassVar[str] = "custom"
+
+    def to_json(self) -> Dict[str, Any]:
+        result = dataclasses.replace(self, slots=None, hyper_parameters=None)._rule()
+        for field_name, number in (("slots", "initial_value"), ("hyper_parameters", "value")):
+            values: Any = getattr(self, field_name)
+            if values is not None and not isinstance(values, Mapping):
+                raise refuse_kind(values, f"Custom.{field_name}", "a dict of numbers by name")
+            result["custom"][field_name] = [{"name": text(name, f"Custom.{field_name}").decode(), number: _as_json(value, f"Custom.{field_name}[{name!r}]")}
+                                            for name, value in (values or {}).items()]
+        return result
+
+    def _rule(self) -> Dict[str, Any]:
+        return super().to_json()
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ class ConfigTest(ClusterTest):
                 self.assertEqual(names(kinds[kind]) - common, self.proto_names(nested), kind)
 
     def test_the_server_takes_every_kind(self):
-        optimizers = [kind() for kind in every_subclass(config.Optimizer) if kind is not config.NoOptimizer]
+        optimizers = [kind() for kind in every_subclass(config.Optimizer) if kind not in (config.NoOptimizer, config.Custom)]
+        optimizers.append(config.Custom(expression="w = w - lr * g"))
         initializers = [config.Zeros(), config.Constant(1.5), config.Uniform(-1, 1), config.Normal(0, 0.1),
                         config.TruncatedNormal(0, 0.1), config.RowId(), lambda offset, shape: np.ones(shape), None]
         self.assertEqual(len({type(one) for one in initializers}) - 1, len(set(every_subclass(config.Initializer))))
@@ -77,6 +78,24 @@ class ConfigTest(ClusterTest):
             "kinds", tables, [emberd.FeatureConfig(table.name, table.name, 4) for table in tables], seed=2 ** 63))
         for i, one in enumerate(optimizers):
             self.assertEqual(model.tables[f"o{i}"].optimizer, one.kind)
+
+    def test_a_rule_of_ones_own(self):
+        rule = emberd.Custom(expression="a = a + g * g; w = w - lr * g / (sqrt(a) + eps)", learning_rate=0.5, slots={"a": np.float32(0.25)},
+                             hyper_parameters={"eps": 0.125})
+        model = self.client.declare(emberd.ModelConfig(
+            "own", [emberd.TableConfig("t", 8, 4, initializer=emberd.Constant(1), optimizer=rule)], [emberd.FeatureConfig("t", "t")]))
+        self.assertEqual((model.tables["t"].optimizer, list(model.tables["t"].slots)), ("custom", ["a"]))
+        step = model.lookup({"t": [3]}, train=True)
+        step.apply({"t": np.full((1, 4), 2, np.float32)})
+        self.assertEqual(model.read_rows("t", [3], slot="a").tolist(), [[4.25] * 4])
+        self.assertEqual(model.read_rows("t", [3]).tolist(), [[1 - np.float32(1) / (np.sqrt(np.float32(4.25)) + np.float32(0.125))] * 4])
+        model.assign_rows("t", [3], [[-1] * 4], slot="a")  # a slot of one's own may be anything
+        for bad, message in ((emberd.Custom(expression="w = w - lr * gg"), r"tables\[0\].optimizer.custom: expression: line 1, column 14: .*did you mean \"g\""),
+                             (emberd.Custom(), "a rule of 0 bytes"),
+                             (emberd.Custom(expression="w = g", slots=["a"]), "Custom.slots.*a dict of numbers by name"),
+                             (emberd.Custom(expression="w = g", slots={"a": float("nan")}), r"Custom.slots\['a'\]: nan is not allowed")):
+            with self.assertRaisesRegex((emberd.InvalidArgument, TypeError), message):
+                self.client.declare(emberd.ModelConfig("bad", [emberd.TableConfig("t", 8, 4, optimizer=bad)], [emberd.FeatureConfig("t", "t")]))
 
     def test_models_share_a_table(self):
         table = emberd.TableConfig("t", 8, 4, resource=emberd.TableResource("users", "tests"))

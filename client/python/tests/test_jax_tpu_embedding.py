@@ -179,6 +179,44 @@ class FunctionsTest(Case):
         model = jax_tpu_embedding.model_of(variables)
         self.assertEqual(model.read_rows("t", [1, 2])[:, 0].tolist(), [-1, 0.25])
 
+    def test_a_rule_of_ones_own_is_lowered_by_jax(self):
+        def rule(gradient, table, first, second, rate, factor):
+            first = jnp.where(first > gradient, first, jnp.square(gradient))
+            return jnp.clip(table - rate * gradient / jnp.sqrt(first + factor), -1, 1), first, jnp.minimum(second, gradient)
+
+        class Spec(embedding_spec.CustomOptimizerSpec):
+            def get_hyperparameters(self, step=None):
+                return (*super().get_hyperparameters(step), jnp.float32(0.5))
+
+        slots = jax.nn.initializers.constant(0.25), jax.nn.initializers.zeros
+        rate = np.float32(0.1)
+        spec = Spec(rate, rule, slot_variable_initializers_tuple=slots, short_name_str="mine")
+        text = spec.lower_to_stablehlo(rule, 8, 2, 2)
+        for optimizer in (spec, Spec(float(rate), stablehlo=text, slot_variable_initializers_tuple=slots),
+                          Spec(lambda: rate, stablehlo=text.encode(), slot_variable_initializers_tuple=slots)):
+            features = specs(optimizer=optimizer)
+            variables = self.make(features)
+            self.assertEqual(len(next(iter(variables.values())).slot), 2)
+            inputs, _ = self.inputs(features, [np.full((8, 2), 1, np.int32)])
+            model = jax_tpu_embedding.model_of(variables)
+            row = [np.full((1, 8), value, np.float32) for value in (0.25, 0.25, 0)]
+            for gradient in (0.125, -0.5, 2):
+                variables = embedding.tpu_sparse_dense_matmul_grad([np.full((8, 8), gradient, np.float32)], inputs, variables, features)
+                row = [np.asarray(one) for one in rule(np.float32(16 * gradient), *row, rate, np.float32(0.5))]
+                for slot, want in zip(("", "slot_0", "slot_1"), row):
+                    np.testing.assert_allclose(model.read_rows("t", [1], slot=slot), want, rtol=1e-6)
+        limited = spec.lower_to_stablehlo(lambda gradient, table, rate: table, 8, max_value=0.5)
+        self.assertIn("stablehlo.minimum", limited)
+
+    def test_what_no_rule_of_ones_own_is(self):
+        for wrong, message in ((embedding_spec.CustomOptimizerSpec(), "give one of custom_computation_fn and stablehlo"),
+                               (embedding_spec.CustomOptimizerSpec(0.1, lambda g, w, lr: w - jnp.cumsum(g)), "line .*expected"),
+                               (embedding_spec.CustomOptimizerSpec(0.1, stablehlo="module {}"), "expected a function"),
+                               (embedding_spec.CustomOptimizerSpec(0.1, stablehlo="x", slot_variable_initializers_tuple=(jax.nn.initializers.normal(),)),
+                                "each must give one number")):
+            with self.assertRaisesRegex(Exception, message):
+                self.make(specs(optimizer=wrong))
+
     def test_adam_without_a_step_is_corrected_as_in_the_first(self):
         features = specs(optimizer=embedding_spec.AdamOptimizerSpec(0.1))
         variables = self.make(features)
@@ -261,8 +299,8 @@ NOT_HERE = {
     "lib.flax.nnx.embed": ("embedding_lookup_bwd",),
     "lib.nn.embedding": ("EmbeddingVariablesInitializer", "SparseDenseMatmulInputStats.from_cc", "sharding_strategy_to_enum",
                          "stack_embedding_gradients", "unstack_embedding_activations"),  # objects of its C++, and stacked activations
-    "lib.nn.embedding_spec": ("CustomOptimizerSpec", *(f"{kind}OptimizerSpec.get_optimizer_primitive" for kind in (
-        "", "SGD", "Adagrad", "Adam", "AdagradMomentum", "FTRL", "LaProp", "F2A"))),
+    "lib.nn.embedding_spec": ("CustomOptimizerSpec.wrap_stablehlo_with_limits", *(f"{kind}OptimizerSpec.get_optimizer_primitive" for kind in (
+        "", "Custom", "SGD", "Adagrad", "Adam", "AdagradMomentum", "FTRL", "LaProp", "F2A"))),
     "utils.utils": ("DeviceLike",),
 }
 

@@ -12,7 +12,7 @@ processes that end with this one. `model_of` gives the emberd.Model, to read and
 
 What differs: each process has one device; an id outside of its table is an error; limits of partitions are for TPUs, and
 the cluster makes as many mini-batches as it needs; samples that do not divide evenly are kept. An initializer may be
-emberd.Normal and so on: the cluster then makes the rows. There is no custom optimizer, no pmap, no stacked form of activations
+emberd.Normal and so on: the cluster then makes the rows. A custom optimizer is elementwise. There is no pmap, no stacked form of activations
 and gradients, and no pipelining of SparseCore and TensorCore (see emberd.jax.Embedding.prefetch).
 """
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional,
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from emberd import config
 
@@ -279,6 +280,65 @@ class F2AOptimizerSpec(OptimizerSpec):
         count = 0 if step is None else step
         return (*self._with_rate(count, "rho", "l1_regularization_strength", "l2_regularization_strength", "max_lr_multiplier"),
                 jnp.asarray(count, jnp.float32))
+
+
+def _constant_of(initializer: Any) -> float:
+    """Of a slot: it has one initial value."""
+    values = np.asarray(initializer(jax.random.key(0), (2, 2), jnp.float32))
+    if (values != values[0, 0]).any():
+        raise ValueError(f"slot_variable_initializers_tuple: {initializer} is not allowed; each must give one number, as jax.nn.initializers.constant(0)")
+    return float(values[0, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomOptimizerSpec(OptimizerSpec):
+    """A rule of your own: a function of (gradient, table, *slots, learning rate, *hyper-parameters), or what StableHLO has of one, which gives
+    (table, *slots). Operations are elementwise, on float32. Hyper-parameters are what get_hyperparameters of a class of yours gives
+    besides the rate, at step 0."""
+
+    custom_computation_fn: Optional[Callable[..., Any]] = None
+    stablehlo: Any = None
+    slot_variable_initializers_tuple: Tuple[Any, ...] = ()
+    short_name_str: str = "custom"
+    slot_type: ClassVar[Any] = staticmethod(lambda *slots: slots)
+
+    def slot_variables_initializers(self) -> Tuple[Any, ...]:
+        return self.slot_variable_initializers_tuple
+
+    def slot_variables_count(self) -> int:
+        return len(self.slot_variable_initializers_tuple)
+
+    def short_name(self) -> str:
+        return self.short_name_str
+
+    @classmethod
+    def lower_to_stablehlo(cls, custom_computation_fn: Callable[..., Any], embedding_dim: int = 1, num_slot_variables: int = 0,
+                           num_hyperparameters: int = 1, min_value: Optional[float] = None, max_value: Optional[float] = None) -> str:
+        """What JAX makes of the function, with the updated table between the limits."""
+        def limited(*values: Any) -> Any:
+            made = custom_computation_fn(*values)
+            table, *slots = made if isinstance(made, (list, tuple)) else (made,)
+            return (jnp.clip(table, min_value, max_value), *slots)
+
+        row = jax.ShapeDtypeStruct((1, embedding_dim), jnp.float32)
+        free = min_value is None and max_value is None
+        lowered = jax.jit(custom_computation_fn if free else limited).lower(*[row] * (2 + num_slot_variables + num_hyperparameters))
+        return str(lowered.as_text(dialect="stablehlo"))
+
+    def text(self) -> str:
+        """The rule, as StableHLO."""
+        if (self.custom_computation_fn is None) == (self.stablehlo is None):
+            raise ValueError("CustomOptimizerSpec: give one of custom_computation_fn and stablehlo")
+        if self.custom_computation_fn is None:
+            return self.stablehlo.decode() if isinstance(self.stablehlo, bytes) else str(self.stablehlo)
+        return self.lower_to_stablehlo(self.custom_computation_fn, 8, self.slot_variables_count(), len(self.get_hyperparameters(0)))
+
+    def declared(self) -> config.Optimizer:
+        rate = {} if callable(self.learning_rate) else {"learning_rate": float(self.learning_rate)}
+        others = self.get_hyperparameters(0)[1:]
+        return config.Custom(stablehlo=self.text(), **rate,
+                             slots={f"slot_{i}": _constant_of(one) for i, one in enumerate(self.slot_variable_initializers_tuple)},
+                             hyper_parameters={f"hyper_parameter_{i}": float(one) for i, one in enumerate(others)})
 
 
 @dataclasses.dataclass(frozen=True)
