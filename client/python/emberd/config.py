@@ -359,7 +359,7 @@ class Custom(Optimizer):
       hyper-parameters and names that were set before; + - * /, comparisons (1 or 0), and abs, sign, sqrt, rsqrt, exp, log, tanh, floor, min, max,
       pow, where(condition, a, b). Division is that of IEEE 754: 0 / 0 is NaN.
     stablehlo: instead, a function of gradient, weight, slots, learning rate, hyper-parameters in StableHLO's text form, as JAX lowers one.
-    slots: at most 4, by name, with their initial values.
+    slots: at most 4, by name, 1 to 128 characters of [A-Za-z0-9_], with their initial values.
     hyper_parameters: at most 16, by name, with their values, which may be given step by step, too."""
 
     expression: Optional[str] = None
@@ -369,6 +369,7 @@ class Custom(Optimizer):
     kind: ClassVar[str] = "custom"
 
     def to_json(self) -> Dict[str, Any]:
+        """As JSON has it in a ModelConfig."""
         result = dataclasses.replace(self, slots=None, hyper_parameters=None)._rule()
         for field_name, number in (("slots", "initial_value"), ("hyper_parameters", "value")):
             values: Any = getattr(self, field_name)

@@ -12,6 +12,7 @@ import asyncio
 import collections.abc
 import copy
 import dataclasses
+import functools
 import enum
 import faulthandler
 import importlib
@@ -161,13 +162,13 @@ ROWS = np.ones((2, 4), np.float32)
 
 # By "function.argument" or argument: what is given where nothing is wrong.
 GOOD = {
-    "ids": ALL_IDS, "TrainStream.lookup.ids": ALL_IDS[0], "read_rows.ids": IDS, "assign_rows.ids": IDS, "values": ROWS, "load_table.weights": ROWS, "slots": {"accumulator": ROWS}, "gradients": {"t": ROWS}, "like": {"t": ROWS},
+    "ids": ALL_IDS, "TrainStream.lookup.ids": ALL_IDS[0], "read_rows.ids": IDS, "assign_rows.ids": IDS, "values": ROWS, "load_table.weights": ROWS, "slots": {"accumulator": ROWS}, "Custom.slots": {"a": 0.5}, "gradients": {"t": ROWS}, "like": {"t": ROWS},
     "hyper": Each([{"learning_rate": 0.5}, {"t": {"learning_rate": 0.5}}]), "table": "t", "name": "m", "model": "m", "group": "none",
     "table.name": "t", "delete_checkpoint.name": "gone", "restore.name": "saved", "serve.name": "saved", "serve.serve_as": "served",
     "save_checkpoint.name": None, "feature": "t", "tree": {"t": {"u": IDS}}, "flat": {"t/u": IDS}, "flatten.like": None, "pack.like": {"t": {"u": IDS}},
     "samples": [[1, 2], [3]], "from_lists.weights": [[1.0, 2.0], [1.0]], "tls": Each([None, emberd.Tls()]), "size": 1,
     "declare.config": counting_model("declared").to_json(), "timeout": 5.0, "local.timeout": 60.0, "step_timeout": 1.0, "patience": 1.0, "Prefetcher.ids": None, "Embedding.prefetch.ids": None, "connect_timeout": 1.0, "deadline": 5.0,
-    "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
+    "expression": "w = g", "hyper_parameters": {"k": 0.5}, "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
     "Watch.write.step": 0, "requires_grad_.tables": ["t"], "param_group": {"params": []}, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
     "spec": {"kind": "LOOKUP", "model": "m", "inputs": [{"feature": "t", "max_samples": 2}]}, **{f"{name}.compile.{field}": value for name in ("Model", "AioModel") for field, value in (("features", ["t"]), ("samples", 2))},
@@ -216,6 +217,7 @@ ALLOWED = {
     r"^largest\(rows": "activations of other shapes, and of any numbers",
     r"mask\(ids": "ids are looked at when they are looked up",
     r"(tables|rates|weight_decay|slots): {}": "no table is set, or no slot",
+    r"Custom\((slots|hyper_parameters): ({'x': 1}|\[')": "a number by any name",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
     r"Sequences.from_lists\(samples: (''|\{\}|empty|longer|shorter)": "other samples, or none",
@@ -524,7 +526,8 @@ class WrongArgumentsTest(Sweep):
             place = next(place for base, place in places.items() if issubclass(kind, base))
             self.good[f"{name}.name"] = "d" if kind is config.ModelConfig else "t"
             own = vars(kind).get("__annotations__", {})  # what is inherited is swept once
-            self.sweep(name, lambda kind=kind: kind, kind.__init__, lambda one, place=place: self.declare(place(one)), own)
+            made = functools.partial(kind, expression="w = g") if kind is config.Custom else kind
+            self.sweep(name, lambda made=made: made, kind.__init__, lambda one, place=place: self.declare(place(one)), own)
         self.finish()
 
     def described(self, **table):

@@ -322,7 +322,7 @@ class CustomOptimizerSpec(OptimizerSpec):
 
         row = jax.ShapeDtypeStruct((1, embedding_dim), jnp.float32)
         free = min_value is None and max_value is None
-        lowered = jax.jit(custom_computation_fn if free else limited).lower(*[row] * (2 + num_slot_variables + num_hyperparameters))
+        lowered = jax.jit(custom_computation_fn if free else limited, keep_unused=True).lower(*[row] * (2 + num_slot_variables + num_hyperparameters))
         return str(lowered.as_text(dialect="stablehlo"))
 
     def text(self) -> str:
@@ -334,7 +334,7 @@ class CustomOptimizerSpec(OptimizerSpec):
         return self.lower_to_stablehlo(self.custom_computation_fn, 8, self.slot_variables_count(), len(self.get_hyperparameters(0)))
 
     def declared(self) -> config.Optimizer:
-        rate = {} if callable(self.learning_rate) else {"learning_rate": float(self.learning_rate)}
+        rate: Dict[str, Any] = {} if callable(self.learning_rate) else {"learning_rate": float(self.learning_rate)}
         others = self.get_hyperparameters(0)[1:]
         return config.Custom(stablehlo=self.text(), **rate,
                              slots={f"slot_{i}": _constant_of(one) for i, one in enumerate(self.slot_variable_initializers_tuple)},
