@@ -30,7 +30,7 @@ RowValues After(const std::string& optimizer, RowValues row, const std::vector<f
 // The same number, or both NaN.
 bool Same(float a, float b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
-// A random expression of two columns' worth of inputs, as text and as its value, worked out at
+// A random expression, as text and as its value, worked out at
 // once: in double as long as only numbers that are the same for all elements meet, else rounded to
 // float32 after each operation.
 struct Term {
@@ -136,7 +136,8 @@ TEST(CustomRule, RandomProgramsAreWhatASlowInterpreterSays) {
                                      "slots { name: 'a' } slots { name: 'b' } "
                                      "hyper_parameters { name: 'k' value: 0.75 }"),
                      " learning_rate: 0.25");
-    const size_t width = trial % 2 == 0 ? 24 : 160;
+    // Some of a vector, whole vectors, and more columns than are updated at once.
+    const size_t width = trial % 3 == 0 ? 24 : trial % 3 == 1 ? 160 : 1032;
     const RowValues row = After(optimizer,
                                 {std::vector<float>(width, w),
                                  {std::vector<float>(width, a), std::vector<float>(width, b)}},

@@ -149,8 +149,7 @@ class OnTarget {
 const shard::UpdateRule kAdagrad = shard::AdagradRule{0.01f};
 const shard::UpdateRule kRowwiseAdagrad = shard::RowwiseAdagradRule{0.01f, 1e-8f};
 
-// The same as a user's own rule. It takes half as long again at most where rows are in the caches,
-// and as long where memory decides.
+// The same as a user's own rule.
 shard::UpdateRule CustomAdagrad() {
   v1::OptimizerConfig optimizer;
   optimizer.set_learning_rate(0.01f);

@@ -256,6 +256,30 @@ class CheckpointTest(unittest.TestCase):
             self.assertEqual(restored.table("t")[3, 0], -1)
             self.assertEqual(restored.tables["t"].slots, ("accumulator",))
 
+    def test_a_rule_of_ones_own_comes_back_whole(self):
+        """Its text, its slots and what it computes of them: from the log, and from a checkpoint."""
+        rule = emberd.Custom(learning_rate=0.1, expression="n = n + 1; m = k * m - tanh(g + w) / (step + 1); w = w + lr * m / n",
+                             slots={"n": 0.5, "m": -2}, hyper_parameters={"k": np.float32(0.9)})
+        config = counting_model("own_rule", optimizer=rule)
+
+        def state(model):
+            return [model.read_rows("t", [2, 3], slot=slot).tolist() for slot in ("", "n", "m")]
+
+        with tempfile.TemporaryDirectory() as folder:
+            with emberd.local(shards=2, data=folder, durability="log") as cluster, cluster.connect() as client:
+                model = client.declare(config)
+                self.train(model, 3)
+                model.save_checkpoint("three")
+                self.train(model, 2)
+                want = state(model)
+            self.assertEqual(want[1], [[0.5] * 4, [5.5] * 4])
+            with emberd.local(shards=2, data=folder, durability="log") as cluster, cluster.connect() as client:
+                self.assertEqual(state(client.declare(config)), want)
+                model = client.restore("own_rule", "three")
+                self.assertNotEqual(state(model), want)
+                self.train(model, 2)
+                self.assertEqual(state(model), want)
+
     def test_serves_one_and_then_another(self):
         model = self.declare()
         self.train(model, 1)
