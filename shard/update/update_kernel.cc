@@ -539,14 +539,13 @@ RuleKernel KernelOf(int width) {
 RuleKernels KernelsOf(const UpdateRule& rule, int width) {
   return std::visit(
       [width]<class Rule>(const Rule& one) -> RuleKernels {
-        if constexpr (std::is_same_v<Rule, CustomRule>)
-          return {{UpdateByCustom},
-                  {UpdateByCustom},
-                  static_cast<int>(one.program->results.size()) - 1,
-                  0};
-        else
+        if constexpr (std::is_same_v<Rule, CustomRule>) {
+          const int slots = static_cast<int>(one.program->results.size()) - 1;
+          return {{UpdateByCustom}, {UpdateByCustom}, slots, 0};
+        } else {
           return {KernelOf<Rule, v1::FLOAT32>(width), KernelOf<Rule, v1::BFLOAT16>(width),
                   Formula<Rule>::kSlots, Formula<Rule>::kRowSlots};
+        }
       },
       rule);
 }

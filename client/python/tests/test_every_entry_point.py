@@ -217,7 +217,7 @@ ALLOWED = {
     r"^largest\(rows": "activations of other shapes, and of any numbers",
     r"mask\(ids": "ids are looked at when they are looked up",
     r"(tables|rates|weight_decay|slots): {}": "no table is set, or no slot",
-    r"Custom\((slots|hyper_parameters): ({'x': 1}|\[')": "a number by any name",
+    r"Custom\((slots|hyper_parameters): ({}|{'x': 1}|another key|\[')": "a number by any name, or none",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",
     r"Sequences.from_lists\(samples: (''|\{\}|empty|longer|shorter)": "other samples, or none",
