@@ -190,7 +190,7 @@ TEST(CheckCustom, WantsOneRuleOfASizeThatCanBeRun) {
   std::string sum = "w = g";
   for (int i = 0; i < 600; ++i) sum += " + g";
   EXPECT_EQ(FaultOf(Rule(sum)),
-            "custom: expression: line 1, column 2406: the rule has 608 operations and numbers; it "
+            "custom: expression: line 1, column 2406: the rule has 607 operations and numbers; it "
             "may have 512");
   EXPECT_EQ(FaultOf(Rule("w = " + std::string(5000, '('))),
             "custom: expression: line 1, column 105: more than 100 signs and parentheses");
