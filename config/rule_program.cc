@@ -27,14 +27,11 @@ constexpr int kMaxHyperParameters = 16, kMaxNesting = 100, kMaxCalls = 256;
 constexpr absl::string_view kArguments =
     ": gradient, weight, slots, learning rate, hyper-parameters";
 
-struct Token {
-  absl::string_view text;  // "\n" or ";" between statements; empty at the end; strings unquoted
-  size_t line, column;
-
-  bool Ends() const { return text.empty() || text == "\n" || text == ";"; }
-  bool Begins(absl::string_view prefix) const { return absl::StartsWith(text, prefix); }
-};
+// Part of the text: "\n" or ";" between statements; empty at the end; strings unquoted.
+using Token = absl::string_view;
 using Tokens = absl::Span<const Token>;
+
+bool Ends(Token token) { return token.empty() || token == "\n" || token == ";"; }
 
 bool IsWord(absl::string_view text) {
   return !text.empty() && (absl::ascii_isalpha(text[0]) || text[0] == '_');
@@ -63,28 +60,17 @@ size_t TokenLength(absl::string_view text) {
 
 std::vector<Token> Tokenize(absl::string_view text) {
   std::vector<Token> tokens;
-  size_t line = 1, line_begin = 0, at = 0;
-  for (size_t length; at < text.size(); at += length) {
-    length = TokenLength(text.substr(at));
-    const absl::string_view word = text.substr(at, length);
-    if (word == "\n" || !(absl::ascii_isspace(word[0]) || absl::StartsWith(word, "//"))) {
-      tokens.push_back({word, line, at - line_begin + 1});
+  for (size_t length; !text.empty(); text.remove_prefix(length)) {
+    length = TokenLength(text);
+    const Token token = text.substr(0, length);
+    if (token[0] == '"' && length > 2) {
+      tokens.push_back(token.substr(1, length - 2));
+    } else if (token == "\n" || !(absl::ascii_isspace(token[0]) || absl::StartsWith(token, "//"))) {
+      tokens.push_back(token);
     }
-    if (word[0] == '"' && length > 2) tokens.back().text = word.substr(1, length - 2);
-    if (word == "\n") ++line, line_begin = at + 1;
   }
-  tokens.push_back({"", line, at - line_begin + 1});
+  tokens.push_back(text);
   return tokens;
-}
-
-absl::Status Fault(const Token& token, absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("line ", token.line, ", column ", token.column, ": ", what));
-}
-absl::Status Expected(absl::string_view wanted, const Token& token) {
-  return Fault(token,
-               absl::StrCat("expected ", wanted, ", not ",
-                            token.Ends() ? "the end of the statement" : QuotedText(token.text)));
 }
 
 // Operations, as expressions have them and as StableHLO does. Truths are 1 or 0.
@@ -141,7 +127,7 @@ class RuleCompiler {
  public:
   explicit RuleCompiler(const v1::CustomConfig& custom)
       : custom_(custom),
-        tokens_(Tokenize(custom.expression().empty() ? custom.stablehlo() : custom.expression())) {
+        text_(custom.expression().empty() ? custom.stablehlo() : custom.expression()) {
     inputs_ = {Add(kGradient), Add(kWeight)};
     for (int i = 0; i < custom.slots_size(); ++i) inputs_.push_back(Add(kSlot, i));
     inputs_.push_back(Add(kLearningRate));
@@ -163,45 +149,57 @@ class RuleCompiler {
  private:
   using Nodes = std::vector<int>;
 
+  absl::Status Fault(Token token, absl::string_view what) const {
+    const absl::string_view before = text_.substr(0, token.data() - text_.data());
+    return absl::InvalidArgumentError(
+        absl::StrCat("line ", 1 + std::count(before.begin(), before.end(), '\n'), ", column ",
+                     before.size() - (before.rfind('\n') + 1) + 1, ": ", what));
+  }
+  absl::Status Expected(absl::string_view wanted, Token token) const {
+    return Fault(token, absl::StrCat("expected ", wanted, ", not ",
+                                     Ends(token) ? "the end of the statement" : QuotedText(token)));
+  }
+
   int Add(RuleOp op, int a = 0, int b = 0, int c = 0, double number = 0) {
     program_.nodes.push_back({op, a, b, c, number});
     return static_cast<int>(program_.nodes.size()) - 1;
   }
-  absl::StatusOr<int> Add(RuleOp op, Nodes operands, const Token& token) {
+  absl::StatusOr<int> Add(RuleOp op, Nodes operands, Token token) {
     const size_t count = operands.size(), wanted = RuleOperands(op);
     operands.resize(3);
     if (count == wanted) return Add(op, operands[0], operands[1], operands[2]);
-    return Fault(token, absl::StrCat(token.text, " takes ", wanted, " values, not ", count));
+    return Fault(token, absl::StrCat(token, " takes ", wanted, " values, not ", count));
   }
 
   // --- Statements of expressions.
 
-  const Token& Now() const { return tokens_[next_]; }
+  Token Now() const { return tokens_[next_]; }
   bool Take(absl::string_view text) {
-    const bool taken = Now().text == text;
+    const bool taken = Now() == text;
     next_ += taken;
     return taken;
   }
 
   absl::Status CompileStatements() {
-    values_ = {{"g", 0}, {"w", 1}, {"lr", inputs_[2 + custom_.slots_size()]}, {"step", Add(kStep)}};
+    const int slots = custom_.slots_size();
+    values_ = {{"g", 0}, {"lr", inputs_[2 + slots]}, {"step", Add(kStep)}};
     for (int i = 0; i < custom_.hyper_parameters_size(); ++i) {
-      values_[custom_.hyper_parameters(i).name()] = inputs_[3 + custom_.slots_size() + i];
+      values_[custom_.hyper_parameters(i).name()] = inputs_[3 + slots + i];
     }
     const auto fixed = values_;
-    for (int i = 0; i < custom_.slots_size(); ++i) values_[custom_.slots(i).name()] = 2 + i;
+    values_["w"] = 1;
+    for (int i = 0; i < slots; ++i) values_[custom_.slots(i).name()] = 2 + i;
     bool updated = false;
-    while (!Now().text.empty()) {
+    while (!Now().empty()) {
       if (Take("\n") || Take(";")) continue;
       const Token name = tokens_[next_++];
-      if (!IsWord(name.text) || (fixed.count(name.text) > 0 && name.text != "w") ||
-          FindOp(&NamedOp::text, name.text)) {
+      if (!IsWord(name) || fixed.count(name) > 0 || FindOp(&NamedOp::text, name)) {
         return Expected("w, a slot or a name of your own to set, as in w = w - lr * g", name);
       }
       if (!Take("=")) return Expected("\"=\"", Now());
-      ASSIGN_OR_RETURN(values_[name.text], Operand(1));
-      updated = updated || name.text == "w";
-      if (!Now().Ends()) return Expected("an operator or the end of the statement", Now());
+      ASSIGN_OR_RETURN(values_[name], Operand(1));
+      updated = updated || name == "w";
+      if (!Ends(Now())) return Expected("an operator or the end of the statement", Now());
     }
     if (!updated) return Expected("that w is set, as in w = w - lr * g", Now());
     program_.results = {values_["w"]};
@@ -215,8 +213,8 @@ class RuleCompiler {
     if (level > 3) return Signed();
     ASSIGN_OR_RETURN(int left, Operand(level + 1));
     for (bool joined = false;; joined = true) {
-      const Token& token = Now();
-      const NamedOp* op = FindOp(&NamedOp::text, token.text);
+      const Token token = Now();
+      const NamedOp* op = FindOp(&NamedOp::text, token);
       if (op == nullptr || op->Level() != level) return left;
       if (level == 1 && joined) return Expected("parentheses around a comparison", token);
       ++next_;
@@ -235,19 +233,18 @@ class RuleCompiler {
   }
 
   absl::StatusOr<int> Simple() {
-    const Token& token = Now();
+    const Token token = Now();
     double number;
-    if (!token.Ends() && absl::ascii_isdigit(token.text[0]) &&
-        absl::SimpleAtod(token.text, &number)) {
+    if (!token.empty() && absl::ascii_isdigit(token[0]) && absl::SimpleAtod(token, &number)) {
       ++next_;
       return Add(kNumber, 0, 0, 0, number);
     }
-    if (const auto value = values_.find(token.text); value != values_.end()) {
+    if (const auto value = values_.find(token); value != values_.end()) {
       ++next_;
       return value->second;
     }
-    const NamedOp* function = FindOp(&NamedOp::text, token.text);
-    if (token.text != "(" && (function == nullptr || function->Level() > 0)) {
+    const NamedOp* function = FindOp(&NamedOp::text, token);
+    if (token != "(" && (function == nullptr || function->Level() > 0)) {
       std::vector<std::string> names;
       for (const auto& [name, node] : values_) names.emplace_back(name);
       for (const NamedOp& one : kOps) {
@@ -255,14 +252,14 @@ class RuleCompiler {
       }
       return absl::InvalidArgumentError(
           absl::StrCat(Expected("a number, a name or \"(\"", token).message(), "; ",
-                       KnownNames("names", token.text, names)));
+                       KnownNames("names", token, names)));
     }
-    if (function != nullptr && tokens_[++next_].text != "(") return Expected("\"(\"", Now());
+    if (function != nullptr && tokens_[++next_] != "(") return Expected("\"(\"", Now());
     Nodes operands;
     do {
       ++next_;
       ASSIGN_OR_RETURN(operands.emplace_back(), Operand(1));
-    } while (function != nullptr && Now().text == ",");
+    } while (function != nullptr && Now() == ",");
     if (!Take(")")) return Expected("\")\"", Now());
     return function == nullptr ? operands[0] : Add(function->op, operands, token);
   }
@@ -277,14 +274,14 @@ class RuleCompiler {
 
   absl::Status CompileFunctions() {
     for (size_t i = 0; i < tokens_.size(); ++i) {
-      if (tokens_[i].text != "func.func") continue;
-      while (!tokens_[i].Begins("@") && !tokens_[i].Ends()) ++i;
-      Function& function = functions_[tokens_[i].text];
+      if (tokens_[i] != "func.func") continue;
+      while (!absl::StartsWith(tokens_[i], "@") && !Ends(tokens_[i])) ++i;
+      Function& function = functions_[tokens_[i]];
       function = {tokens_[i], {}, 0};
-      for (; tokens_[i].text != "->" && !tokens_[i].Ends(); ++i) {
-        if (tokens_[i].Begins("%")) function.arguments.push_back(tokens_[i].text);
+      for (; tokens_[i] != "->" && !Ends(tokens_[i]); ++i) {
+        if (absl::StartsWith(tokens_[i], "%")) function.arguments.push_back(tokens_[i]);
       }
-      while (!tokens_[i].Ends()) ++i;
+      while (!Ends(tokens_[i])) ++i;
       function.body = i;
     }
     if (functions_.empty()) return Expected("a function, as func.func @main(", tokens_[0]);
@@ -304,54 +301,44 @@ class RuleCompiler {
                    absl::StrCat("the function takes ", function.arguments.size(), " values, not ",
                                 arguments.size(), &arguments == &inputs_ ? kArguments : ""));
     }
-    std::map<absl::string_view, Nodes> values;
-    for (size_t i = 0; i < arguments.size(); ++i) values[function.arguments[i]] = {arguments[i]};
+    std::map<std::string, int> values;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      values[std::string(function.arguments[i])] = arguments[i];
+    }
     for (size_t begin = function.body, end;; begin = end) {
-      while (tokens_[begin].text == "\n") ++begin;
-      for (end = begin; !tokens_[end].Ends();) ++end;
+      while (tokens_[begin] == "\n") ++begin;
+      for (end = begin; !Ends(tokens_[end]);) ++end;
       const Tokens line(&tokens_[begin], end - begin);
-      const bool named = line.size() > 1 && line[0].Begins("%");
+      const bool named = line.size() > 1 && absl::StartsWith(line[0], "%");
       const auto work = named ? Find(line, "=") + 1 : line.begin();
-      if (work >= line.end() || (!named && !absl::EndsWith(work->text, "return"))) {
+      if (work >= line.end() || (!named && !absl::EndsWith(*work, "return"))) {
         return Expected("%name = operation, or return", tokens_[begin]);
       }
       Nodes operands;
-      for (const Token& token : Tokens(work, line.end() - work)) {
-        if (token.Begins("%")) RETURN_IF_ERROR(AddOperands(token, values, operands));
+      for (const Token token : Tokens(work, line.end() - work)) {
+        if (!absl::StartsWith(token, "%")) continue;
+        const auto value = values.find(std::string(token));
+        if (value == values.end()) return Expected("the name of a value before it", token);
+        operands.push_back(value->second);
       }
       if (!named) return operands;
-      ASSIGN_OR_RETURN(values[line[0].text], Operation(Tokens(work, line.end() - work), operands));
+      ASSIGN_OR_RETURN(const Nodes made, Operation(Tokens(work, line.end() - work), operands));
+      // "%2#0" is the first of several values of %2.
+      for (size_t i = 0; i < made.size(); ++i) {
+        values[made.size() == 1 ? std::string(line[0]) : absl::StrCat(line[0], "#", i)] = made[i];
+      }
     }
   }
 
   static Tokens::const_iterator Find(Tokens line, absl::string_view prefix) {
     return std::find_if(line.begin(), line.end() - 1,
-                        [&](const Token& token) { return token.Begins(prefix); });
-  }
-
-  // "%2#0" is the first of the values of %2.
-  static absl::Status AddOperands(const Token& token,
-                                  const std::map<absl::string_view, Nodes>& values,
-                                  Nodes& operands) {
-    const size_t mark = token.text.find('#');
-    const auto found = values.find(token.text.substr(0, mark));
-    size_t number = 0;
-    if (found == values.end() ||
-        (mark != token.text.npos && !absl::SimpleAtoi(token.text.substr(mark + 1), &number)) ||
-        number >= found->second.size()) {
-      return Expected("the name of a value before it", token);
-    }
-    const auto first = found->second.begin() + number;
-    operands.insert(operands.end(), first,
-                    mark == token.text.npos ? found->second.end() : first + 1);
-    return absl::OkStatus();
+                        [&](Token token) { return absl::StartsWith(token, prefix); });
   }
 
   absl::StatusOr<Nodes> Operation(Tokens line, Nodes operands) {
-    const absl::string_view name = line[0].text.substr(line[0].text.find('.') + 1);
-    if (name == "tuple") return operands;
+    const absl::string_view name = line[0].substr(line[0].find('.') + 1);
     if (name == "call") {
-      const auto found = functions_.find(Find(line, "@")->text);
+      const auto found = functions_.find(*Find(line, "@"));
       // Functions that call themselves end here, too.
       if (found != functions_.end() && ++calls_ <= kMaxCalls) return Run(found->second, operands);
       return Expected(
@@ -360,8 +347,8 @@ class RuleCompiler {
     RETURN_IF_ERROR(CheckTypes(line, name == "convert", name == "constant"));
     if (name == "constant") return Constant(line);
     const NamedOp* op = FindOp(&NamedOp::hlo, name);
-    for (const Token& token : line) {
-      if (name == "compare" && op == nullptr) op = FindOp(&NamedOp::hlo, token.text);
+    for (const Token token : line) {
+      if (name == "compare" && op == nullptr) op = FindOp(&NamedOp::hlo, token);
     }
     if (name == "clamp" && operands.size() == 3) {
       return Nodes{Add(kMin, Add(kMax, operands[1], operands[0]), operands[2])};
@@ -377,8 +364,8 @@ class RuleCompiler {
   absl::StatusOr<Nodes> Constant(Tokens line) {
     const auto dense = Find(line, "dense");
     std::string text;
-    for (auto token = dense; token != line.end() && token->text != ">"; ++token) {
-      if (token - dense > 1) absl::StrAppend(&text, token->text);
+    for (auto token = dense; token != line.end() && *token != ">"; ++token) {
+      if (token - dense > 1) absl::StrAppend(&text, *token);
     }
     uint32_t bits;
     double number = text == "true";
@@ -391,13 +378,13 @@ class RuleCompiler {
   }
 
   // Elements are f32, and truths i1. Whole numbers may become f32.
-  static absl::Status CheckTypes(Tokens line, bool convert, bool constant) {
+  absl::Status CheckTypes(Tokens line, bool convert, bool constant) const {
     absl::string_view type;
     int types = 0;
     for (auto token = line.begin(); token != line.end(); ++token) {
-      if (token->text != "tensor") continue;
-      while (token != line.end() - 1 && token[1].text != ">") ++token;
-      type = token->text.substr(token->text.rfind('x') + 1);
+      if (*token != "tensor") continue;
+      while (token != line.end() - 1 && token[1] != ">") ++token;
+      type = token->substr(token->rfind('x') + 1);
       const bool whole = (convert || constant) && (type == "i32" || type == "i64");
       if (type != "f32" && type != "i1" && !whole) return Expected("elements of f32", *token);
       ++types;
@@ -407,7 +394,8 @@ class RuleCompiler {
   }
 
   const v1::CustomConfig& custom_;
-  const std::vector<Token> tokens_;
+  const absl::string_view text_;
+  const std::vector<Token> tokens_ = Tokenize(text_);
   RuleProgram program_;
   Nodes inputs_;                             // as functions take them
   std::map<absl::string_view, int> values_;  // of statements, as set so far
@@ -461,8 +449,7 @@ absl::Status CheckCustom(const v1::CustomConfig& custom, const std::string& path
 
 bool RuleUsesStep(const v1::CustomConfig& custom) {
   const std::vector<Token> tokens = Tokenize(custom.expression());
-  return std::any_of(tokens.begin(), tokens.end(),
-                     [](const Token& token) { return token.text == "step"; });
+  return std::count(tokens.begin(), tokens.end(), "step") > 0;
 }
 
 }  // namespace emberd::config

@@ -169,8 +169,7 @@ TEST(CompileRule, TakesBothFormsOfOperations) {
     %8 = stablehlo.clamp %cst, %7, %inf : (tensor<f32>, tensor<8xf32>, tensor<f32>) -> tensor<8xf32>
     %9 = chlo.square %8 : tensor<8xf32> -> tensor<8xf32>
     %10:2 = call @swap(%9, %arg2) : (tensor<8xf32>, tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>)
-    %11 = stablehlo.tuple %10#1, %10#0 : tuple<tensor<8xf32>, tensor<8xf32>>
-    "func.return"(%11) : (tuple<tensor<8xf32>, tensor<8xf32>>) -> ())",
+    "func.return"(%10#1, %10#0) : (tensor<8xf32>, tensor<8xf32>) -> ())",
                              "func.func private @swap(%arg0: x, %arg1: x) -> (x, x) {\n"
                              "return %arg1, %arg0 : x, x\n}\n")),
             "");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shard/optimizers/custom_rule.cc"
@@ -17,11 +18,9 @@ namespace emberd::shard {
 using config::RuleOp;
 using config::RuleProgram;
 
-// Columns of all rows together: what most rules work on stays in the first level of cache.
-constexpr size_t kColumnsAtOnce = 512;
-// From one place to the next. An operand is mostly made before a result, and lies after it: loads
-// that look, from their last 12 bits, as if they read what was just stored would wait.
-constexpr size_t kPlaceStep = kColumnsAtOnce + 16;
+// Columns that an operation works on at once: few enough that operations overlap in the processor,
+// as many as make up for choosing an operation.
+constexpr size_t kBlock = 128;
 
 // Operations that have no instruction on some machine.
 double RuleFunction(RuleOp op, double a, double b);
@@ -38,21 +37,14 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class D, class T>
-HWY_NOINLINE void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, const T* pc,
-                               size_t count) {
+template <size_t kCount, class D, class T>
+HWY_INLINE void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, const T* pc) {
   using V = hn::Vec<D>;
   const V zero = hn::Zero(d), one = hn::Set(d, T{1});
   const auto run = [&](auto use) HWY_ATTR {
-    constexpr size_t kLanes = hn::MaxLanes(d);
-    size_t i = 0;
-    for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-      const V first = use(hn::LoadU(d, pa + i), hn::LoadU(d, pb + i));
-      const V second = use(hn::LoadU(d, pa + i + kLanes), hn::LoadU(d, pb + i + kLanes));
-      hn::StoreU(first, d, to + i);
-      hn::StoreU(second, d, to + i + kLanes);
+    for (size_t i = 0; i < kCount; i += hn::MaxLanes(d)) {
+      hn::Store(use(hn::Load(d, pa + i), hn::Load(d, pb + i)), d, to + i);
     }
-    if (i < count) hn::StoreU(use(hn::LoadU(d, pa + i), hn::LoadU(d, pb + i)), d, to + i);
   };
   const auto truth = [&](auto mask) HWY_ATTR { return hn::IfThenElseZero(mask, one); };
   // `a` where it is NaN or `first`, else `b`.
@@ -78,66 +70,47 @@ HWY_NOINLINE void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, 
     EMBERD_RULE_OP(kEqual, truth(hn::Eq(a, b)));
     EMBERD_RULE_OP(kNotEqual, truth(hn::Not(hn::Eq(a, b))));
     case RuleOp::kSelect:
-      for (size_t i = 0; i < count; ++i) to[i] = pa[i] != 0 ? pb[i] : pc[i];
+      for (size_t i = 0; i < kCount; ++i) to[i] = pa[i] != 0 ? pb[i] : pc[i];
       return;
     default:
-      for (size_t i = 0; i < count; ++i) to[i] = static_cast<T>(RuleFunction(op, pa[i], pb[i]));
+      for (size_t i = 0; i < kCount; ++i) to[i] = static_cast<T>(RuleFunction(op, pa[i], pb[i]));
   }
 }
 
-HWY_NOINLINE void RunProgram(const RuleProgram& program, const CommonRule& common,
-                             float* const* places, size_t count) {
-  const hn::CappedTag<float, 16> d;
-  float* const w = places[1];
-  const float* const* bounds = places + program.nodes.size();
-  const auto run = [&](RuleOp op, float* to, const float* a, const float* b, const float* c)
-                       HWY_ATTR { RunOperation(d, op, to, a, b, c, count); };
-  if (common.decay) run(RuleOp::kMultiply, w, w, bounds[0], w);
-  for (size_t n = 0; n < program.nodes.size(); ++n) {
-    const RuleProgram::Node& node = program.nodes[n];
-    if (RuleOperands(node.op) == 0) continue;
-    run(node.op, places[n], places[node.a], places[node.b], places[node.c]);
-  }
-  if (!common.clip_weight) return;
-  run(RuleOp::kMax, w, places[program.results[0]], bounds[1], w);
-  run(RuleOp::kMin, w, w, bounds[2], w);
-}
-
-// NaN is one NaN: its bits depend on the order of operands, which compilers change.
+// `d` divides width.
 template <class D>
-HWY_INLINE void Move(D d, const float* from, float* to, size_t count) {
-  for (size_t i = 0; i < count; i += hn::MaxLanes(d)) {
-    const auto x = hn::LoadU(d, from + i);
-    hn::StoreU(hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), d, to + i);
-  }
-}
-
-// Rows that are narrow are updated together, those that are wide piece by piece. `d` divides width.
-template <class D>
-void UpdateRowsWith(D d, const RuleProgram& program, const CommonRule& common, float** places,
-                    const CustomRows& rows) {
-  const size_t piece = std::min(rows.stride, kColumnsAtOnce), together = kColumnsAtOnce / piece;
-  for (size_t first = 0; first < rows.count; first += together) {
-    const size_t count = std::min(together, rows.count - first);
-    for (size_t c = 0; c < rows.width; c += piece) {
-      const size_t columns = std::min(piece, rows.width - c);
-      const auto each = [&](const auto& use) HWY_ATTR {
-        for (size_t i = 0; i < count; ++i) {
-          use(0, i * piece, reinterpret_cast<float*>(rows.weights[first + i]) + c);
-          for (size_t s = 1; s < program.results.size(); ++s) {
-            use(s, i * piece, rows.slots[s - 1] + rows.rows[first + i] * rows.width + c);
-          }
+void UpdateRowsWith(D d, const CustomRun& run, const CustomRows& rows) {
+  constexpr size_t kLanes = hn::MaxLanes(d);
+  size_t row = 0, column = 0;
+  while (row < rows.count) {
+    const size_t first_row = row, first_column = column;
+    // Calls use(value, stored, at) for the columns of the next block.
+    const auto each = [&](const auto& use) HWY_ATTR {
+      row = first_row, column = first_column;
+      for (size_t at = 0; at < kBlock && row < rows.count; at += kLanes) {
+        use(0, reinterpret_cast<float*>(rows.weights[row]) + column, at);
+        for (size_t s = 1; s < run.results.size(); ++s) {
+          use(s, rows.slots[s - 1] + rows.rows[row] * rows.width + column, at);
         }
-      };
-      each([&](size_t value, size_t at, const float* stored)
-               HWY_ATTR { Move(d, stored, places[1 + value] + at, columns); });
-      places[0] = rows.gradients + first * rows.stride + c;
-      RunProgram(program, common, places, (count - 1) * piece + (columns + 15) / 16 * 16);
-      each([&](size_t value, size_t at, float* stored) HWY_ATTR {
-        const bool clipped = value == 0 && common.clip_weight;
-        Move(d, places[clipped ? 1 : program.results[value]] + at, stored, columns);
-      });
+        column += kLanes;
+        if (column == rows.width) column = 0, ++row;
+      }
+    };
+    each([&](size_t value, const float* stored, size_t at) HWY_ATTR {
+      if (value == 0) {
+        const float* gradient = rows.gradients + row * rows.stride + column;
+        hn::Store(hn::LoadU(d, gradient), d, run.inputs[0] + at);
+      }
+      hn::Store(hn::LoadU(d, stored), d, run.inputs[1 + value] + at);
+    });
+    for (const CustomRun::Operation& one : run.operations) {
+      RunOperation<kBlock>(hn::CappedTag<float, 16>(), one.op, one.to, one.a, one.b, one.c);
     }
+    // NaN is one NaN: its bits depend on the order of operands, which compilers change.
+    each([&](size_t value, float* stored, size_t at) HWY_ATTR {
+      const auto x = hn::Load(d, run.results[value] + at);
+      hn::StoreU(hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), d, stored);
+    });
   }
 }
 
@@ -145,16 +118,15 @@ void UpdateRowsWith(D d, const RuleProgram& program, const CommonRule& common, f
 
 double FoldOperation(RuleOp op, double a, double b, double c) {
   double value;
-  RunOperation(hn::CappedTag<double, 1>(), op, &value, &a, &b, &c, 1);
+  RunOperation<1>(hn::CappedTag<double, 1>(), op, &value, &a, &b, &c);
   return value;
 }
 
-void UpdateCustomRows(const RuleProgram& program, const CommonRule& common, float** places,
-                      const CustomRows& rows) {
-  if (rows.width == rows.stride) {
-    UpdateRowsWith(hn::CappedTag<float, 16>(), program, common, places, rows);
+void UpdateCustomRows(const CustomRun& run, const CustomRows& rows) {
+  if (rows.width % 16 == 0) {
+    UpdateRowsWith(hn::CappedTag<float, 16>(), run, rows);
   } else {
-    UpdateRowsWith(hn::CappedTag<float, 8>(), program, common, places, rows);
+    UpdateRowsWith(hn::CappedTag<float, 8>(), run, rows);
   }
 }
 
@@ -219,23 +191,34 @@ std::shared_ptr<const RuleProgram> MakeCustomProgram(const v1::OptimizerConfig& 
 }
 
 CustomRun::CustomRun(const RuleProgram& program, const CommonRule& common)
-    : program_(program), common_(common), places_(program.nodes.size() + 3) {
-  memory_ = hwy::AllocateAligned<float>(places_.size() * kPlaceStep);
-  std::fill_n(memory_.get(), places_.size() * kPlaceStep, 0.0f);
-  const float bounds[] = {common.keep, common.weight_min, common.weight_max};
-  for (size_t n = 0; n < places_.size(); ++n) {
-    places_[n] = memory_.get() + (places_.size() - 1 - n) * kPlaceStep;
-    const bool bound = n >= program.nodes.size();
-    const float number =
-        bound ? bounds[n - program.nodes.size()] : static_cast<float>(program.nodes[n].number);
-    if (bound || program.nodes[n].op == RuleOp::kNumber) {
-      std::fill_n(places_[n], kColumnsAtOnce, number);
+    : memory_(hwy::AllocateAligned<float>((program.nodes.size() + 4) * kBlock)) {
+  float* next = memory_.get();
+  const auto place = [&](double number) {
+    std::fill_n(next, kBlock, static_cast<float>(number));
+    return std::exchange(next, next + kBlock);
+  };
+  std::vector<float*> places;
+  for (const RuleProgram::Node& node : program.nodes) places.push_back(place(node.number));
+  inputs.assign(places.begin(), places.begin() + 1 + program.results.size());
+  if (common.decay) {
+    operations.push_back({RuleOp::kMultiply, inputs[1], inputs[1], place(common.keep), inputs[1]});
+  }
+  for (size_t n = 0; n < places.size(); ++n) {
+    const auto& [op, a, b, c, number] = program.nodes[n];
+    if (RuleOperands(op) > 0) {
+      operations.push_back({op, places[n], places[a], places[b], places[c]});
     }
   }
+  for (const int result : program.results) results.push_back(places[result]);
+  if (!common.clip_weight) return;
+  float* const clipped = place(0);
+  operations.push_back({RuleOp::kMax, clipped, results[0], place(common.weight_min), clipped});
+  operations.push_back({RuleOp::kMin, clipped, clipped, place(common.weight_max), clipped});
+  results[0] = clipped;
 }
 
-void CustomRun::Update(const CustomRows& rows) {
-  HWY_DYNAMIC_DISPATCH(UpdateCustomRows)(program_, common_, places_.data(), rows);
+void CustomRun::Update(const CustomRows& rows) const {
+  HWY_DYNAMIC_DISPATCH(UpdateCustomRows)(*this, rows);
 }
 
 }  // namespace emberd::shard

@@ -17,27 +17,33 @@ namespace emberd::shard {
 std::shared_ptr<const config::RuleProgram> MakeCustomProgram(const v1::OptimizerConfig& optimizer,
                                                              int64_t step);
 
-// Rows whose gradients lie one every `stride` floats, a multiple of 16.
+// Rows whose gradients lie one every `stride` floats.
 struct CustomRows {
   size_t count, width, stride;
-  float* gradients;      // are read
+  const float* gradients;
   char* const* weights;  // float32
   const uint32_t* rows;
   float* const* slots;  // of the partition, [rows, width]
 };
 
-// What one thread runs a rule with.
+// What one thread runs a rule with, block of columns by block: the block of each node lies at a
+// place of its own.
 class CustomRun {
  public:
+  struct Operation {
+    config::RuleOp op;
+    float *to, *a, *b, *c;
+  };
+
   CustomRun(const config::RuleProgram& program, const CommonRule& common);
   // Decays weights, runs the rule, clips weights, as far as `width`.
-  void Update(const CustomRows& rows);
+  void Update(const CustomRows& rows) const;
+
+  std::vector<float*> inputs, results;  // gradient, weight, slots; weight, slots
+  std::vector<Operation> operations;
 
  private:
-  const config::RuleProgram& program_;
-  const CommonRule& common_;
   hwy::AlignedFreeUniquePtr<float[]> memory_;
-  std::vector<float*> places_;  // of nodes, and of keep, weight_min and weight_max
 };
 
 }  // namespace emberd::shard

@@ -30,6 +30,9 @@ static_assert(RowsAhead::kMost + kPlacesAhead < kTouchPadding);
 // Of gradients and state that one batch of rows takes: two of them fit into the first level of
 // cache.
 constexpr size_t kBatchBytes = size_t{12} << 10;
+// Of a batch. A user's rule takes many, since it is chosen what to do with them, operation by
+// operation.
+constexpr int kMostRows = 4 * kRowsAtOnce;
 
 // Where the gradient of a sample lies.
 struct GradientArray {
@@ -83,9 +86,9 @@ HWY_INLINE void PrefetchState(const RowState& state, size_t row) {
 struct RowBatch {
   int count = 0;
   float* gradients;  // one every `stride` floats; zeros from `columns` on
-  char* weights[kRowsAtOnce];
-  uint32_t rows[kRowsAtOnce];
-  int columns[kRowsAtOnce];  // live ones
+  char* weights[kMostRows];
+  uint32_t rows[kMostRows];
+  int columns[kMostRows];  // live ones
   RowValues values = {};
 };
 
@@ -453,11 +456,11 @@ class RowUpdates {
 // The gradients of a batch are summed before the batch before it is updated.
 template <class Sum, class Update>
 HWY_INLINE void UpdateInBatches(const UpdatePass& pass, const Sum& sum, const Update& update) {
-  const auto gradients = hwy::AllocateAligned<float>(2 * kRowsAtOnce * pass.stride);
-  std::fill_n(gradients.get(), 2 * kRowsAtOnce * pass.stride, 0.0f);
+  const auto gradients = hwy::AllocateAligned<float>(2 * pass.rows_at_once * pass.stride);
+  std::fill_n(gradients.get(), 2 * pass.rows_at_once * pass.stride, 0.0f);
   RowBatch batches[2];
   batches[0].gradients = gradients.get();
-  batches[1].gradients = gradients.get() + kRowsAtOnce * pass.stride;
+  batches[1].gradients = gradients.get() + pass.rows_at_once * pass.stride;
   const Touch* touch = pass.args.touches;
   int next = 0;
   do {
@@ -556,7 +559,7 @@ class WidenedRows {
  public:
   explicit WidenedRows(const UpdatePass& pass)
       : pass_(pass),
-        weights_(hwy::AllocateAligned<float>(kRowsAtOnce * pass.stride)),
+        weights_(hwy::AllocateAligned<float>(pass.rows_at_once * pass.stride)),
         random_(hwy::AllocateAligned<uint16_t>(pass.stride)) {}
 
   void Widen(RowBatch& batch) const {
@@ -624,8 +627,9 @@ void AddState(const RuleKernels& kernels, UpdatePass& pass) {
   pass.state = {args.weights, {}, pass.width, weight_bytes, kernels.slots, kernels.row_slots > 0};
   std::copy(std::begin(args.slots), std::end(args.slots), pass.state.slots);
   pass.ahead = RowsAhead(pass.state.TouchBytes());
+  const size_t most = std::holds_alternative<CustomRule>(pass.step.rule) ? kMostRows : kRowsAtOnce;
   pass.rows_at_once =
-      static_cast<int>(std::clamp<size_t>(kBatchBytes / pass.state.TouchBytes(), 1, kRowsAtOnce));
+      static_cast<int>(std::clamp<size_t>(kBatchBytes / pass.state.TouchBytes(), 1, most));
 }
 
 }  // namespace
