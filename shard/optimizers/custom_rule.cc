@@ -84,32 +84,37 @@ void UpdateRowsWith(D d, const CustomRun& run, const CustomRows& rows) {
   size_t row = 0, column = 0;
   while (row < rows.count) {
     const size_t first_row = row, first_column = column;
-    // Calls use(value, stored, at) for the columns of the next block.
+    // Calls use(value, stored, at, columns) for what rows have of the next block.
     const auto each = [&](const auto& use) HWY_ATTR {
       row = first_row, column = first_column;
-      for (size_t at = 0; at < kBlock && row < rows.count; at += kLanes) {
-        use(0, reinterpret_cast<float*>(rows.weights[row]) + column, at);
+      for (size_t at = 0, columns; at < kBlock && row < rows.count; at += columns) {
+        columns = std::min(rows.width - column, kBlock - at);
+        use(0, reinterpret_cast<float*>(rows.weights[row]) + column, at, columns);
         for (size_t s = 1; s < run.results.size(); ++s) {
-          use(s, rows.slots[s - 1] + rows.rows[row] * rows.width + column, at);
+          use(s, rows.slots[s - 1] + rows.rows[row] * rows.width + column, at, columns);
         }
-        column += kLanes;
+        column += columns;
         if (column == rows.width) column = 0, ++row;
       }
     };
-    each([&](size_t value, const float* stored, size_t at) HWY_ATTR {
-      if (value == 0) {
-        const float* gradient = rows.gradients + row * rows.stride + column;
-        hn::Store(hn::LoadU(d, gradient), d, run.inputs[0] + at);
-      }
-      hn::Store(hn::LoadU(d, stored), d, run.inputs[1 + value] + at);
+    const auto copy = [&](const float* from, float* to, size_t columns) HWY_ATTR {
+      for (size_t i = 0; i < columns; i += kLanes) hn::Store(hn::LoadU(d, from + i), d, to + i);
+    };
+    each([&](size_t value, const float* stored, size_t at, size_t columns) HWY_ATTR {
+      copy(stored, run.inputs[1 + value] + at, columns);
+      if (value > 0) return;
+      copy(rows.gradients + row * rows.stride + column, run.inputs[0] + at, columns);
     });
     for (const CustomRun::Operation& one : run.operations) {
       RunOperation<kBlock>(hn::CappedTag<float, 16>(), one.op, one.to, one.a, one.b, one.c);
     }
     // NaN is one NaN: its bits depend on the order of operands, which compilers change.
-    each([&](size_t value, float* stored, size_t at) HWY_ATTR {
-      const auto x = hn::Load(d, run.results[value] + at);
-      hn::StoreU(hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), d, stored);
+    each([&](size_t value, float* stored, size_t at, size_t columns) HWY_ATTR {
+      const float* const made = run.results[value] + at;
+      for (size_t i = 0; i < columns; i += kLanes) {
+        const auto x = hn::Load(d, made + i);
+        hn::StoreU(hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), d, stored + i);
+      }
     });
   }
 }
