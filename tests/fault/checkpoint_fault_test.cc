@@ -105,10 +105,12 @@ class CheckpointFaultTest : public ::testing::Test {
   void ExpectRestorable(const std::string& name) {
     SCOPED_TRACE(absl::StrCat("checkpoint ", name));
     // As the errors say: a shard that has just been started is not found at once, and a restore
-    // that nobody finishes is given up after a while.
+    // that nobody finishes is given up after a while, perhaps while another one begins.
     const auto restored =
         Await([&] { return other_->RestoreCheckpoint(kModelName, {.name = name}); },
-              [](const auto& tried) { return !absl::IsUnavailable(tried.status()); });
+              [](const auto& tried) {
+                return !absl::IsUnavailable(tried.status()) && !absl::IsAborted(tried.status());
+              });
     ASSERT_TRUE(restored.ok()) << restored.status();
     auto counts = ReadCounts(*other_, model_);
     ASSERT_TRUE(counts.ok()) << counts.status();

@@ -372,11 +372,12 @@ class Custom(Optimizer):
         """As JSON has it in a ModelConfig."""
         result = dataclasses.replace(self, slots=None, hyper_parameters=None)._rule()
         for field_name, number in (("slots", "initial_value"), ("hyper_parameters", "value")):
-            values: Any = getattr(self, field_name)
-            if values is not None and not isinstance(values, Mapping):
-                raise refuse_kind(values, f"Custom.{field_name}", "a dict of numbers by name")
+            given: Any = getattr(self, field_name)
+            if given is not None and not isinstance(given, Mapping):
+                raise refuse_kind(given, f"Custom.{field_name}", "a dict of numbers by name")
+            numbers: Mapping[str, Any] = given or {}
             result["custom"][field_name] = [{"name": text(name, f"Custom.{field_name}").decode(), number: _as_json(value, f"Custom.{field_name}[{name!r}]")}
-                                            for name, value in (values or {}).items()]
+                                            for name, value in numbers.items()]
         return result
 
     def _rule(self) -> Dict[str, Any]:
