@@ -1,6 +1,6 @@
 // Prevents: results that depend on the number of threads, on how partitions are dealt to shards, on
 // the cut into slots and mini-batches, on lazy or eager rows, or on the SIMD instructions of the
-// CPU. Each variant trains the same model on the same requests for 100 steps; a SHA-256 over every
+// CPU. Each variant trains the same model on the same requests for 40 steps; a SHA-256 over every
 // sum returned and another over all weights and slots must be the same, and the latter that of
 // plain scalar loops.
 #include <cstring>
@@ -30,7 +30,7 @@ using testing::TestEngine;
 using testing::TestEntry;
 using testing::TestShape;
 
-constexpr int kPartitions = 8, kSteps = 100, kPadding = 3;
+constexpr int kPartitions = 8, kSteps = 40, kPadding = 3;
 const TestShape kShape{kPartitions, 8, 16};
 
 // Bytes whose digest is compared.
