@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -375,7 +375,7 @@ class Custom(Optimizer):
             given: Any = getattr(self, field_name)
             if given is not None and not isinstance(given, Mapping):
                 raise refuse_kind(given, f"Custom.{field_name}", "a dict of numbers by name")
-            numbers: Mapping[str, Any] = given or {}
+            numbers = cast(Mapping[str, Any], given or {})
             result["custom"][field_name] = [{"name": text(name, f"Custom.{field_name}").decode(), number: _as_json(value, f"Custom.{field_name}[{name!r}]")}
                                             for name, value in numbers.items()]
         return result

@@ -25,7 +25,7 @@ SKIPPED = 77
 
 def run(*argv, **options):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EMBERD_", "PYTHON"))}
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=environment,
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, env=environment,
                           **options)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(argv)} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
