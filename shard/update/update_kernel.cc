@@ -30,8 +30,8 @@ static_assert(RowsAhead::kMost + kPlacesAhead < kTouchPadding);
 // Of gradients and state that one batch of rows takes: two of them fit into the first level of
 // cache.
 constexpr size_t kBatchBytes = size_t{12} << 10;
-// Of a batch. A user's rule takes many, since it is chosen what to do with them, operation by
-// operation.
+// Of a batch. A user's rule takes more rows at once, because each of its operations is looked up
+// once for all of them.
 constexpr int kMostRows = 4 * kRowsAtOnce;
 
 // Where the gradient of a sample lies.
