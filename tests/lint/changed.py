@@ -3,8 +3,9 @@
 
 usage: changed.py BUILD_FOLDER [--all] [--shipped]
 
-Changed: other files than .proto, since HEAD left the main branch; on the main branch, since the newest commit that is more than a day older than
-HEAD. What is not committed counts too. --all, a tree without history, or other rules: every source. --shipped: no tests.
+Changed: other files than .proto, since HEAD left the main branch; on the main branch, since the newest commit that is more
+than three hours older than HEAD. What is not committed counts too. --all, a tree without history, or other rules: every
+source. --shipped: no tests.
 """
 
 import json
@@ -16,8 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tree import Tree, is_product  # noqa: E402
 
-RULES = {".clang-tidy", "tests/lint/tidy.sh", "CMakePresets.json"}
-DAY = 24 * 60 * 60
+PRESETS = "CMakePresets.json"
+RULES = {".clang-tidy", "tests/lint/tidy.sh", PRESETS}
+RECENT = 3 * 60 * 60  # seconds
 
 
 def git(root, *arguments):
@@ -39,15 +41,29 @@ def base_commit(root):
         if base and base != head:
             return base
         if base:
-            before = int(git(root, "show", "-s", "--format=%ct", "HEAD")) - DAY
+            before = int(git(root, "show", "-s", "--format=%ct", "HEAD")) - RECENT
             return git(root, "rev-list", "-1", f"--min-age={before}", "HEAD") or None
     return None
+
+
+def lint_preset(text):
+    """Of a CMakePresets.json: the preset that clang reads with, and those that it inherits."""
+    presets = {preset["name"]: preset for preset in json.loads(text)["configurePresets"]} if text else {}
+    names = ["lint"]
+    for name in names:
+        inherited = presets.get(name, {}).get("inherits", [])
+        names += [inherited] if isinstance(inherited, str) else inherited
+    return [presets.get(name) for name in names]
 
 
 def changed_files(root, base):
     names = git(root, "diff", "--name-only", "--no-renames", "-z", base) or ""
     new = git(root, "ls-files", "--others", "--exclude-standard", "-z") or ""
-    return {name for name in (names + "\0" + new).split("\0") if name}
+    changed = {name for name in (names + "\0" + new).split("\0") if name}
+    presets = root / PRESETS
+    if presets.exists() and lint_preset(git(root, "show", f"{base}:{PRESETS}")) == lint_preset(presets.read_text()):
+        changed.discard(PRESETS)
+    return changed
 
 
 def sources_of_objects(root, build):

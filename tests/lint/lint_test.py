@@ -217,11 +217,30 @@ class ChangedTest(unittest.TestCase):
         self.write(".clang-tidy", "Checks: x\n")
         self.assertEqual(len(self.read()[0]), 4)
 
-    def test_on_the_main_branch_since_the_day_before(self):
+    def test_presets_change_the_rules_where_clang_reads_by_them(self):
+        presets = {name: {"name": name, "inherits": parents} for name, parents in
+                   (("base", []), ("lint", "base"), ("release", ["base"]))}
+
+        def write_presets():
+            self.write("CMakePresets.json", json.dumps({"configurePresets": list(presets.values())}))
+
+        self.git("init", "-q", "-b", "main")
+        write_presets()
+        self.commit("2026-01-01T00:00:00Z")
+        self.git("checkout", "-q", "-b", "mine")
+        presets["release"]["generator"] = "Ninja"
+        write_presets()
+        self.commit("2026-01-01T00:01:00Z")
+        self.assertEqual(self.read()[0], [])
+        presets["base"]["generator"] = "Ninja"
+        write_presets()
+        self.assertEqual(len(self.read()[0]), 4)
+
+    def test_on_the_main_branch_since_three_hours_before(self):
         self.git("init", "-q", "-b", "main")
         self.commit("2026-01-01T00:00:00Z")
         self.assertEqual(len(self.read()[0]), 4)  # nothing is older
-        for name, date in (("b", "2026-01-05T00:00:00Z"), ("c", "2026-01-06T01:00:00Z"), ("a", "2026-01-06T02:00:00Z")):
+        for name, date in (("b", "2026-01-05T00:00:00Z"), ("c", "2026-01-05T03:00:01Z"), ("a", "2026-01-05T06:00:00Z")):
             self.write(f"base/{name}.cc", "int e;\n")
             self.commit(date)
         self.assertEqual(self.read()[0], ["a.o", "c.o"])
