@@ -17,7 +17,7 @@ PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 MYPY = [sys.executable, "-m", "mypy"] if importlib.util.find_spec("mypy") else [shutil.which("mypy")]
 # Ray is in another environment, and is left to mypy.
 FRAMEWORKS = {
-    "torch": ["_jagged.py", "torch.py", "compat/jagged.py", "compat/torchrec.py"],
+    "torch": ["_jagged.py", "torch", "compat/jagged.py", "compat/torchrec.py"],
     "jax": ["jax", "keras", "compat/jax_tpu_embedding"],
 }
 

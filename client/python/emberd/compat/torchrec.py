@@ -34,7 +34,7 @@ from .._place import default_client
 from ..arrays import Ids, Ragged
 from ..client import Client, Model
 from ..steps import Step, Steps
-from ..torch import _rank_and_size
+from ..torch._collection import _rank_and_size
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor",

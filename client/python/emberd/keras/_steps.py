@@ -74,7 +74,7 @@ def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options
 def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
     import torch
 
-    from ..torch import _rank_and_size
+    from ..torch._collection import _rank_and_size
 
     options["rank"], options["size"] = _rank_and_size(options["rank"], options["size"])
     trainer = Trainer(model, **options)

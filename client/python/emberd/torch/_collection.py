@@ -1,13 +1,4 @@
-"""Embedding tables of a cluster in PyTorch, from version 1.13 on.
-
-    ebc = emberd.torch.EmbeddingBagCollection(tables, client=client, model="ctr", group="run-7")
-    opt, sparse = torch.optim.Adam(net.parameters()), ebc.optimizer(lr=0.02)
-    for batch in emberd.torch.Prefetcher(loader, ebc, ids=lambda batch: batch.ids):
-        loss = bce(net(batch.dense, ebc(batch.ids)), batch.label)
-        loss.backward(); opt.step(); sparse.step(); opt.zero_grad(); sparse.zero_grad()
-
-Gradients of the ranks of a group are **summed**; `reduction="mean"` scales them by 1 / size, as DDP does.
-"""
+"""Tables of a cluster as modules of torch."""
 
 from __future__ import annotations
 
@@ -16,22 +7,21 @@ import dataclasses
 import functools
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 import torch.distributed
 
-from . import _native, config, errors
-from ._jagged import Columns, as_jagged, has_lengths, is_jagged, largest, learned_weights, pass_to_weights, prepare, split_jagged, to_array
-from .arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
-from ._place import serves
-from ._records import check_mapping
-from .client import Client, Lookup, Model
-from .steps import RowsLost, Step, Steps
-from .trainer import Checkpointed, ahead, ids_of
-
-__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "EmbeddingCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
+from .. import _native, config, errors
+from .._jagged import Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
+from .._place import serves
+from .._records import check_mapping
+from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
+from ..client import Client, Lookup, Model
+from ..steps import RowsLost, Step, Steps
+from ..trainer import Checkpointed
+from ._optimizer import EmbeddingOptimizer
 
 
 class KeyedTensor:
@@ -463,118 +453,6 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             optimizer._show()
 
 
-# Hyper-parameters of torch's optimizers, which this one does not take by these names.
-_OF_TORCH = frozenset(("momentum", "betas", "eps", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay",
-                       "initial_accumulator_value", "alpha", "centered", "rho", "lambd", "t0", "etas", "step_sizes"))
-
-
-class EmbeddingOptimizer(torch.optim.Optimizer):
-    """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` and `weight_decay` go to the cluster with
-    each step, and what else has the name of a field of the table's optimizer: `group["clip_weight_max"] = 1.0`. The formula and all
-    other values are those of the table; a group that has torch's `momentum`, `eps` and so on is refused by `step`. Learning-rate
-    schedulers and GradScaler work."""
-
-    def __init__(self, collection: EmbeddingBagCollection, lr: Optional[float], weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
-        self.collection = collection
-        names = [table.name for table in collection.config.tables]
-        decays = weight_decay if isinstance(weight_decay, Mapping) else {} if weight_decay is None else dict.fromkeys(names, weight_decay)
-        unknown = sorted(set(decays) - set(names))
-        if unknown:
-            raise errors.InvalidArgument(f"weight_decay: {unknown[0]!r} is not allowed; it must be one of the tables, {', '.join(names)}")
-        groups: List[Dict[str, Any]] = []
-        for table in collection.config.tables:
-            given = table.optimizer or collection.config.optimizer or "adagrad"
-            declared = config.named(given, config.Optimizer, "optimizer").learning_rate
-            rate = _native.real(lr, "lr") if lr is not None else 0.01 if declared is None else declared
-            # Until there are activations: an optimizer must have a parameter in each group.
-            groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name,
-                           **({"weight_decay": _decay(decays[table.name], "weight_decay")} if table.name in decays else {})})
-        super().__init__(groups, {"lr": 0.01 if lr is None else lr})
-        self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
-
-    def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """TypeError: there is a group for each table, and rows of tables are no parameters."""
-        if hasattr(self, "_placeholders"):
-            raise TypeError("add_param_group: this optimizer has one group for each table of its module, and no other parameters; give those of "
-                            "the dense part to an optimizer of torch. Tables are added where the module is made")
-        super().add_param_group(param_group)
-
-    def _values_of(self, group: Mapping[str, Any]) -> Dict[str, float]:
-        """New values of hyper-parameters of this step."""
-        table = next(one for one in self.collection.config.tables if one.name == group["table"])
-        kind = config.named(table.optimizer or self.collection.config.optimizer or "adagrad", config.Optimizer, "optimizer")
-        fields = [one.name for one in dataclasses.fields(kind) if one.name != "learning_rate" and "float" in str(one.type)]
-        for name in _OF_TORCH.difference(fields).intersection(group):
-            raise errors.InvalidArgument(f"group of table {table.name!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
-                                         f"{type(kind).__name__}, of which a step may have lr, weight_decay, {', '.join(fields)}")
-        values = {"learning_rate": _native.real(group["lr"], f"group of table {table.name!r}: lr")}
-        if "weight_decay" in group and "weight_decay" not in fields:
-            if "weight_decay_factor" in group:
-                raise errors.InvalidArgument(f"group of table {table.name!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
-            decay = _decay(group["weight_decay"], f"group of table {table.name!r}: weight_decay")
-            multiplied = getattr(kind, "multiply_weight_decay_factor_by_learning_rate", None)
-            values["weight_decay_factor"] = decay if multiplied else decay * values["learning_rate"]
-        values.update((name, _native.real(group[name], f"group of table {table.name!r}: {name}")) for name in fields if name in group)
-        return values
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        return _optimizer_again, (self.collection, self.state_dict())
-
-    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
-        """Rates and what else the groups have; no activations."""
-        groups = [{**group, "params": [place]} for place, group in enumerate(self.param_groups)]
-        return {"state": {}, "param_groups": groups}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Rates and what else the groups had; ValueError if they are of other tables."""
-        given = {group["table"]: group for group in state_dict["param_groups"]}
-        if list(given) != list(self._placeholders):
-            raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}")
-        for group in self.param_groups:
-            group.update({name: value for name, value in given[group["table"]].items() if name != "params"})
-
-    def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
-        """Makes the activations of the step the parameters, so that their gradients can be inspected."""
-        for group in self.param_groups:
-            mine = [leaves[feature.name] for leaves in parts for feature in self.collection.config.features
-                    if feature.table == group["table"] and feature.name in leaves]
-            group["params"] = mine or [self._placeholders[group["table"]]]
-
-    @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None, *,  # type: ignore[override]
-             checkpoint: Optional[str] = None) -> Any:
-        """Ends the step: one update of each row that was looked up. Unless pipelined, it has been made on return.
-
-        checkpoint: saves a checkpoint of this name with exactly the steps up to this one, of all ranks: it goes with the
-        state of the dense part after the same step. `EmbeddingBagCollection.checkpoints` has its outcome.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.collection._update({group["table"]: self._values_of(group) for group in self.param_groups}, checkpoint)
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Activations are new in each step, so that there is nothing to fill with zeros. Calls that accumulate begin anew."""
-        super().zero_grad(set_to_none=True)
-        if self.collection._parts:
-            self.collection._forget()
-
-
-def _decay(value: Any, what: str) -> float:
-    decay = _native.real(value, what)
-    if decay < 0:
-        raise errors.InvalidArgument(f"{what}: {decay} is not allowed; it must be at least 0")
-    return decay
-
-
-def _optimizer_again(collection: EmbeddingBagCollection, state: Mapping[str, Any]) -> EmbeddingOptimizer:
-    made = collection.optimizer()
-    made.load_state_dict(state)
-    return made
-
-
 class EmbeddingCollection(EmbeddingBagCollection):
     """Tables of a cluster whose rows are not combined: sequences of ids in, an activation for each id out. What is not said here is
     as in EmbeddingBagCollection, which takes the other arguments.
@@ -665,132 +543,3 @@ def _checked_ragged(ids: Ragged, name: str) -> Ragged:
         raise errors.InvalidArgument(f'feature "{name}": row_splits: {splits.tolist()[:20]} are not allowed; they must be one-dimensional, begin with 0, not '
                                      f"decrease, and end with the number of values, {list(values)}")
     return ids
-
-
-class _OneTable(torch.nn.Module):
-    """What layers of one table have in common."""
-
-    collection: EmbeddingBagCollection
-
-    def optimizer(self, lr: Optional[float] = None, weight_decay: Optional[float] = None) -> EmbeddingOptimizer:
-        """A torch.optim.Optimizer whose step is the update. As EmbeddingBagCollection.optimizer has the arguments."""
-        return self.collection.optimizer(lr, weight_decay)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Freezes the table, or thaws it, as EmbeddingBagCollection.requires_grad_ does."""
-        self.collection.requires_grad_(requires_grad)
-        return self
-
-    def finish(self) -> None:
-        """Leaves the group, once all updates have been made and checkpoints saved."""
-        self.collection.finish()
-
-
-class Embedding(_OneTable):
-    """One table with the signature of torch.nn.Embedding; `optimizer()` and `finish()` as in EmbeddingBagCollection, which takes the
-    other arguments.
-
-    padding_idx: as torch has it: -1 is the last row. Where it stands among the ids, the activation is zero, and no row is read or updated.
-    """
-
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Optional[int] = None, *, client: Optional[Client] = None,
-                 model: Union[str, Model], table: Optional[config.TableConfig] = None, **options: Any) -> None:
-        super().__init__()
-        described = _table_of(num_embeddings, embedding_dim, table, "sum")
-        if padding_idx is not None:
-            rows = _native.whole(num_embeddings, "num_embeddings", low=1)
-            padding_idx = _native.whole(padding_idx, "padding_idx", low=-rows, high=rows - 1) % rows
-        self.padding_idx = padding_idx
-        self.feature = described.name
-        self.collection = EmbeddingCollection([described], client=client, model=model, padding_idx=padding_idx, **options)
-
-    @_uncompiled
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As torch.nn.Embedding: input [...] gives [..., embedding_dim]."""
-        if not isinstance(input, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise _native.refuse_kind(input, "input", "a tensor of ids")
-        found: Dict[str, torch.Tensor] = self.collection({self.feature: input})
-        return found[self.feature]
-
-
-def _table_of(rows: int, dim: int, table: Optional[config.TableConfig], combiner: str) -> config.TableConfig:
-    """That of a layer that has one."""
-    described = table or config.TableConfig("weight", rows, dim, combiner=combiner)
-    if (rows, dim) != (described.vocabulary_size, described.embedding_dim):
-        raise ValueError(f"num_embeddings, embedding_dim: {rows!r} and {dim!r} are not allowed; they must be those "
-                         f"of table, {described.vocabulary_size} and {described.embedding_dim}")
-    return described
-
-
-class EmbeddingBag(_OneTable):
-    """One table with the signature of torch.nn.EmbeddingBag; `optimizer()` and `finish()` as in EmbeddingBagCollection,
-    which takes the other arguments.
-
-    mode: "mean", "sum" or "max". Of "max", the activation has of each column the largest of a sample's rows, and zero where there is none;
-      the gradient goes to the first of equal ones. A row comes for each id, `collection` is an EmbeddingCollection, and all rows of the
-      batch take part in the update, those that gave no maximum with a gradient of zero.
-    """
-
-    def __init__(self, num_embeddings: int, embedding_dim: int, *, client: Optional[Client] = None, model: Union[str, Model], mode: str = "mean",
-                 include_last_offset: bool = False, table: Optional[config.TableConfig] = None, **options: Any) -> None:
-        super().__init__()
-        if mode not in ("mean", "sum", "max"):
-            raise ValueError(f"mode: {mode!r} is not allowed; it must be 'mean', 'sum' or 'max'")
-        self.mode, self.include_last_offset = mode, include_last_offset
-        described = _table_of(num_embeddings, embedding_dim, table, "sum" if mode == "max" else mode)
-        self.feature = described.name
-        kind = EmbeddingCollection if mode == "max" else EmbeddingBagCollection
-        self.collection: EmbeddingBagCollection = kind([described], client=client, model=model, **options)
-
-    @_uncompiled
-    def forward(self, input: torch.Tensor, offsets: Optional[torch.Tensor] = None,
-                per_sample_weights: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """As torch.nn.EmbeddingBag: input [samples, ids of a sample], or [ids] with the offset of each sample."""
-        ids: Ids
-        if self.mode == "max" and per_sample_weights is not None:
-            raise ValueError("per_sample_weights: not allowed with mode 'max', which combines rows as they are; give none, or take mode 'sum'")
-        if self.mode == "max" and offsets is None and input.dim() != 2:
-            raise ValueError(f"input: the shape {list(input.shape)} is not allowed; with mode 'max' and no offsets it is [samples, ids of a sample]")
-        if offsets is None:
-            ids = input if per_sample_weights is None else Dense(input, per_sample_weights)
-        else:
-            splits = as_ints(to_array(offsets, "offsets"), "offsets")
-            if input.dim() != 1 or splits.ndim != 1:
-                raise ValueError(f"input, offsets: the shapes {list(input.shape)} and {list(splits.shape)} are not allowed; with "
-                                 "offsets both have one dimension")
-            if not self.include_last_offset:
-                splits = np.append(splits, input.numel())
-            ids = Ragged(input, splits, per_sample_weights)
-        found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
-        return largest(found[self.feature]) if self.mode == "max" else found[self.feature]
-
-
-class Prefetcher:
-    """Iterates over `loader`; the ids of later batches are on their way before a batch is given. A loop over it may be left at any time.
-
-    ids: gives the ids of a batch, those that are given to the module: by default its item or attribute "ids", the first part of a
-      pair as (ids, label), or the batch itself.
-    depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
-    """
-
-    def __init__(self, loader: Iterable[Any], collection: EmbeddingBagCollection, depth: int = 2,
-                 ids: Optional[Callable[[Any], Any]] = None) -> None:
-        ahead((), self._send, depth, lambda _: None)  # is the depth allowed?
-        self.loader, self.collection, self.depth = loader, collection, depth
-        self.ids = ids_of if ids is None else ids
-        if not callable(self.ids):
-            raise _native.refuse_kind(ids, "ids", "a function")
-
-    def __repr__(self) -> str:
-        return f"emberd.torch.Prefetcher of {self.collection.model.name!r}, depth={self.depth}"
-
-    def __iter__(self) -> Iterator[Any]:
-        for _, batch in ahead(self.loader, self._send, self.depth, lambda _: self.collection._ahead.clear()):
-            yield batch
-
-    def _send(self, batch: Any) -> None:
-        if self.collection.training:
-            self.collection.prefetch(self.ids(batch))
-
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+"""The update of tables as an optimizer of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Union
+
+import torch
+
+from .. import _native, config, errors
+
+if TYPE_CHECKING:
+    from ._collection import EmbeddingBagCollection
+
+# Hyper-parameters of torch's optimizers, which this one does not take by these names.
+_OF_TORCH = frozenset(("momentum", "betas", "eps", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay",
+                       "initial_accumulator_value", "alpha", "centered", "rho", "lambd", "t0", "etas", "step_sizes"))
+
+
+class EmbeddingOptimizer(torch.optim.Optimizer):
+    """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` and `weight_decay` go to the cluster with
+    each step, and what else has the name of a field of the table's optimizer: `group["clip_weight_max"] = 1.0`. The formula and all
+    other values are those of the table; a group that has torch's `momentum`, `eps` and so on is refused by `step`. Learning-rate
+    schedulers and GradScaler work."""
+
+    def __init__(self, collection: "EmbeddingBagCollection", lr: Optional[float], weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
+        self.collection = collection
+        names = [table.name for table in collection.config.tables]
+        decays = weight_decay if isinstance(weight_decay, Mapping) else {} if weight_decay is None else dict.fromkeys(names, weight_decay)
+        unknown = sorted(set(decays) - set(names))
+        if unknown:
+            raise errors.InvalidArgument(f"weight_decay: {unknown[0]!r} is not allowed; it must be one of the tables, {', '.join(names)}")
+        groups: List[Dict[str, Any]] = []
+        for table in collection.config.tables:
+            given = table.optimizer or collection.config.optimizer or "adagrad"
+            declared = config.named(given, config.Optimizer, "optimizer").learning_rate
+            rate = _native.real(lr, "lr") if lr is not None else 0.01 if declared is None else declared
+            # Until there are activations: an optimizer must have a parameter in each group.
+            groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name,
+                           **({"weight_decay": _decay(decays[table.name], "weight_decay")} if table.name in decays else {})})
+        super().__init__(groups, {"lr": 0.01 if lr is None else lr})
+        self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """TypeError: there is a group for each table, and rows of tables are no parameters."""
+        if hasattr(self, "_placeholders"):
+            raise TypeError("add_param_group: this optimizer has one group for each table of its module, and no other parameters; give those of "
+                            "the dense part to an optimizer of torch. Tables are added where the module is made")
+        super().add_param_group(param_group)
+
+    def _values_of(self, group: Mapping[str, Any]) -> Dict[str, float]:
+        """New values of hyper-parameters of this step."""
+        table = next(one for one in self.collection.config.tables if one.name == group["table"])
+        kind = config.named(table.optimizer or self.collection.config.optimizer or "adagrad", config.Optimizer, "optimizer")
+        fields = [one.name for one in dataclasses.fields(kind) if one.name != "learning_rate" and "float" in str(one.type)]
+        for name in _OF_TORCH.difference(fields).intersection(group):
+            raise errors.InvalidArgument(f"group of table {table.name!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
+                                         f"{type(kind).__name__}, of which a step may have lr, weight_decay, {', '.join(fields)}")
+        values = {"learning_rate": _native.real(group["lr"], f"group of table {table.name!r}: lr")}
+        if "weight_decay" in group and "weight_decay" not in fields:
+            if "weight_decay_factor" in group:
+                raise errors.InvalidArgument(f"group of table {table.name!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
+            decay = _decay(group["weight_decay"], f"group of table {table.name!r}: weight_decay")
+            multiplied = getattr(kind, "multiply_weight_decay_factor_by_learning_rate", None)
+            values["weight_decay_factor"] = decay if multiplied else decay * values["learning_rate"]
+        values.update((name, _native.real(group[name], f"group of table {table.name!r}: {name}")) for name in fields if name in group)
+        return values
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return _optimizer_again, (self.collection, self.state_dict())
+
+    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
+        """Rates and what else the groups have; no activations."""
+        groups = [{**group, "params": [place]} for place, group in enumerate(self.param_groups)]
+        return {"state": {}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Rates and what else the groups had; ValueError if they are of other tables."""
+        given = {group["table"]: group for group in state_dict["param_groups"]}
+        if list(given) != list(self._placeholders):
+            raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}")
+        for group in self.param_groups:
+            group.update({name: value for name, value in given[group["table"]].items() if name != "params"})
+
+    def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
+        """Makes the activations of the step the parameters, so that their gradients can be inspected."""
+        for group in self.param_groups:
+            mine = [leaves[feature.name] for leaves in parts for feature in self.collection.config.features
+                    if feature.table == group["table"] and feature.name in leaves]
+            group["params"] = mine or [self._placeholders[group["table"]]]
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None, *,  # type: ignore[override]
+             checkpoint: Optional[str] = None) -> Any:
+        """Ends the step: one update of each row that was looked up. Unless pipelined, it has been made on return.
+
+        checkpoint: saves a checkpoint of this name with exactly the steps up to this one, of all ranks: it goes with the
+        state of the dense part after the same step. `EmbeddingBagCollection.checkpoints` has its outcome.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.collection._update({group["table"]: self._values_of(group) for group in self.param_groups}, checkpoint)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Activations are new in each step, so that there is nothing to fill with zeros. Calls that accumulate begin anew."""
+        super().zero_grad(set_to_none=True)
+        if self.collection._parts:
+            self.collection._forget()
+
+
+def _decay(value: Any, what: str) -> float:
+    decay = _native.real(value, what)
+    if decay < 0:
+        raise errors.InvalidArgument(f"{what}: {decay} is not allowed; it must be at least 0")
+    return decay
+
+
+def _optimizer_again(collection: "EmbeddingBagCollection", state: Mapping[str, Any]) -> EmbeddingOptimizer:
+    made = collection.optimizer()
+    made.load_state_dict(state)
+    return made

@@ -1,0 +1,40 @@
+"""Batches whose ids have been sent ahead."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator, Optional
+
+from .. import _native
+from ..trainer import ahead, ids_of
+from ._collection import EmbeddingBagCollection
+
+
+class Prefetcher:
+    """Iterates over `loader`; the ids of later batches are on their way before a batch is given. A loop over it may be left at any time.
+
+    ids: gives the ids of a batch, those that are given to the module: by default its item or attribute "ids", the first part of a
+      pair as (ids, label), or the batch itself.
+    depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
+    """
+
+    def __init__(self, loader: Iterable[Any], collection: EmbeddingBagCollection, depth: int = 2,
+                 ids: Optional[Callable[[Any], Any]] = None) -> None:
+        ahead((), self._send, depth, lambda _: None)  # is the depth allowed?
+        self.loader, self.collection, self.depth = loader, collection, depth
+        self.ids = ids_of if ids is None else ids
+        if not callable(self.ids):
+            raise _native.refuse_kind(ids, "ids", "a function")
+
+    def __repr__(self) -> str:
+        return f"emberd.torch.Prefetcher of {self.collection.model.name!r}, depth={self.depth}"
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, batch in ahead(self.loader, self._send, self.depth, lambda _: self.collection._ahead.clear()):
+            yield batch
+
+    def _send(self, batch: Any) -> None:
+        if self.collection.training:
+            self.collection.prefetch(self.ids(batch))
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
