@@ -335,8 +335,38 @@ class FilesTest(Case):
         for spec in (embedding_spec.LaPropOptimizerSpec(0.5, b1=0.25), embedding_spec.SGDOptimizerSpec(np.float32(0.125))):
             self.assertEqual(embedding_proto_utils.proto_to_optimizer_spec(embedding_proto_utils.optimizer_spec_to_proto(spec)).learning_rate,
                              spec.learning_rate)
-        with self.assertRaisesRegex(ValueError, "optimizer: the type 7 is not allowed"):
-            embedding_proto_utils.proto_to_optimizer_spec(embedding_spec_pb2.OptimizerSpecProto(type="CUSTOM"))
+        for proto, said in ((embedding_spec_pb2.OptimizerSpecProto(type="CUSTOM"), r"the type CUSTOM is not allowed without its rule.*CustomOptimizerSpec\(learning_rate"),
+                            (embedding_spec_pb2.OptimizerSpecProto(), "the type 0 is not allowed; it must be one of SGD")):
+            with self.assertRaisesRegex(ValueError, f"optimizer: {said}"):
+                embedding_proto_utils.proto_to_optimizer_spec(proto)
+
+    def test_a_rule_of_ones_own_is_in_the_message(self):
+        def rule(gradient, table, first, second, rate, factor):
+            first = jnp.maximum(first, gradient)
+            return table - rate * gradient * factor, first, second + gradient
+
+        class Spec(embedding_spec.CustomOptimizerSpec):
+            def get_hyperparameters(self, step=None):
+                return (*super().get_hyperparameters(step), jnp.float32(0.5))
+
+        def again(spec):
+            text = text_format.MessageToString(embedding_proto_utils.optimizer_spec_to_proto(spec))
+            return embedding_proto_utils.proto_to_optimizer_spec(text_format.Parse(text, embedding_spec_pb2.OptimizerSpecProto()))
+
+        slots = jax.nn.initializers.constant(0.25), jax.nn.initializers.zeros
+        for given, name in ((Spec(0.125, rule, slot_variable_initializers_tuple=slots, short_name_str="mine"), "mine"),
+                            (embedding_spec.CustomOptimizerSpec(0.125, lambda gradient, table, rate: table - rate * gradient), "custom")):
+            read = again(given)
+            self.assertEqual(read.declared().to_json(), given.declared().to_json())
+            self.assertEqual((read.short_name(), read.slot_variables_count(), len(read.get_hyperparameters(0))),
+                             (name, given.slot_variables_count(), len(given.get_hyperparameters(0))))
+            self.assertEqual(again(read), read)  # so tables of one rule may be stacked
+            self.assertEqual(hash(again(read)), hash(read))
+        self.assertIn("<lambda>", again(Spec(lambda step: 0.5, rule, slot_variable_initializers_tuple=slots)).learning_rate.tag)
+        for wrong, said in ((embedding_spec.CustomOptimizerSpec(0.125), "give one of custom_computation_fn and stablehlo"),
+                            (embedding_spec.CustomOptimizerSpec(0.125, rule, slot_variable_initializers_tuple=(jax.nn.initializers.normal(),)), "each must give one number")):
+            with self.assertRaisesRegex(ValueError, said):
+                embedding_proto_utils.optimizer_spec_to_proto(wrong)
 
 
 class Net(nnx.Module):
@@ -486,6 +516,18 @@ class CheckpointTest(Case):
         self.assertEqual(made, described[1])
         with self.assertRaisesRegex(ValueError, "stack 'a_b': 4194304 bytes of activations on each SparseCore are above the limit of 2097152"):
             _layouts.planned(described[0], 2, 4, 2**19)
+
+    def test_tables_of_a_rule_of_ones_own_keep_it_on_another_topology(self):
+        rule = embedding_spec.CustomOptimizerSpec(0.125, lambda gradient, table, slot, rate: (table - rate * gradient, slot + gradient),
+                                                  slot_variable_initializers_tuple=(jax.nn.initializers.constant(0.25),))
+        specs = self.specs(4)
+        for one in specs.values():
+            one.table_spec.optimizer = rule
+        source = embedding.create_proto_from_feature_specs(specs, 1, 4)
+        made = _layouts.planned(source, 2, 4, None).stacked_table_specs
+        self.assertEqual([[(one.table_name, one.optimizer) for one in stack.table_specs] for stack in made],
+                         [[(one.table_name, one.optimizer) for one in source.stacked_table_specs[0].table_specs]])
+        self.assertIn("stablehlo", str(made[0].table_specs[0].optimizer))
 
 
 if __name__ == "__main__":

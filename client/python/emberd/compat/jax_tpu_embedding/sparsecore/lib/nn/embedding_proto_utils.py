@@ -27,7 +27,8 @@ def get_optimizer_type(optimizer_class: Any) -> int:
 
 
 def optimizer_spec_to_proto(opt: Optional[OptimizerSpec]) -> Any:
-    """A learning rate that is a function is described by its `tag`, or by its name."""
+    """A learning rate that is a function is described by its `tag`, or by its name; a rule of your own by its StableHLO, among the parameters, where
+    jax-tpu-embedding, which has no place for it, does not look."""
     if opt is None:
         return None
     rate: Any = opt.learning_rate
@@ -39,10 +40,16 @@ def optimizer_spec_to_proto(opt: Optional[OptimizerSpec]) -> Any:
 
 
 def proto_to_optimizer_spec(proto: Any) -> OptimizerSpec:
-    """ValueError for one that is none of embedding_spec. LaProp has no type of its own, and is known by its parameters."""
+    """ValueError for one that is none of embedding_spec. LaProp and a rule of your own have no type of their own, and are known by their parameters."""
     kind = get_optimizer_class(proto.type)
     if kind is None and "b1" in proto.float_params:
         kind = embedding_spec.LaPropOptimizerSpec
+    if kind is None and embedding_spec.CustomOptimizerSpec._rule_in(proto.bool_params):
+        kind = embedding_spec.CustomOptimizerSpec
+    if kind is None and proto.type == _Proto.CUSTOM:
+        raise ValueError("optimizer: the type CUSTOM is not allowed without its rule, which jax-tpu-embedding does not write. Give it where the tables are "
+                         "specified, in target_feature_specs of a conversion: CustomOptimizerSpec(learning_rate, custom_computation_fn=..., "
+                         "slot_variable_initializers_tuple=...)")
     if kind is None:
         raise ValueError(f"optimizer: the type {proto.type} is not allowed; it must be one of {', '.join(one.__name__ for one in _KINDS.values())}")
     tagged = proto.WhichOneof("learning_rate_spec") == "learning_rate_tag"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar, Union
@@ -282,12 +283,22 @@ class F2AOptimizerSpec(OptimizerSpec):
                 jnp.asarray(count, jnp.float32))
 
 
+@functools.lru_cache(maxsize=1024)
+def _constant(value: float) -> Any:
+    """An initializer; of equal values the same one, so that optimizers that have it are equal."""
+    return jax.nn.initializers.constant(value)
+
+
 def _constant_of(initializer: Any) -> float:
     """Of a slot: it has one initial value."""
     values = np.asarray(initializer(jax.random.key(0), (2, 2), jnp.float32))
     if (values != values[0, 0]).any():
         raise ValueError(f"slot_variable_initializers_tuple: {initializer} is not allowed; each must give one number, as jax.nn.initializers.constant(0)")
     return float(values[0, 0])
+
+
+# Before a text among the parameters of a message.
+_RULE, _SHORT_NAME = "stablehlo:", "short_name:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +311,11 @@ class CustomOptimizerSpec(OptimizerSpec):
     stablehlo: Any = None
     slot_variable_initializers_tuple: Tuple[Any, ...] = ()
     short_name_str: str = "custom"
+    hyper_parameters: Tuple[float, ...] = ()  # besides those of get_hyperparameters of a class of yours; of a specification that was read from a message
     slot_type: ClassVar[Any] = staticmethod(lambda *slots: slots)
+
+    def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        return (*super().get_hyperparameters(step), *(jnp.float32(one) for one in self.hyper_parameters))
 
     def slot_variables_initializers(self) -> Tuple[Any, ...]:
         return self.slot_variable_initializers_tuple
@@ -310,6 +325,36 @@ class CustomOptimizerSpec(OptimizerSpec):
 
     def short_name(self) -> str:
         return self.short_name_str
+
+    def _numbers(self) -> Dict[str, Dict[str, float]]:
+        """By the names that the cluster has for them."""
+        others = self.get_hyperparameters(0)[1:]
+        return {"slots": {f"slot_{i}": _constant_of(one) for i, one in enumerate(self.slot_variable_initializers_tuple)},
+                "hyper_parameters": {f"hyper_parameter_{i}": float(one) for i, one in enumerate(others)}}
+
+    def get_float_params(self) -> Dict[str, float]:
+        """The first value of each slot, and the hyper-parameters."""
+        numbers = self._numbers()
+        return {**numbers["slots"], **numbers["hyper_parameters"]}
+
+    def get_bool_params(self) -> Dict[str, bool]:
+        """The rule and the name, as keys: there is no other place for texts."""
+        return {_RULE + self.text(): True, _SHORT_NAME + self.short_name(): True}
+
+    @classmethod
+    def _rule_in(cls, bool_params: Mapping[str, bool]) -> str:
+        """The StableHLO that get_bool_params gave; "": there is none."""
+        return next((name[len(_RULE):] for name in bool_params if name.startswith(_RULE)), "")
+
+    @classmethod
+    def from_float_and_bool_params(cls, float_params: Mapping[str, float], bool_params: Mapping[str, bool], learning_rate: LearningRate) -> Any:
+        def numbers(kind: str) -> Tuple[float, ...]:
+            count = sum(name.startswith(kind) for name in float_params)
+            return tuple(float(float_params[f"{kind}{i}"]) for i in range(count))
+
+        name = next((one[len(_SHORT_NAME):] for one in bool_params if one.startswith(_SHORT_NAME)), cls.short_name_str)
+        return CustomOptimizerSpec(learning_rate, stablehlo=cls._rule_in(bool_params), slot_variable_initializers_tuple=tuple(map(_constant, numbers("slot_"))),
+                                   short_name_str=name, hyper_parameters=numbers("hyper_parameter_"))
 
     @classmethod
     def lower_to_stablehlo(cls, custom_computation_fn: Callable[..., Any], embedding_dim: int = 1, num_slot_variables: int = 0,
@@ -335,10 +380,8 @@ class CustomOptimizerSpec(OptimizerSpec):
 
     def declared(self) -> config.Optimizer:
         rate: Dict[str, Any] = {} if callable(self.learning_rate) else {"learning_rate": float(self.learning_rate)}
-        others = self.get_hyperparameters(0)[1:]
-        return config.Custom(stablehlo=self.text(), **rate,
-                             slots={f"slot_{i}": _constant_of(one) for i, one in enumerate(self.slot_variable_initializers_tuple)},
-                             hyper_parameters={f"hyper_parameter_{i}": float(one) for i, one in enumerate(others)})
+        numbers: Dict[str, Any] = self._numbers()
+        return config.Custom(stablehlo=self.text(), **rate, **numbers)
 
 
 @dataclasses.dataclass(frozen=True)
