@@ -8,6 +8,7 @@ are copied, and the new addresses written over the old ones.
 from __future__ import annotations
 
 import ctypes
+import difflib
 import functools
 import itertools
 import struct
@@ -200,10 +201,29 @@ class Asked(NamedTuple):
 _NO_IDS = np.empty(0, np.int64)
 
 
+def check_features(given: Collection[str], features: Collection[str], partial: bool) -> None:
+    """InvalidArgument for what is no feature, and if features are missing."""
+    for name in given:
+        if name not in features:
+            _native.text(name, "ids: feature")
+            like = difflib.get_close_matches(name, features, 1)
+            hint = f"did you mean {like[0]!r}? There" if like else "there"
+            raise errors.InvalidArgument(f"ids: feature {name!r}: the model has no such feature; {hint} are {', '.join(features)}")
+    if partial and not given:
+        raise errors.InvalidArgument(f"ids: {{}} is not allowed; it must name at least one of the features, {', '.join(features)}")
+    missing = () if partial else [name for name in features if name not in given]
+    if missing:
+        are = "features are" if len(missing) > 1 else "a feature is"
+        raise errors.InvalidArgument(f"ids: {are} missing: {', '.join(missing)}; there are ids of {', '.join(given) or 'none'}. Give all; or partial=True in this lookup "
+                                     "or, of a module, where it is made: then those that are given are looked up and trained, and no other")
+
+
 def pack_batch(ids: Mapping[str, Ids], dims: Mapping[str, int], partial: bool) -> Tuple[bytes, int, Any, Asked]:
     """As pack_ids, of ids that may be sequences. dims: of the embedding of each feature of the model. partial: features that are
     missing get no ids."""
     check_mapping(ids, "ids")
+    if ids.keys() != dims.keys():
+        check_features(ids, dims, partial)
     given, wanted, shapes = ids, len(ids), {}
     for name, value in ids.items():
         if type(value) is Sequences:
@@ -211,9 +231,7 @@ def pack_batch(ids: Mapping[str, Ids], dims: Mapping[str, int], partial: bool) -
                 given = dict(ids)
             given[name] = value.unrolled(f'feature "{name}"')  # type: ignore[index]
             shapes[name] = activation_shape(value, (), dims.get(name, 0))
-    if partial and wanted < len(dims):
-        if not wanted:
-            raise errors.InvalidArgument(f"ids: {{}} is not allowed; it must name at least one of the features, {', '.join(dims)}")
+    if wanted < len(dims):
         given = {**given, **{name: _NO_IDS for name in dims if name not in ids}}
     records, count, kept = pack_ids(given)
     return records, count, kept, Asked(tuple(given), wanted, shapes)

@@ -69,7 +69,7 @@ class FillingTest(Case):
         def rows(offset, shape):
             calls.append((offset, shape))
             if len(calls) == 4:
-                for call in (lambda: other.model(self.name), lambda: known.lookup({"t": [1]}), lambda: known.read_rows("t", [1]), lambda: known.table("t"),
+                for call in (lambda: other.model(self.name), lambda: known.lookup({"t": [1], "u": [1]}), lambda: known.read_rows("t", [1]), lambda: known.table("t"),
                              lambda: known.assign_rows("t", [1], [[1] * DIM]), lambda: known.train("run")):
                     self.check_refused(call, NOT_YET.format(self.name, 3))
                 self.assertNotIn(self.name, [one.name for one in self.client.models()])

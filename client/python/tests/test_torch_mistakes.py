@@ -106,6 +106,41 @@ class MistakesTest(Case):
             ebc.finish()
 
 
+    def test_missing_features_are_named(self):
+        """A name that is wrong is not one that is missing."""
+        from emberd.compat.jagged import KeyedJaggedTensor
+        one = torch.tensor([1])
+        given = {"b": one}
+        said = r"^ids: features are missing: a, c; there are ids of b. Give all; or partial=True in this lookup or, of a module, where it is made"
+        for number, options in enumerate(({}, {"pipelined": True}, {"accumulate": True})):
+            ebc = self.make("a", "b", "c", model=f"missing_{number}", **options)
+            sparse = ebc.optimizer()
+            for ids in (given, KeyedJaggedTensor(["b"], one, lengths=one)):
+                with self.assertRaisesRegex(ValueError, said):
+                    ebc(ids)
+                with torch.no_grad(), self.assertRaisesRegex(ValueError, said):
+                    ebc(ids)
+            for _ in range(2):  # it goes on
+                sum(found.sum() for found in ebc({name: one for name in "abc"}).values()).backward()
+                sparse.step()
+        sequences = emberd.torch.EmbeddingCollection(tables("a", "b", "c"), client=self.client, model=ebc.model.name, group="sequences")
+        self.addCleanup(sequences.finish)
+        with ebc.model.train("stream") as stream:
+            for lookup in (ebc.model.lookup, stream.lookup, sequences):
+                with self.assertRaisesRegex(ValueError, said):
+                    lookup(given)
+            with self.assertRaisesRegex(ValueError, "features are missing: a, b, c; there are ids of none"):
+                stream.lookup({})
+            self.assertEqual(list(stream.lookup(given, partial=True)), ["b"])
+            stream.skip()
+        for lookup in (ebc.model.lookup, ebc):
+            with self.assertRaisesRegex(ValueError, "ids: feature 'bb': the model has no such feature; did you mean 'b'. There are a, b, c"):
+                lookup({"bb": one, "a": one})
+        partial = self.make("a", "b", "c", model=ebc.model.name, group="partial", partial=True)
+        self.assertEqual(list(partial(given)), ["b"])
+        self.assertEqual(list(ebc.model.lookup(given, partial=True)), ["b"])
+
+
 class OwnTablesTest(Case):
     """What each table has of its own: whether it is trained, its rate, and other values of its optimizer."""
 
@@ -148,7 +183,7 @@ class OwnTablesTest(Case):
             found, gone = made({"a": torch.tensor([2]), "b": torch.tensor([3])}), sparse.param_groups[1]["params"]
             self.assertEqual((found["a"].requires_grad, found["b"].requires_grad, found["b"].flatten()[0].item(), gone[0].numel()), (True, False, 3, 0))
             if not options.get("partial"):
-                with self.assertRaisesRegex(ValueError, "feature 'b' is missing; there are a, b"):
+                with self.assertRaisesRegex(ValueError, "a feature is missing: b; there are ids of a. Give all; or partial=True"):
                     made({"a": torch.tensor([2])})
             sparse.zero_grad()
             made.finish()

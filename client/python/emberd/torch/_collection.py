@@ -13,10 +13,9 @@ import numpy as np
 import torch
 import torch.distributed
 
-from .. import _native, config, errors
+from .. import _native, _records, config, errors
 from .._jagged import Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
 from .._place import serves
-from .._records import check_mapping
 from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
 from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps
@@ -191,9 +190,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         if not self.frozen:
             return ids
         given, features = _by_feature(ids), self.model.features
-        missing = [name for name in features if name not in given]
-        if missing and not self.partial:
-            raise errors.InvalidArgument(f"ids: feature {missing[0]!r} is missing; there are {', '.join(features)}")
+        if given.keys() != features.keys():
+            _records.check_features(given, features, self.partial)
         return {name: value for name, value in given.items() if name not in features or features[name].table not in self.frozen}
 
     def _beside_frozen(self, ids: Any, found: Mapping[str, torch.Tensor]) -> Any:
@@ -530,7 +528,7 @@ def _by_feature(ids: Any) -> Mapping[str, Any]:
 
 
 def _checked(ids: Any) -> Mapping[str, Any]:
-    check_mapping(ids, "ids")
+    _records.check_mapping(ids, "ids")
     checked: Mapping[str, Any] = ids
     return checked
 
