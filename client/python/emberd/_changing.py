@@ -65,6 +65,7 @@ def change(client: "Client", source: Union["Model", str], config: ModelConfig, s
     described = dataclasses.replace(config, tables=[dataclasses.replace(table, initializer=Assigned()) if table.name in found.rows else table
                                                     for table in config.tables])
     made = client._declare_filled(described, parts=_Parts(client, source, config, found, progress) if found.rows else None)
+    made._known = True
     reached = {group: _carry(source, made, group) for group in groups}
     left = found.left + [f"table {table.name!r}: the number of steps, which its optimizer counts: no group is named" for table in config.tables
                          if table.name in found.rows and not groups and _counts(table, config)]

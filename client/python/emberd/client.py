@@ -14,7 +14,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +146,7 @@ class Client:
         self._options = dict(options)
         self._mutations = uuid.uuid4().hex, itertools.count(1)
         self._cluster: Any = None  # of this process, which lives as long as this client is open
+        self._restored: Set[str] = set()  # models, by this client
         _clients.add(self)
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -207,6 +208,7 @@ class Client:
         text = _config_text(config)
         given = [one for one in (_filling.parts_of(config) if isinstance(config, ModelConfig) else None, parts) if one is not None]
         model = _filling.fill(self, text, self._model(self._declare(text, restore_from)), given)
+        model._known |= restore_from is not None
         for warning in filter(_matters, model.description["warnings"]) if model.created else ():
             warnings.warn(f"emberd: model {model.name!r}: {warning}", stacklevel=3)
         return model
@@ -223,7 +225,7 @@ class Client:
 
     def model(self, name: str) -> "Model":
         """A model that somebody declared. NotFound if nobody did."""
-        return Model(self, Call(_native.lib().describe(self._handle.get(), _native.text(name, "name"))).take("model"))
+        return Model(self, Call(_native.lib().describe(self._handle.get(), _native.text(name, "name"))).take("model"), found=True)
 
     def models(self) -> List[ModelStatus]:
         """The models of the cluster, by name, whoever declared them."""
@@ -301,6 +303,7 @@ class Client:
         progress: called now and then with how far it is.
         """
         checkpoints.restore(self._handle, model, name, None if config is None else _config_text(config), progress)
+        self._restored.add(model)
         return self.model(model)
 
     def serve(self, model: str, name: Optional[str] = None, *, serve_as: Optional[str] = None,
@@ -359,13 +362,16 @@ def _model_again(client: Client, name: str) -> "Model":
 class Model:
     """A declared model: `tables` and `features` by name, in the order of the config."""
 
-    def __init__(self, client: Client, handle: Handle) -> None:
+    def __init__(self, client: Client, handle: Handle, found: bool = False) -> None:
+        """found: by its name."""
         self.client = client
         self._handle = handle
         self.description: Dict[str, Any] = json.loads(_native.lib().model_json(handle.get()))
         self.name: str = self.description["name"]
         self.id = int(self.description["id"])
         self.created: bool = self.description["created"]  # False: it was there already
+        # Whether who has this object knows that it was there before. `created` does not say so where a cluster has restored it by itself.
+        self._known = found
         self._unfilled = int(self.description["unfilled"])  # of a model that is being filled: which of its declarations this is; else 0
         self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],
                                           one["optimizer"], tuple(one["slots"]))
@@ -376,6 +382,11 @@ class Model:
         self._row_shapes = {name: (*one.output_shape[1:], one.embedding_dim) for name, one in self.features.items()}
         self._inner_shapes = {name: one.output_shape[1:] for name, one in self.features.items() if len(one.output_shape) > 1}
         self._dims = {name: one.embedding_dim for name, one in self.features.items()}
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether it is no surprise that its tables have been trained."""
+        return self._known or self.name in self.client._restored
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return _model_again, (self.client, self.name)
@@ -518,6 +529,7 @@ class Model:
         """
         if not isinstance(source, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _native.refuse_kind(source, "source", "an emberd.Model")
+        self._known = True
         return _loading.copy(self, source, strict, progress)
 
     def restore_tables(self, name: Optional[str] = None, tables: Optional[Sequence[str]] = None, *, of: Optional[str] = None, strict: bool = False,
@@ -534,6 +546,7 @@ class Model:
         The checkpoint is checked and served as a model NAME.restore_tables, which needs memory for its weights, and dropped in the end. Others see rows of before and
         after meanwhile; after a failure call it again.
         """
+        self._known = True
         return _changing.restore_tables(self, name, tables, of, strict, progress)
 
     def save_checkpoint(self, name: Optional[str] = None, *, incremental: bool = False,

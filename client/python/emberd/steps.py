@@ -8,7 +8,9 @@ RowsLost is raised.
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Set
 
@@ -60,6 +62,7 @@ class Steps:
         self.group, self.rank, self.size, self.pipelined = group, rank, size, pipelined
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
+        self._goes_on = first_step > 0  # whoever trains knows that the tables may have been trained
         self.applied: Optional[Applied] = None  # of the last update that was made
         self._wanted: Optional[str] = None  # a checkpoint that the next update is to ask for
         self._asked: Dict[str, int] = {}  # checkpoints whose end is not known, and after which step they are
@@ -77,12 +80,18 @@ class Steps:
 
     def __getstate__(self) -> Dict[str, Any]:
         """A copy has no step under way and asks for no checkpoint, and joins the group anew."""
-        return {**self.__dict__, "expected": None, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
+        return {**self.__dict__, "expected": None, "_goes_on": True, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
                 "checkpoints": {}}
 
     @property
     def next_step(self) -> int:
         """The step whose update is to be given next. Joins the group."""
+        self._goes_on = True  # who asks goes on from there
+        return self.reached
+
+    @property
+    def reached(self) -> int:
+        """The same, for one who may not know that tables are trained already."""
         if self._next is None:
             self._try(lambda: None, None)
         assert self._next is not None
@@ -355,10 +364,11 @@ class Steps:
                 self._forget_lookups(last)
 
     def _join(self, only: Optional[Step] = None) -> None:
+        known = self.model._goes_on
         stream = self.model.train(self.group, self.rank, self.size, **self._options)  # type: ignore[arg-type]
         self._opened = True
         try:
-            self._check_place(stream.next_step, stream.made_generation)
+            self._check_place(stream.next_step, stream.made_generation, known)
             self._generations.add(stream.generation)
             self._send_again(stream, [step for step in self._under_way if only in (None, step)])
         except BaseException:
@@ -366,12 +376,15 @@ class Steps:
             raise
         self._stream = stream
 
-    def _check_place(self, reached: int, made_generation: int) -> None:
-        """All steps before `reached` have been made, the last of them in this generation."""
+    def _check_place(self, reached: int, made_generation: int, known: bool) -> None:
+        """All steps before `reached` have been made, the last of them in this generation. known: it is no surprise that there are some."""
         if self._next is None:
             if self.expected is not None and reached != self.expected:
                 raise RowsLost(f"the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group "
                                f"{self.group!r}, are at step {reached}; load a dense part and tables of the same step")
+            if reached and self.expected is None and not (self._goes_on or known or self.rank):
+                self._warn_of_trained(reached)
+            self._goes_on = True
             self._next = reached
             self._generations = {0, made_generation}
             return
@@ -384,6 +397,16 @@ class Steps:
                            f"{self.group!r}, are at step {reached}: {why}")
         while self._under_way and self._under_way[0].number < reached:
             self._under_way.popleft()
+
+    def _warn_of_trained(self, reached: int) -> None:
+        level, frame = 1, sys._getframe(0)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("emberd", "torch", "jax", "keras"):
+            level, frame = level + 1, frame.f_back
+        name = self.model.name
+        warnings.warn(
+            f"emberd: model {name!r} was there already, and group {self.group!r} has trained its tables for {reached} step{'s' * (reached > 1)}, from which this run goes on. If all else "
+            f"begins anew, let the tables, too: client.drop_model({name!r}) before it is declared, another name, or another data= of emberd.local. To go on, load the "
+            "state of the dense part of the same step. Whoever asks for `next_step` first, or restores or finds the model, is not warned", stacklevel=level)
 
     def _send_again(self, stream: TrainStream, steps: Iterable[Step]) -> None:
         for step in steps:

@@ -104,6 +104,12 @@ class Trainer(_native.Uncopied, Checkpointed):
         with self._lock:
             return self._steps.next_step
 
+    @property
+    def reached(self) -> int:
+        """As in Steps."""
+        with self._lock:
+            return self._steps.reached
+
     def _behind(self) -> Steps:
         return self._steps
 

@@ -4,7 +4,9 @@ What this would catch: a gradient that is dropped without a word, a module that 
 that nobody can wait for.
 """
 
+import os
 import tempfile
+import warnings
 
 import numpy as np
 
@@ -139,6 +141,84 @@ class MistakesTest(Case):
         partial = self.make("a", "b", "c", model=ebc.model.name, group="partial", partial=True)
         self.assertEqual(list(partial(given)), ["b"])
         self.assertEqual(list(ebc.model.lookup(given, partial=True)), ["b"])
+
+
+class TrainedBeforeTest(Case):
+    """A script that is run again with the same data= finds tables that are trained, while its dense part begins anew."""
+
+    def run_script(self, client, steps=3, before=lambda ebc: None, model="script", **options):
+        """What was warned of."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            ebc = emberd.torch.EmbeddingBagCollection(tables("t"), client=client, model=model, **options)
+            before(ebc)
+            sparse = ebc.optimizer()
+            for _ in range(steps):
+                ebc({"t": torch.tensor([1])})["t"].sum().backward()
+                sparse.step()
+            state = ebc.state_dict()
+            ebc.finish()
+            sum(ebc({"t": torch.tensor([1])}).values()).sum().backward()  # joins again
+            sparse.step()
+            ebc.finish()
+        self.state = state
+        return [one for one in said if "trained" in str(one.message)]
+
+    def test_it_is_said_once(self):
+        self.assertEqual(self.run_script(self.client), [])
+        said = self.run_script(self.client)
+        self.assertEqual(len(said), 1)
+        self.assertRegex(str(said[0].message), r"emberd: model 'script' was there already, and group 'train' has trained its tables for 4 steps.*client.drop_model\('script'\).*"
+                                               r"another data= of emberd.local.*load the state of the dense part of the same step")
+        self.assertEqual(os.path.basename(said[0].filename), os.path.basename(__file__))  # where the script calls
+        self.assertEqual(len(self.run_script(self.client, before=lambda ebc: ebc.state_dict())), 1)  # as Lightning saves before the first step
+        self.assertEqual(self.run_script(self.client, group="another"), [])
+        self.client.drop_model("script")
+        self.assertEqual(self.run_script(self.client), [])
+        with emberd.connect(self.client.addresses) as client:
+            trainer = emberd.trainer.Trainer(client.declare(emberd.ModelConfig("script", tables("t"), [emberd.FeatureConfig("t", "t")])), "train")
+            with self.assertWarnsRegex(UserWarning, "trained its tables for 4 steps"):
+                trainer.begin({"t": np.array([1])})
+            trainer.finish()
+
+    def test_it_is_said_in_another_process_and_cluster(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for expected in (0, 1):
+                with emberd.local(data=folder, new=True) as cluster, cluster.connect() as client:
+                    self.assertEqual(len(self.run_script(client)), expected)
+                    client.model("script").save_checkpoint()
+
+    def test_who_goes_on_deliberately_is_not_warned(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            self.run_script(client)
+            trained = client.model("script").save_checkpoint("trained")
+            self.assertEqual(dict(trained.groups), {"train": 4})
+            ways = {"next_step": {"before": lambda ebc: ebc.next_step},
+                    "its state": {"before": lambda ebc: ebc.load_state_dict({"_extra_state": {"model": "script", "group": "train", "next_step": self.reached(client)}})},
+                    "the model itself": {"model": client.model("script")},
+                    "another restored": {"before": lambda ebc: client.restore("script", "trained")}}
+            for way, options in ways.items():
+                with self.subTest(way):
+                    self.assertEqual(self.run_script(client, **options), [])
+            with emberd.connect(client.addresses) as other:
+                other.restore("script", "trained")
+                self.assertEqual(self.run_script(other), [])
+            with emberd.connect(client.addresses) as other:
+                other.drop_model("script")
+                described = emberd.ModelConfig("script", tables("t"), [emberd.FeatureConfig("t", "t")])
+                restored = other.declare(described, restore_from="trained")
+                self.assertEqual(self.run_script(other, model=restored), [])
+                self.assertEqual(self.run_script(other, model=other.declare(described, restore_from="trained")), [])
+                changed = other.change_model("script", emberd.ModelConfig("changed", tables("t", "u"), [emberd.FeatureConfig("t", "t"), emberd.FeatureConfig("u", "u")]),
+                                             groups=["train"])
+                self.assertEqual(changed.groups["train"], emberd.steps.Steps(changed.model, "train").next_step)
+
+    def reached(self, client):
+        steps = emberd.steps.Steps(client.model("script"), "train")
+        self.addCleanup(steps.finish)
+        reached = steps.next_step
+        steps.finish()
+        return reached
 
 
 class OwnTablesTest(Case):

@@ -191,6 +191,7 @@ class _Table(torch.nn.Module):
                               f"{list(self.weight.shape)}")
         else:
             self._collection[0]._assign(self.described.name, weight)
+            self._collection[0]._declared()._known = True  # who loads goes on
 
 
 class _Pull(torch.autograd.Function):

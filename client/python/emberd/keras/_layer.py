@@ -188,6 +188,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras calls it: also the learning rates of tables, where they were saved."""
+        self._held.declare(self.name)._known = True  # who loads goes on
         names = list(store.keys())
         super().load_own_variables({name: store[name] for name in names if name != RATES})
         if RATES not in names:

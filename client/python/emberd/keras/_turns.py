@@ -32,7 +32,7 @@ class Turns:
             return self._trainer.begin(ids, number)
         self._parts = [part for part in self._parts if part[1]]
         self._parts.append(({name: map_arrays(np.array, one) for name, one in ids.items()}, {}))
-        return self._trainer.next_step, self._trainer.look_up(ids)
+        return self._trainer.reached, self._trainer.look_up(ids)
 
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
         if self._calls > 1:

@@ -239,7 +239,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def get_extra_state(self) -> Dict[str, Any]:
         """For state_dict: names and the next step; no tables."""
-        return {"model": self.model.name, "group": self._steps.group, "next_step": self._steps.next_step}
+        return {"model": self.model.name, "group": self._steps.group, "next_step": self._steps.reached}
 
     def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group

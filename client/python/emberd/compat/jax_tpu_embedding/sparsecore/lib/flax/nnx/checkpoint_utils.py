@@ -200,6 +200,7 @@ def _stacks(variables: Any, spec: Any) -> Dict[str, Any]:
 
 def _assign(model: Model, stacks: Mapping[str, Any], spec: Any) -> None:
     """Writes what a checkpoint holds to the cluster. All is checked before anything is written."""
+    model._known = True  # who restores goes on
     writes = []
     for stack, table, rows in _layouts.places(spec):
         info = model.tables.get(table.table_name)
