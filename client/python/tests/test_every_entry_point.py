@@ -173,7 +173,7 @@ GOOD = {
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],
     "spec": {"kind": "LOOKUP", "model": "m", "inputs": [{"feature": "t", "max_samples": 2}]}, **{f"{name}.compile.{field}": value for name in ("Model", "AioModel") for field, value in (("features", ["t"]), ("samples", 2))},
     "change_model.config": counting_model("changed", rows=16, optimizer=emberd.Adagrad(learning_rate=0.5)), "change_model.groups": ["g"], "restore_tables.name": "saved", "restore_tables.tables": ["t"],
-    "largest.rows": np.ones((2, 2, 4), np.float32), "largest.ids": None, "operation": "pin", "change_memory.model": "m", "names": "exec.*", "ProgramResult.__getitem__.name": "t",
+    "largest.rows": np.ones((2, 2, 4), np.float32), "largest.ids": None, "embeddings": np.ones((16, 4), np.float32), "from_pretrained.table": emberd.TableConfig("t", 16, 4), "operation": "pin", "change_memory.model": "m", "names": "exec.*", "ProgramResult.__getitem__.name": "t",
 }
 MODULES_WITH_STEPS = ("EmbeddingBagCollection", "EmbeddingCollection", "Embedding", "DistributedEmbedding")
 COLLECTIONS = MODULES_WITH_STEPS[:2]
@@ -492,6 +492,10 @@ class WrongArgumentsTest(Sweep):
                 name = f"Aio{name}" if module is emberd.aio else name
                 name = "TorchEmbedding" if torch and thing is optional("emberd.torch").Embedding else name
                 self.sweep(name, lambda thing=thing: thing, thing.__init__ if inspect.isclass(thing) else thing, uses.get(name))
+        for name in ("Embedding", "EmbeddingBag") if torch else ():
+            made = getattr(optional("emberd.torch"), name).from_pretrained
+            self.sweep(f"{name}.from_pretrained", lambda made=made: functools.partial(made, client=self.client, model=f"pretrained_{self.group()}"), made,
+                       lambda layer: layer.finish())
         self.sweep("from_lists", lambda: R.from_lists, R.from_lists, uses["from_lists"])
         self.sweep("Sequences.from_lists", lambda: Q.from_lists, Q.from_lists, uses["from_lists"])
         self.finish()

@@ -218,10 +218,20 @@ class ModuleTest(Case):
                 optimizer.zero_grad()
         self.assertEqual(sha(parts.model), sha(whole.model))
         self.assertEqual(parts.next_step, 3)
-        parts(batches[0])["a"].sum().backward()
+        found = parts(batches[0])["a"].sum()
+        found.backward(retain_graph=True)
         optimizers[0].zero_grad()  # as after an overflow: nothing is left of the call
         with self.assertRaisesRegex(RuntimeError, "no step to end"):
             optimizers[0].step()
+        with self.assertRaisesRegex(RuntimeError, "ended or skipped, .*: each call has one step.. after its backward, or zero_grad.. that drops it"):
+            found.backward()
+        found = parts(batches[0])["a"].sum(), whole(batches[0])["a"].sum()
+        for loss, optimizer in zip(found, optimizers):
+            optimizer.zero_grad()  # between the call and its backward, as some write it
+            self.assertEqual(len(optimizer.param_groups[0]["params"]), 1)
+            loss.backward()
+            optimizer.step()
+        self.assertEqual(sha(parts.model), sha(whole.model))
 
     def test_wrong_ids_leave_a_module_that_goes_on(self):
         ebc = self.make()

@@ -5,6 +5,7 @@ that nobody can wait for.
 """
 
 import os
+import re
 import tempfile
 import warnings
 
@@ -141,6 +142,25 @@ class MistakesTest(Case):
         partial = self.make("a", "b", "c", model=ebc.model.name, group="partial", partial=True)
         self.assertEqual(list(partial(given)), ["b"])
         self.assertEqual(list(ebc.model.lookup(given, partial=True)), ["b"])
+
+    def test_optimizers_of_torch_do_not_reach_tables(self):
+        ebc = self.make()
+        with self.assertRaisesRegex(ValueError, "^optimizer got an empty parameter list$") as refused:
+            torch.optim.Adam(ebc.parameters())
+        for place in ("README.md", os.path.join("..", "COMING_FROM.md")):  # what torch says stands where people look for it
+            with open(os.path.join(os.path.dirname(__file__), "..", place), encoding="utf-8") as file:
+                self.assertTrue(re.search(re.escape(str(refused.exception)) + r".*\.optimizer\(", file.read()), place)
+        self.assertIn(str(refused.exception), type(ebc).__doc__)
+        net = torch.nn.ModuleList([ebc, torch.nn.Linear(4, 1)])
+        dense = torch.optim.Adam(net.parameters())  # no mistake, but for the tables nothing comes of it
+        net[1](ebc({"t": torch.tensor([1])})["t"]).sum().backward()
+        dense.step()
+        with self.assertRaisesRegex(RuntimeError, "step 0 has gradients that no optimizer.* has used: this module has no optimizer. Rows are no parameters, so that one "
+                                    r"of torch does not reach them: make one by `sparse = module.optimizer\(\)`, and call sparse.step\(\) after each backward, or zero_grad"):
+            ebc({"t": torch.tensor([1])})
+        sparse = ebc.optimizer()
+        sparse.step()
+        self.assertEqual(ebc.next_step, 1)
 
 
 class TrainedBeforeTest(Case):

@@ -105,7 +105,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     lr_by_table: each table may have a learning rate of its own in each step. Otherwise tables with equal optimizers and widths may be
       stacked, and share one. It is part of the plan, and so of a model that is declared.
 
-    It has no parameters, so that DDP, FSDP and averaging leave the tables alone. In training, with gradients enabled,
+    It has no parameters, so that DDP, FSDP and averaging leave the tables alone: `optimizer()` trains them, and an optimizer of torch the rest of a model.
+    torch.optim.Adam(module.parameters()) of this module alone is refused by torch, "optimizer got an empty parameter list". In training, with gradients enabled,
     each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
     is skipped by the next call: it is counted, and no row changes. Every rank of a group skips it, or none. A call that would
     drop finite gradients so, and backward through a step that is over, raise RuntimeError. In evaluation or under no_grad rows
@@ -329,8 +330,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             return
         if not step.forgotten:
             if self._has_unused():
-                raise RuntimeError(f"step {step.number} has gradients that no optimizer().step() has used: call it after each "
-                                   "backward, or zero_grad() to drop them; accumulate=True makes one step of several calls")
+                raise RuntimeError(f"step {step.number} has gradients that no optimizer().step() has used: "
+                                   + ("call it after each " if self._optimizers else "this module has no optimizer. Rows are no parameters, so that one of torch does "
+                                      "not reach them: make one by `sparse = module.optimizer()`, and call sparse.step() after each ")
+                                   + "backward, or zero_grad() to drop them; accumulate=True makes one step of several calls")
             self._steps.skip(step)
         self._forget()
 
@@ -346,8 +349,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """Activations whose gradient may come while their step is open."""
         def check(_: torch.Tensor) -> None:
             if not is_open():
-                raise RuntimeError("backward through activations of a step that has been ended or skipped, so their gradient would "
-                                   "be lost: call the module once in a step, with all ids, or make it with accumulate=True")
+                raise RuntimeError("backward through activations of a step that has been ended or skipped, so their gradient would be lost: "
+                                   + ("each call has one step() after its backward, or zero_grad() that drops it" if self.accumulate else
+                                      "call the module once in a step, with all ids, or make it with accumulate=True"))
 
         leaf = torch.from_numpy(values).requires_grad_()
         leaf.register_hook(check)
@@ -442,6 +446,14 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 gradients[name] = (self._rows(name, gradient) if isinstance(leaf, Columns) else gradient).detach().numpy()
         self._steps.update(self._current, gradients, hyper, checkpoint)
         self._forget()
+
+    def _forget_parts(self) -> None:
+        """Those that have gradients, or whose step has been sent."""
+        coming = [part for part in self._parts if self._current is None and all(leaf.grad is None for leaf in part[1].values())]
+        self._forget()
+        self._parts = coming
+        for optimizer in self._optimizers:
+            optimizer._show(*(leaves for _, leaves in coming))
 
     def _forget(self) -> None:
         self._current = None

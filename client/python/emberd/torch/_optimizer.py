@@ -105,10 +105,11 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Activations are new in each step, so that there is nothing to fill with zeros. Calls that accumulate begin anew."""
-        super().zero_grad(set_to_none=True)
+        """Activations are new in each step, so that there is nothing to fill with zeros. Calls that accumulate begin anew, but for those whose backward is
+        still to come."""
         if self.collection._parts:
-            self.collection._forget()
+            self.collection._forget_parts()
+        super().zero_grad(set_to_none=True)
 
 
 def _decay(value: Any, what: str) -> float:

@@ -1,0 +1,201 @@
+"""emberd.torch.Embedding and EmbeddingBag beside those of torch.nn: layers of given rows, their weight, and padding of bags.
+
+What this would catch: rows that are not those that were given, a frozen table that moves, a change of a copy of rows that is lost without a word, and an
+argument of torch that is taken and does nothing.
+"""
+
+import copy
+import io
+import unittest.mock
+
+import numpy as np
+
+from cluster import emberd, main
+from test_torch import Case, torch
+
+import emberd.torch._layers  # noqa: E402
+
+
+class LayersCase(Case):
+    def made(self, kind="Embedding", embeddings=None, **options):
+        options = {"client": self.client, "model": self.id().split(".")[-1], **options}
+        layer = getattr(emberd.torch, kind)
+        layer = layer(20, 3, **options) if embeddings is None else layer.from_pretrained(embeddings, **options)
+        self.addCleanup(layer.finish)
+        return layer
+
+
+class PretrainedTest(LayersCase):
+    def test_it_looks_up_as_torchs(self):
+        torch.manual_seed(1)
+        rows, ids = torch.randn(20, 3), torch.tensor([[1, 19, 4], [19, 7, 2]])
+        for padding_idx in (None, 4, -1):
+            if padding_idx is not None:
+                with self.assertRaisesRegex(ValueError, f"embeddings: row {padding_idx % 20} is not allowed, for padding_idx is {padding_idx}"):
+                    self.made(embeddings=rows, padding_idx=padding_idx)
+                rows[padding_idx] = 0
+            there = torch.nn.Embedding.from_pretrained(rows, padding_idx=padding_idx)
+            here = self.made(embeddings=rows, padding_idx=padding_idx, model=f"padding_{padding_idx}")
+            self.assertEqual((here(ids).tolist(), here(ids).requires_grad), (there(ids).tolist(), False))
+            self.assertEqual((here.num_embeddings, here.embedding_dim, here.padding_idx), (there.num_embeddings, there.embedding_dim, there.padding_idx))
+        rows = torch.randn(20, 3)
+        for mode in ("mean", "sum", "max"):
+            for padding_idx in (None, 4, -1):
+                there = torch.nn.EmbeddingBag.from_pretrained(rows, mode=mode, padding_idx=padding_idx)
+                here = self.made("EmbeddingBag", rows, mode=mode, padding_idx=padding_idx, model=f"bag_{mode}_{padding_idx}")
+                for arguments in ((ids,), (ids.reshape(-1), torch.tensor([0, 2, 2, 5])), (torch.full((2, 3), 4),)):
+                    torch.testing.assert_close(here(*arguments), there(*arguments), atol=1e-6, rtol=1e-6)
+        for given in (rows.numpy(), rows.double(), rows.bfloat16(), torch.nn.Parameter(rows), rows.tolist()):
+            expected = given.float().tolist() if torch.is_tensor(given) else rows.tolist()
+            self.assertEqual(self.made(embeddings=given, model=f"given_{type(given).__name__}_{getattr(given, 'dtype', '')}".replace("torch.", "")).weight.tolist(),
+                             expected)
+
+    def test_frozen_rows_stay_and_others_learn_as_torchs(self):
+        rows = torch.randn(20, 3)
+        for kind in ("Embedding", "EmbeddingBag"):
+            there = getattr(torch.nn, kind).from_pretrained(rows.clone(), freeze=True, sparse=True)
+            here = self.made(kind, rows, sparse=True, optimizer=emberd.SGD(learning_rate=0.5), model=f"frozen_{kind}")
+            optimizers = here.optimizer(), None
+            ids = torch.tensor([[1, 1, 4]])
+            self.assertFalse(here(ids).requires_grad)
+            with self.assertRaisesRegex(RuntimeError, "no step to end"):
+                optimizers[0].step()
+            self.assertTrue(torch.equal(here.weight, rows))
+            self.assertFalse(here.weight.requires_grad)
+            here.requires_grad_()
+            there.requires_grad_()
+            optimizers = optimizers[0], torch.optim.SGD(there.parameters(), 0.5)
+            for layer, optimizer in zip((here, there), optimizers):
+                layer(ids).pow(2).sum().backward()
+                optimizer.step()
+            torch.testing.assert_close(here.weight.detach(), there.weight.detach(), atol=1e-6, rtol=1e-6)
+            self.assertTrue(here.weight.requires_grad)
+
+    def test_padding_of_bags_has_no_gradient(self):
+        torch.manual_seed(2)
+        for mode in ("mean", "sum", "max"):
+            there = torch.nn.EmbeddingBag(20, 3, mode=mode, padding_idx=4)
+            here = self.made("EmbeddingBag", there.weight, freeze=False, mode=mode, padding_idx=4, optimizer=emberd.SGD(learning_rate=1.0), model=f"padded_{mode}")
+            optimizers = here.optimizer(), torch.optim.SGD(there.parameters(), 1.0)
+            weights = [torch.tensor([1.0, 2, 3, 4, 5, 6], requires_grad=True) for _ in range(2)] if mode == "sum" else [None, None]
+            for layer, optimizer, of_each in zip((here, there), optimizers, weights):
+                found = layer(torch.tensor([4, 1, 4, 2, 2, 4]), torch.tensor([0, 1, 5]), of_each)
+                (found * torch.arange(9).reshape(3, 3)).sum().backward()
+                optimizer.step()
+            torch.testing.assert_close(here.weight.detach(), there.weight.detach(), atol=1e-6, rtol=1e-6)
+            if mode == "sum":
+                torch.testing.assert_close(weights[0].grad, weights[1].grad, atol=1e-6, rtol=1e-6)
+            for offsets in ([0, 9], [1, 2], [0, 3, 2], [0, -1]):
+                with self.assertRaisesRegex(ValueError, r"row_splits: \["):
+                    here(torch.tensor([4, 1, 4]), torch.tensor(offsets))
+
+    def test_a_model_that_is_there_keeps_its_rows(self):
+        rows = torch.randn(20, 3)
+        self.made(embeddings=rows)
+        again = self.made(embeddings=rows)
+        self.assertFalse(again.collection.model.created)
+        self.made(embeddings=rows, model=again.collection.model)
+        for freeze, model in ((True, again.collection.model.name), (False, again.collection.model)):
+            with self.assertRaisesRegex(emberd.FailedPrecondition, r"embeddings: row 7 of table 'weight' is another one in model '.*load_table\('weight'.*drop_model"):
+                self.made(embeddings=rows + torch.arange(20)[:, None].ge(7), freeze=freeze, model=model)
+        small = emberd.TableConfig("small", 20, 3, storage_dtype="bfloat16")
+        for _ in range(2):  # rounded
+            self.made(embeddings=rows, table=small, model="rounded")
+
+    def test_arguments_that_make_no_sense_here(self):
+        rows = torch.zeros(20, 3)
+        for kind in ("Embedding", "EmbeddingBag"):
+            for name, value, said in (("max_norm", 1.0, "a lookup changes no row.*clip_weight_max"), ("norm_type", 1.0, "it belongs to max_norm"),
+                                      ("scale_grad_by_freq", True, "gradients of a row are summed")):
+                for embeddings in (None, rows):
+                    with self.assertRaisesRegex(ValueError, f"^{name}: {value} is not allowed, only .*: {said}"):
+                        self.made(kind, embeddings, **{name: value})
+            for name, value, said in (("device", "cuda", "move these"), ("dtype", torch.float16, "storage_dtype"), ("_weight", rows, "from_pretrained")):
+                with self.assertRaisesRegex(ValueError, f"(?s)^{name}: .* is not allowed, only None.*{said}"):
+                    self.made(kind, **{name: value})
+            for wrong, said in ((torch.zeros(3), r"embeddings: the shape \[3\] is not allowed; it must be \[num_embeddings, embedding_dim\]"),
+                                (rows + float("nan"), "must be finite")):
+                with self.assertRaisesRegex(ValueError, said):
+                    self.made(kind, wrong)
+            with self.assertRaisesRegex(ValueError, "table: initializer: it must be None"):
+                self.made(kind, rows, table=emberd.TableConfig("t", 20, 3, initializer="zeros"))
+            with self.assertRaisesRegex(ValueError, "num_embeddings, embedding_dim: 20 and 3 are not allowed"):
+                self.made(kind, rows, table=emberd.TableConfig("t", 21, 3))
+            self.made(kind, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=True, device="cpu", dtype=torch.float32, _weight=None, model=f"torchs_{kind}")
+
+
+class WeightTest(LayersCase):
+    def test_it_is_the_rows_as_they_are_now(self):
+        for options in ({}, {"pipelined": True}):
+            layer = self.made(optimizer=emberd.SGD(learning_rate=1.0), model=f"now_{len(options)}", **options)
+            sparse = layer.optimizer()
+            for _ in range(2):
+                before = layer.weight.detach().clone()
+                layer(torch.tensor([3])).sum().backward()
+                sparse.step()
+                layer.finish()
+                self.assertEqual((before - layer.weight).nonzero()[:, 0].tolist(), [3] * 3)
+        self.assertEqual((tuple(layer.weight.shape), layer.weight.dtype, list(layer.parameters()), list(layer.state_dict())),
+                         ((20, 3), torch.float32, [], ["collection._extra_state"]))
+
+    def test_what_would_change_it_raises(self):
+        layer = self.made()
+        rows = layer.weight.detach().clone()
+        said = r"weight: it is a copy of rows of the cluster, so that a change of it would be lost; collection.model.assign_rows.*load_table.*from_pretrained.*requires_grad_\(False\)"
+
+        def iadd():
+            weight = layer.weight.detach()
+            weight += 1
+
+        for change in (iadd, lambda: layer.weight.data.copy_(rows), lambda: layer.weight.detach().__setitem__(0, 1.0), lambda: layer.weight[3].zero_(),
+                       lambda: torch.nn.init.xavier_uniform_(layer.weight), lambda: torch.add(rows, 1, out=layer.weight), lambda: layer.weight.T.mul_(2),
+                       lambda: setattr(layer.weight, "requires_grad", False), lambda: layer.weight.requires_grad_(False), lambda: setattr(layer.weight, "data", rows),
+                       lambda: next(iter(layer.weight)).fill_(1), lambda: layer.weight.split(5)[1].add_(1), lambda: torch.relu_(layer.weight),
+                       lambda: torch._foreach_add_([layer.weight], 1.0)):
+            with self.subTest(change), self.assertRaisesRegex(RuntimeError, said), torch.no_grad():
+                change()
+        for shared in (layer.weight.detach().numpy(), np.asarray(layer.weight.detach())):
+            with self.assertRaisesRegex(ValueError, "read-only"):
+                shared[0] = 1
+        for assigned in (rows, torch.nn.Parameter(rows), None):
+            with self.assertRaisesRegex(AttributeError, "weight: it cannot be assigned, for rows are on the cluster; collection.model.assign_rows.*from_pretrained"):
+                layer.weight = assigned
+        self.assertTrue(torch.equal(layer.weight, rows))
+        with self.assertRaisesRegex(RuntimeError, "its gradient would be lost; call the layer"):
+            (torch.ones(1, 3) @ layer.weight.T).sum().backward()
+
+    def test_what_is_computed_from_it_is_a_tensor_as_any_other(self):
+        layer = self.made()
+        rows = layer.weight.detach()
+        for made in (rows * 2, rows.clone(), rows[[1, 2]], torch.cat([rows, rows]), copy.deepcopy(layer.weight), rows.sum(), torch.nn.functional.embedding(torch.tensor([1]), rows)):
+            self.assertIs(type(made), torch.Tensor)
+            made += 1
+        plain = torch.ones(20, 3)
+        plain += rows
+        self.assertIs(type(plain), torch.Tensor)
+        torch.testing.assert_close(plain - 1, rows.clone(), atol=1e-6, rtol=1e-6)
+        file = io.BytesIO()
+        torch.save(layer.weight, file)
+        file.seek(0)
+        self.assertTrue(torch.equal(torch.load(file), rows))
+        self.assertIn("tensor(" if type(rows) is torch.Tensor else "Rows(", repr(rows))
+
+    def test_the_state_of_torchs_layer_is_no_state_of_it(self):
+        for kind in ("Embedding", "EmbeddingBag"):
+            net = torch.nn.Sequential(self.made(kind, model=kind))
+            with self.assertRaisesRegex(RuntimeError, r"0.weight: rows are on the cluster, .*collection.model.load_table\('weight', rows\) of the layer, or make it by from_pretrained"):
+                net.load_state_dict({**net.state_dict(), "0.weight": torch.zeros(20, 3)})
+            net.load_state_dict(net.state_dict())
+
+    def test_a_large_table_is_not_read_whole(self):
+        layer = self.made()
+        with unittest.mock.patch.object(emberd.torch._layers, "MOST_BYTES", 239):
+            with self.assertRaisesRegex(emberd.ResourceExhausted, r"weight: 20 x 3 are 240 B, which is above 239 B; read some rows by "
+                                        r"collection.model.read_rows\('weight', ids\), or all in parts by collection.model.export\('weight'\)"):
+                layer.weight
+        with unittest.mock.patch.object(emberd.torch._layers, "MOST_BYTES", 240):
+            self.assertEqual(len(layer.weight), 20)
+
+
+if __name__ == "__main__":
+    main()
