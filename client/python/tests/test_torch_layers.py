@@ -124,6 +124,26 @@ class PretrainedTest(LayersCase):
             self.made(kind, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=True, device="cpu", dtype=torch.float32, _weight=None, model=f"torchs_{kind}")
 
 
+class InputTest(LayersCase):
+    def test_ids_of_any_shape(self):
+        layer = self.made(embeddings=torch.randn(20, 3), freeze=False, optimizer=emberd.SGD(learning_rate=1.0))
+        sparse, there = layer.optimizer(), torch.nn.Embedding.from_pretrained(layer.weight.detach().clone(), freeze=False)
+        for ids in (torch.tensor(7), torch.zeros(0, dtype=torch.int64), torch.ones(2, 1, 3, dtype=torch.int32)):
+            found, expected = layer(ids), there(ids)
+            self.assertEqual((found.shape, found.tolist()), (expected.shape, expected.tolist()))
+            for one in (found, expected):
+                one.sum().backward()
+            sparse.step()
+        torch.testing.assert_close(layer.weight.detach(), there.weight.detach() - there.weight.grad, atol=1e-5, rtol=1e-5)
+
+    def test_what_is_no_tensor_is_refused(self):
+        for options, offsets in (({"mode": "max"}, None), ({"padding_idx": 0}, None), ({}, torch.tensor([0]))):
+            layer = self.made("EmbeddingBag", model=f"input_{len(options)}_{options.get('mode')}", **options)
+            for wrong, said in (([1, 2], "a list"), (np.array([1, 2]), "a ndarray")):
+                with self.assertRaisesRegex(TypeError, f"input: {said} is not allowed; it must be a tensor of ids"):
+                    layer(wrong, offsets)
+
+
 class WeightTest(LayersCase):
     def test_it_is_the_rows_as_they_are_now(self):
         for options in ({}, {"pipelined": True}):

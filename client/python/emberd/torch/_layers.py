@@ -161,8 +161,8 @@ class Embedding(_OneTable):
         """As torch.nn.Embedding: input [...] gives [..., embedding_dim]."""
         if not isinstance(input, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _native.refuse_kind(input, "input", "a tensor of ids")
-        found: Dict[str, torch.Tensor] = self.collection({self.feature: input})
-        return found[self.feature]
+        found: Dict[str, torch.Tensor] = self.collection({self.feature: input if input.dim() else input[None]})
+        return found[self.feature] if input.dim() else found[self.feature][0]
 
 
 def _given_rows(embeddings: Any) -> Any:
@@ -229,6 +229,8 @@ class EmbeddingBag(_OneTable):
                 per_sample_weights: Optional[torch.Tensor] = None) -> torch.Tensor:
         """As torch.nn.EmbeddingBag: input [samples, ids of a sample], or [ids] with the offset of each sample."""
         ids: Ids
+        if not isinstance(input, torch.Tensor) and (offsets is not None or self.mode == "max" or self.padding_idx is not None):  # pyright: ignore
+            raise _native.refuse_kind(input, "input", "a tensor of ids")
         if self.mode == "max" and per_sample_weights is not None:
             raise ValueError("per_sample_weights: not allowed with mode 'max', which combines rows as they are; give none, or take mode 'sum'")
         if self.mode == "max" and offsets is None and input.dim() != 2:
