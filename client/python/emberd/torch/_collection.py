@@ -95,7 +95,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     features: emberd.FeatureConfig; default: one for each table, of its name.
     model: the name under which the tables are declared; or an emberd.Model that has these tables and features, as the one that serves
       a checkpoint: its optimizers are as they are there, and `client` is not needed.
-    group: the name of the run: training under the same name continues the run. rank and size default to those of
+    group: the name of the run: training under the same name continues the run; its first step warns of that, unless `next_step` was asked for, or a
+      state loaded or restored, before. rank and size default to those of
       torch.distributed, if that is initialized.
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
     reduction: "sum" of the gradients of all ranks, or "mean".
