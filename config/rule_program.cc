@@ -73,7 +73,7 @@ std::vector<Token> Tokenize(absl::string_view text) {
   return tokens;
 }
 
-// Operations, as expressions have them and as StableHLO does. Truths are 1 or 0.
+// Operations, as expressions have them and as StableHLO does.
 struct NamedOp {
   absl::string_view text, hlo;
   RuleOp op;
@@ -86,31 +86,8 @@ struct NamedOp {
                                           : 3;
   }
 };
-constexpr NamedOp kOps[] = {{"abs", "abs", kAbs},
-                            {"sign", "sign", kSign},
-                            {"sqrt", "sqrt", kSqrt},
-                            {"rsqrt", "rsqrt", kRsqrt},
-                            {"exp", "exponential", kExp},
-                            {"log", "log", kLog},
-                            {"tanh", "tanh", kTanh},
-                            {"floor", "floor", kFloor},
-                            {"min", "minimum", kMin},
-                            {"max", "maximum", kMax},
-                            {"pow", "power", kPower},
-                            {"where", "select", kSelect},
-                            {"+", "add", kAdd},
-                            {"-", "subtract", kSubtract},
-                            {"*", "multiply", kMultiply},
-                            {"/", "divide", kDivide},
-                            {"<", "LT", kLess},
-                            {"<=", "LE", kLessEqual},
-                            {">", "GT", kGreater},
-                            {">=", "GE", kGreaterEqual},
-                            {"==", "EQ", kEqual},
-                            {"!=", "NE", kNotEqual},
-                            {"", "negate", kNegate},
-                            {"", "convert", kCopy},
-                            {"", "broadcast_in_dim", kCopy},
+#define EMBERD_RULE_OP(name, text, hlo, value) {text, hlo, name},
+constexpr NamedOp kOps[] = {EMBERD_RULE_OPS(EMBERD_RULE_OP){"", "broadcast_in_dim", kCopy},
                             {"", "reshape", kCopy},
                             {"", "and", kMin},
                             {"", "or", kMax},

@@ -14,6 +14,35 @@ namespace emberd::config {
 
 inline constexpr int kMaxCustomSlots = 4;
 
+// Each operation: its name, what expressions and StableHLO call it, and what it makes of the
+// vectors a, b and c. Truths are 1 or 0. The sign is -1 or 1, or a itself if it is 0 or NaN. The
+// lesser or greater of a number and NaN is NaN. Those of a alone come first, then those of a and b.
+#define EMBERD_RULE_OPS(OP)                                                   \
+  OP(kCopy, "", "convert", a)                                                 \
+  OP(kNegate, "", "negate", hn::Neg(a))                                       \
+  OP(kAbs, "abs", "abs", hn::Abs(a))                                          \
+  OP(kSign, "sign", "sign", choose(hn::Eq(a, zero), a, hn::CopySign(one, a))) \
+  OP(kSqrt, "sqrt", "sqrt", hn::Sqrt(a))                                      \
+  OP(kRsqrt, "rsqrt", "rsqrt", hn::Div(one, hn::Sqrt(a)))                     \
+  OP(kExp, "exp", "exponential", call(a, b))                                  \
+  OP(kLog, "log", "log", call(a, b))                                          \
+  OP(kTanh, "tanh", "tanh", call(a, b))                                       \
+  OP(kFloor, "floor", "floor", call(a, b))                                    \
+  OP(kMin, "min", "minimum", choose(hn::Lt(a, b), a, b))                      \
+  OP(kMax, "max", "maximum", choose(hn::Lt(b, a), a, b))                      \
+  OP(kPower, "pow", "power", call(a, b))                                      \
+  OP(kAdd, "+", "add", hn::Add(a, b))                                         \
+  OP(kSubtract, "-", "subtract", hn::Sub(a, b))                               \
+  OP(kMultiply, "*", "multiply", hn::Mul(a, b))                               \
+  OP(kDivide, "/", "divide", hn::Div(a, b))                                   \
+  OP(kLess, "<", "LT", truth(hn::Lt(a, b)))                                   \
+  OP(kLessEqual, "<=", "LE", truth(hn::Le(a, b)))                             \
+  OP(kGreater, ">", "GT", truth(hn::Lt(b, a)))                                \
+  OP(kGreaterEqual, ">=", "GE", truth(hn::Le(b, a)))                          \
+  OP(kEqual, "==", "EQ", truth(hn::Eq(a, b)))                                 \
+  OP(kNotEqual, "!=", "NE", truth(hn::Not(hn::Eq(a, b))))                     \
+  OP(kSelect, "where", "select", hn::IfThenElse(hn::Eq(a, zero), c, b))
+
 enum class RuleOp : uint8_t {
   // Inputs: of slots and hyper-parameters, number a. Those from kLearningRate on are the same for
   // all elements.
@@ -24,32 +53,9 @@ enum class RuleOp : uint8_t {
   kStep,
   kHyperParameter,
   kNumber,
-  // Of a. The sign is -1 or 1, or a itself if it is 0 or NaN.
-  kCopy,
-  kNegate,
-  kAbs,
-  kSign,
-  kSqrt,
-  kRsqrt,
-  kExp,
-  kLog,
-  kTanh,
-  kFloor,
-  // Of a and b. The lesser or greater of a number and NaN is NaN. Comparisons give 1 or 0.
-  kMin,
-  kMax,
-  kPower,
-  kAdd,
-  kSubtract,
-  kMultiply,
-  kDivide,
-  kLess,
-  kLessEqual,
-  kGreater,
-  kGreaterEqual,
-  kEqual,
-  kNotEqual,
-  kSelect,  // b where a is not 0, else c
+#define EMBERD_RULE_OP(name, text, hlo, value) name,
+  EMBERD_RULE_OPS(EMBERD_RULE_OP)
+#undef EMBERD_RULE_OP
 };
 
 // How many of a, b and c are nodes.

@@ -25,11 +25,6 @@ constexpr size_t kBlock = 128;
 // Operations that have no instruction on some machine.
 double RuleFunction(RuleOp op, double a, double b);
 }  // namespace emberd::shard
-
-// An operation on vectors a and b.
-#define EMBERD_RULE_OP(name, value) \
-  case RuleOp::name:                \
-    return run([&](V a, [[maybe_unused]] V b) HWY_ATTR { return value; })
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -37,43 +32,36 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Of kCount columns.
 template <size_t kCount, class D, class T>
 HWY_INLINE void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, const T* pc) {
   using V = hn::Vec<D>;
+  constexpr size_t kLanes = hn::MaxLanes(d);
   const V zero = hn::Zero(d), one = hn::Set(d, T{1});
   const auto run = [&](auto use) HWY_ATTR {
-    for (size_t i = 0; i < kCount; i += hn::MaxLanes(d)) {
-      hn::Store(use(hn::Load(d, pa + i), hn::Load(d, pb + i)), d, to + i);
+    for (size_t i = 0; i < kCount; i += kLanes) {
+      hn::Store(use(hn::Load(d, pa + i), hn::Load(d, pb + i), hn::Load(d, pc + i)), d, to + i);
     }
   };
   const auto truth = [&](auto mask) HWY_ATTR { return hn::IfThenElseZero(mask, one); };
   // `a` where it is NaN or `first`, else `b`.
   const auto choose = [&](auto first, V a, V b)
                           HWY_ATTR { return hn::IfThenElse(hn::Or(first, hn::IsNaN(a)), a, b); };
+  const auto call = [&](V a, V b) HWY_ATTR {
+    HWY_ALIGN T x[kLanes], y[kLanes];
+    hn::Store(a, d, x);
+    hn::Store(b, d, y);
+    for (size_t i = 0; i < kLanes; ++i) x[i] = static_cast<T>(RuleFunction(op, x[i], y[i]));
+    return hn::Load(d, x);
+  };
   switch (op) {
-    EMBERD_RULE_OP(kCopy, a);
-    EMBERD_RULE_OP(kNegate, hn::Neg(a));
-    EMBERD_RULE_OP(kAbs, hn::Abs(a));
-    EMBERD_RULE_OP(kSign, choose(hn::Eq(a, zero), a, hn::CopySign(one, a)));
-    EMBERD_RULE_OP(kSqrt, hn::Sqrt(a));
-    EMBERD_RULE_OP(kRsqrt, hn::Div(one, hn::Sqrt(a)));
-    EMBERD_RULE_OP(kMin, choose(hn::Lt(a, b), a, b));
-    EMBERD_RULE_OP(kMax, choose(hn::Lt(b, a), a, b));
-    EMBERD_RULE_OP(kAdd, hn::Add(a, b));
-    EMBERD_RULE_OP(kSubtract, hn::Sub(a, b));
-    EMBERD_RULE_OP(kMultiply, hn::Mul(a, b));
-    EMBERD_RULE_OP(kDivide, hn::Div(a, b));
-    EMBERD_RULE_OP(kLess, truth(hn::Lt(a, b)));
-    EMBERD_RULE_OP(kLessEqual, truth(hn::Le(a, b)));
-    EMBERD_RULE_OP(kGreater, truth(hn::Lt(b, a)));
-    EMBERD_RULE_OP(kGreaterEqual, truth(hn::Le(b, a)));
-    EMBERD_RULE_OP(kEqual, truth(hn::Eq(a, b)));
-    EMBERD_RULE_OP(kNotEqual, truth(hn::Not(hn::Eq(a, b))));
-    case RuleOp::kSelect:
-      for (size_t i = 0; i < kCount; ++i) to[i] = pa[i] != 0 ? pb[i] : pc[i];
+#define EMBERD_RULE_OP(name, text, hlo, value) \
+  case RuleOp::name:                           \
+    return run([&](V a, [[maybe_unused]] V b, [[maybe_unused]] V c) HWY_ATTR { return value; });
+    EMBERD_RULE_OPS(EMBERD_RULE_OP)
+#undef EMBERD_RULE_OP
+    default:  // an input
       return;
-    default:
-      for (size_t i = 0; i < kCount; ++i) to[i] = static_cast<T>(RuleFunction(op, pa[i], pb[i]));
   }
 }
 
