@@ -18,10 +18,6 @@ namespace emberd::shard {
 using config::RuleOp;
 using config::RuleProgram;
 
-// Columns that an operation works on at once: few enough that operations overlap in the processor,
-// as many as make up for choosing an operation.
-constexpr size_t kBlock = 128;
-
 // Operations that have no instruction on some machine.
 double RuleFunction(RuleOp op, double a, double b);
 }  // namespace emberd::shard
@@ -39,6 +35,7 @@ HWY_INLINE void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, co
   constexpr size_t kLanes = hn::MaxLanes(d);
   const V zero = hn::Zero(d), one = hn::Set(d, T{1});
   const auto run = [&](auto use) HWY_ATTR {
+#pragma GCC unroll 4
     for (size_t i = 0; i < kCount; i += kLanes) {
       hn::Store(use(hn::Load(d, pa + i), hn::Load(d, pb + i), hn::Load(d, pc + i)), d, to + i);
     }
@@ -65,48 +62,6 @@ HWY_INLINE void RunOperation(D d, RuleOp op, T* to, const T* pa, const T* pb, co
   }
 }
 
-// `d` divides width.
-template <class D>
-void UpdateRowsWith(D d, const CustomRun& run, const CustomRows& rows) {
-  constexpr size_t kLanes = hn::MaxLanes(d);
-  size_t row = 0, column = 0;
-  while (row < rows.count) {
-    const size_t first_row = row, first_column = column;
-    // Calls use(value, stored, at, columns) for what rows have of the next block.
-    const auto each = [&](const auto& use) HWY_ATTR {
-      row = first_row, column = first_column;
-      for (size_t at = 0, columns; at < kBlock && row < rows.count; at += columns) {
-        columns = std::min(rows.width - column, kBlock - at);
-        use(0, reinterpret_cast<float*>(rows.weights[row]) + column, at, columns);
-        for (size_t s = 1; s < run.results.size(); ++s) {
-          use(s, rows.slots[s - 1] + rows.rows[row] * rows.width + column, at, columns);
-        }
-        column += columns;
-        if (column == rows.width) column = 0, ++row;
-      }
-    };
-    const auto copy = [&](const float* from, float* to, size_t columns) HWY_ATTR {
-      for (size_t i = 0; i < columns; i += kLanes) hn::Store(hn::LoadU(d, from + i), d, to + i);
-    };
-    each([&](size_t value, const float* stored, size_t at, size_t columns) HWY_ATTR {
-      copy(stored, run.inputs[1 + value] + at, columns);
-      if (value > 0) return;
-      copy(rows.gradients + row * rows.stride + column, run.inputs[0] + at, columns);
-    });
-    for (const CustomRun::Operation& one : run.operations) {
-      RunOperation<kBlock>(hn::CappedTag<float, 16>(), one.op, one.to, one.a, one.b, one.c);
-    }
-    // NaN is one NaN: its bits depend on the order of operands, which compilers change.
-    each([&](size_t value, float* stored, size_t at, size_t columns) HWY_ATTR {
-      const float* const made = run.results[value] + at;
-      for (size_t i = 0; i < columns; i += kLanes) {
-        const auto x = hn::Load(d, made + i);
-        hn::StoreU(hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), d, stored + i);
-      }
-    });
-  }
-}
-
 }  // namespace
 
 double FoldOperation(RuleOp op, double a, double b, double c) {
@@ -115,11 +70,11 @@ double FoldOperation(RuleOp op, double a, double b, double c) {
   return value;
 }
 
-void UpdateCustomRows(const CustomRun& run, const CustomRows& rows) {
-  if (rows.width % 16 == 0) {
-    UpdateRowsWith(hn::CappedTag<float, 16>(), run, rows);
-  } else {
-    UpdateRowsWith(hn::CappedTag<float, 8>(), run, rows);
+void RunOperations(const CustomRun& run, size_t columns) {
+  for (size_t at = 0; at < columns; at += kRuleBlock) {
+    for (const auto& [op, to, a, b, c] : run.operations) {
+      RunOperation<kRuleBlock>(hn::CappedTag<float, 16>(), op, to + at, a + at, b + at, c + at);
+    }
   }
 }
 
@@ -131,7 +86,7 @@ namespace emberd::shard {
 namespace {
 
 HWY_EXPORT(FoldOperation);
-HWY_EXPORT(UpdateCustomRows);
+HWY_EXPORT(RunOperations);
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
@@ -183,12 +138,13 @@ std::shared_ptr<const RuleProgram> MakeCustomProgram(const v1::OptimizerConfig& 
   return program;
 }
 
-CustomRun::CustomRun(const RuleProgram& program, const CommonRule& common)
-    : memory_(hwy::AllocateAligned<float>((program.nodes.size() + 4) * kBlock)) {
+CustomRun::CustomRun(const RuleProgram& program, const CommonRule& common, size_t columns) {
+  columns = (columns + kRuleBlock - 1) / kRuleBlock * kRuleBlock;
+  memory_ = hwy::AllocateAligned<float>((program.nodes.size() + 4) * columns);
   float* next = memory_.get();
   const auto place = [&](double number) {
-    std::fill_n(next, kBlock, static_cast<float>(number));
-    return std::exchange(next, next + kBlock);
+    std::fill_n(next, columns, static_cast<float>(number));
+    return std::exchange(next, next + columns);
   };
   std::vector<float*> places;
   for (const RuleProgram::Node& node : program.nodes) places.push_back(place(node.number));
@@ -210,9 +166,7 @@ CustomRun::CustomRun(const RuleProgram& program, const CommonRule& common)
   results[0] = clipped;
 }
 
-void CustomRun::Update(const CustomRows& rows) const {
-  HWY_DYNAMIC_DISPATCH(UpdateCustomRows)(*this, rows);
-}
+void CustomRun::Run(size_t columns) const { HWY_DYNAMIC_DISPATCH(RunOperations)(*this, columns); }
 
 }  // namespace emberd::shard
 #endif

@@ -17,14 +17,9 @@ namespace emberd::shard {
 std::shared_ptr<const config::RuleProgram> MakeCustomProgram(const v1::OptimizerConfig& optimizer,
                                                              int64_t step);
 
-// Rows whose gradients lie one every `stride` floats.
-struct CustomRows {
-  size_t count, width, stride;
-  const float* gradients;
-  char* const* weights;  // float32
-  const uint32_t* rows;
-  float* const* slots;  // of the partition, [rows, width]
-};
+// Columns that an operation works on at once: few enough that operations overlap in the processor,
+// as many as make up for choosing an operation.
+inline constexpr size_t kRuleBlock = 128;
 
 // What one thread runs a rule with, block of columns by block: the block of each node lies at a
 // place of its own.
@@ -35,11 +30,13 @@ class CustomRun {
     float *to, *a, *b, *c;
   };
 
-  CustomRun(const config::RuleProgram& program, const CommonRule& common);
-  // Decays weights, runs the rule, clips weights, as far as `width`.
-  void Update(const CustomRows& rows) const;
+  // Of blocks of at least `columns`.
+  CustomRun(const config::RuleProgram& program, const CommonRule& common, size_t columns);
+  // From the inputs, decays weights, runs the rule and clips weights.
+  void Run(size_t columns) const;
 
-  std::vector<float*> inputs, results;  // gradient, weight, slots; weight, slots
+  // Blocks: gradient, weight, slots; updated weight and slots.
+  std::vector<float*> inputs, results;
   std::vector<Operation> operations;
 
  private:

@@ -8,9 +8,12 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "config/optimizers.h"
+#include "shard/store/stack_store.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/scalar_optimizers.h"
 #include "shard/testing/test_engine.h"
+#include "shard/update/update_kernel.h"
 
 namespace emberd::shard {
 namespace custom_rule_test {
@@ -146,6 +149,59 @@ TEST(CustomRule, RandomProgramsAreWhatASlowInterpreterSays) {
       ASSERT_TRUE(Same(row.w[c], static_cast<float>(made[0].value))) << made[0].text;
       ASSERT_TRUE(Same(row.slots[0][c], static_cast<float>(made[1].value))) << made[1].text;
       ASSERT_TRUE(Same(row.slots[1][c], static_cast<float>(made[2].value))) << made[2].text;
+    }
+  }
+}
+
+// What the rule makes of rows of which some are touched once, some twice, and half have padding:
+// the bytes of weights, then those of the slot.
+std::vector<char> AfterManyRows(const std::string& optimizer, int width, v1::DataType dtype,
+                                bool stochastic, uint64_t seed) {
+  constexpr int kRows = 41, kSamples = 16;
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> gradients(kSamples * width), slot(kRows * width);
+  for (float& value : gradients) value = normal(random);
+  for (float& value : slot) value = normal(random);
+  std::vector<char> weights(slot.size() * config::WeightBytes(dtype));
+  WriteStoredRow(dtype, slot, weights.data());
+  std::vector<Touch> touches;
+  for (uint32_t row = 0; row < kRows; row += 1 + row % 2) {
+    for (uint32_t i = 0; i <= row % 3 / 2; ++i) {
+      touches.push_back({row, static_cast<uint32_t>(random() % kSamples), 0.5f});
+    }
+  }
+  UpdateArgs args;
+  args.touch_count = static_cast<int64_t>(touches.size());
+  touches.resize(touches.size() + kTouchPadding);
+  args.touches = touches.data();
+  args.gradients = gradients.data();
+  args.width = width;
+  const RowRange ranges[] = {{0, kRows / 2, width, 0}, {kRows / 2, kRows, width - 3, 1}};
+  args.ranges = ranges;
+  args.weights = weights.data();
+  args.dtype = dtype;
+  args.stochastic_rounding = stochastic;
+  args.slots[0] = slot.data();
+  UpdateRows(args, MakeStepRule(testing::CompleteOptimizer(optimizer + " learning_rate: 0.1"), 0));
+  const char* const bytes = reinterpret_cast<const char*>(slot.data());
+  weights.insert(weights.end(), bytes, bytes + slot.size() * sizeof(float));
+  return weights;
+}
+
+// Prevents: rows of a block that mix, in a width that has code of its own or is wider than a block;
+// 16-bit weights that are rounded in another way; padding that fills up.
+TEST(CustomRule, UpdatesManyRowsAsTheBuiltInOptimizerDoes) {
+  const std::string custom =
+      testing::Custom("m = 0.5 * m + g; w = w - lr * m", "slots { name: 'm' }");
+  const uint64_t seed = TestSeed();
+  for (const int width : {8, 16, 24, 32, 64, 128, 136, 264}) {
+    for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16, v1::FLOAT16}) {
+      for (const bool stochastic : {false, dtype != v1::FLOAT32}) {
+        EXPECT_TRUE(AfterManyRows(custom, width, dtype, stochastic, seed) ==
+                    AfterManyRows("momentum { momentum: 0.5 }", width, dtype, stochastic, seed))
+            << width << " " << v1::DataType_Name(dtype) << " " << stochastic;
+      }
     }
   }
 }

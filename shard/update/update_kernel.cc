@@ -30,9 +30,7 @@ static_assert(RowsAhead::kMost + kPlacesAhead < kTouchPadding);
 // Of gradients and state that one batch of rows takes: two of them fit into the first level of
 // cache.
 constexpr size_t kBatchBytes = size_t{12} << 10;
-// Of a batch. A user's rule takes more rows at once, because each of its operations is looked up
-// once for all of them.
-constexpr int kMostRows = 4 * kRowsAtOnce;
+constexpr int kMostRows = std::max<int>(kRowsAtOnce, kRuleBlock / 8);  // of a batch
 
 // Where the gradient of a sample lies.
 struct GradientArray {
@@ -97,7 +95,7 @@ struct UpdatePass {
   const UpdateArgs& args;
   const StepRule& step;
   const size_t width = args.width;
-  const size_t stride = (width + 15) / 16 * 16;
+  size_t stride = (width + 15) / 16 * 16;
   RowState state = {};
   RowsAhead ahead{1};
   int rows_at_once = 0;
@@ -152,9 +150,10 @@ class GradientSums {
     int count = 0;
     while (count < most && touch != end) {
       const uint32_t row = touch->row;
-      float* gradient = batch.gradients + count * stride_;
+      float* gradient = batch.gradients + count * (kWidth > 0 ? kWidth : pass_.stride);
       finite_ = true;
       touch = SumRow(touch, end, [&](size_t column, const auto& sums) HWY_ATTR {
+#pragma GCC unroll 8
         for (const auto& sum : sums) hn::Store(sum, d, gradient + column), column += kLanes;
       });
       if (!finite_) {
@@ -197,8 +196,8 @@ class GradientSums {
     Prefetch<kCache>(gradients_(touch->sample), width() * sizeof(float));
   }
 
-  // Asks for the memory of later touches. The state of rows of a batch is asked for into the first
-  // level when the batch before it is updated.
+  // Asks for the memory of later touches. The state of rows that are not updated at once is asked
+  // for into the first level when the batch before theirs is updated.
   HWY_INLINE void PrefetchLater(const Touch* touch) const {
     const Touch* far = touch + ahead_.far;
     const Touch* near = touch + ahead_.near;
@@ -207,7 +206,7 @@ class GradientSums {
     PrefetchGradient<Cache::kFar>(far);
     PrefetchGradient<Cache::kNear>(near);
     if (far->row != far[-1].row) PrefetchState<Cache::kFar, kWidth>(state_, far->row);
-    if (kUpdated && near->row != near[-1].row) {
+    if (at_once_ && near->row != near[-1].row) {
       PrefetchState<Cache::kNear, kWidth>(state_, near->row);
     }
   }
@@ -221,11 +220,13 @@ class GradientSums {
     const Touch* const begin = touch;
     const uint32_t row = touch->row;
     hn::Vec<D> sum[kVectors];
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
     do {
       if (kFirst) PrefetchLater(touch);
       const float* gradient = gradients_(touch->sample) + column;
       const auto gain = hn::Set(d, touch->gain);
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         sum[v] = hn::Add(sum[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
       }
@@ -267,8 +268,8 @@ class GradientSums {
   const RowState state_;
   const RowsAhead ahead_;
   const Gradients gradients_;
-  const size_t stride_ = kWidth > 0 ? kWidth : pass_.stride;
   const CommonRule common_ = pass_.step.common;
+  const bool at_once_ = kUpdated || pass_.custom != nullptr;
   const bool skip_ = pass_.args.skip_nonfinite;
   const bool check_ = skip_ || pass_.args.gradient_rows != nullptr;
   bool finite_ = true;  // the sums of the row so far, or rows are not skipped
@@ -317,6 +318,16 @@ SumSomeRows SumsOf(const UpdateArgs& args) {
   });
 }
 
+// A formula may leave padding with anything (0 / 0, a clip bound).
+template <v1::DataType kDtype>
+void ClearPadding(const UpdatePass& pass, uint32_t row, int columns, char* weights) {
+  const size_t element = config::WeightBytes(kDtype), padding = pass.width - columns;
+  std::memset(weights + columns * element, 0, padding * element);
+  for (int s = 0; s < pass.state.slot_count; ++s) {
+    std::fill_n(pass.args.slots[s] + row * pass.width + columns, padding, 0.0f);
+  }
+}
+
 // Updates rows from their gradients. kWidth as in GradientSums.
 template <class Rule, v1::DataType kDtype, int kWidth>
 class RowUpdates {
@@ -357,7 +368,7 @@ class RowUpdates {
         UpdateBlock<std::extent_v<std::remove_reference_t<decltype(g)>>>(Wide(), rule_, column, g,
                                                                          weights, slots);
       });
-      if (columns < static_cast<int>(width())) ClearPadding(columns, weights, slots);
+      if (columns < static_cast<int>(width())) ClearPadding<kDtype>(pass, row, columns, weights);
     }
   }
 
@@ -390,7 +401,7 @@ class RowUpdates {
       UpdateBlocks<1>(Narrow(), rule, column, gradient, weights, slots);
     }
     if (batch.columns[i] < static_cast<int>(width())) {
-      ClearPadding(batch.columns[i], weights, slots);
+      ClearPadding<kDtype>(pass_, batch.rows[i], batch.columns[i], weights);
     }
   }
 
@@ -438,14 +449,6 @@ class RowUpdates {
     for (int v = 0; v < kVectors; ++v) StoreRow<kDtype>(d, w[v], weights, column + v * kLanes);
   }
 
-  // A formula may leave padding with anything (0 / 0, a clip bound).
-  void ClearPadding(int columns, char* weights, float* const* slots) const {
-    const size_t element = config::WeightBytes(kDtype);
-    const size_t padding = width() - columns;
-    std::memset(weights + columns * element, 0, padding * element);
-    for (int s = 0; s < kSlots; ++s) std::fill_n(slots[s] + columns, padding, 0.0f);
-  }
-
   const UpdatePass& pass_;
   const RowState state_;
   const size_t stride_ = kWidth > 0 ? kWidth : pass_.stride;
@@ -453,21 +456,23 @@ class RowUpdates {
   const Rule rule_ = std::get<Rule>(pass_.step.rule);
 };
 
-// The gradients of a batch are summed before the batch before it is updated.
+// The gradients of a batch are summed before the batch before it is updated. A user's rule has one
+// block of gradients, so it updates each batch at once.
 template <class Sum, class Update>
 HWY_INLINE void UpdateInBatches(const UpdatePass& pass, const Sum& sum, const Update& update) {
-  const auto gradients = hwy::AllocateAligned<float>(2 * pass.rows_at_once * pass.stride);
-  std::fill_n(gradients.get(), 2 * pass.rows_at_once * pass.stride, 0.0f);
+  const size_t floats = pass.rows_at_once * pass.stride;
+  const auto gradients = hwy::AllocateAligned<float>(2 * floats);
+  std::fill_n(gradients.get(), 2 * floats, 0.0f);
   RowBatch batches[2];
-  batches[0].gradients = gradients.get();
-  batches[1].gradients = gradients.get() + pass.rows_at_once * pass.stride;
+  batches[0].gradients = pass.custom ? pass.custom->inputs[0] : gradients.get();
+  batches[1].gradients = gradients.get() + floats;
   const Touch* touch = pass.args.touches;
-  int next = 0;
+  int summed = 0, other = pass.custom ? 0 : 1;
   do {
-    touch = sum(touch, batches[next]);
-    next = 1 - next;
-    update(batches[next], batches[1 - next]);
-  } while (batches[1 - next].count > 0);
+    touch = sum(touch, batches[summed]);
+    std::swap(summed, other);
+    update(batches[summed], batches[other]);
+  } while (batches[other].count > 0);
 }
 
 using UpdateSomeRows = void (*)(const UpdatePass&, RowBatch& batch, RowBatch& next);
@@ -501,16 +506,58 @@ void UpdateFromArray(UpdatePass& pass) {
   }
 }
 
-// By a user's rule. Weights are float32.
-void UpdateByCustom(const UpdatePass& pass, RowBatch& batch, RowBatch& next) {
-  for (int i = 0; i < next.count; ++i) PrefetchState<Cache::kNear, 0>(pass.state, next.rows[i]);
-  pass.custom->Update({static_cast<size_t>(batch.count), pass.width, pass.stride, batch.gradients,
-                       batch.weights, batch.rows, pass.args.slots});
-  for (int i = 0; i < batch.count; ++i) {
-    const size_t columns = batch.columns[i], padding = pass.width - columns;
-    std::memset(batch.weights[i] + columns * sizeof(float), 0, padding * sizeof(float));
-    for (int s = 0; s < pass.state.slot_count; ++s) {
-      std::fill_n(pass.args.slots[s] + batch.rows[i] * pass.width + columns, padding, 0.0f);
+// Copies rows into a block of a user's rule. kWidth as in GradientSums.
+template <v1::DataType kDtype, int kWidth>
+HWY_INLINE void ReadRows(char* const* rows, int count, size_t width, float* block) {
+  const std::conditional_t<(kWidth > 0), Wide, Narrow> d;
+  if (kWidth > 0) width = kWidth;
+  for (int i = 0; i < count; ++i, block += width) {
+    const char* const row = rows[i];
+#pragma GCC unroll 4
+    for (size_t c = 0; c < width; c += hn::MaxLanes(d)) {
+      hn::Store(LoadRow<kDtype>(d, row, c), d, block + c);
+    }
+  }
+}
+
+// The reverse. NaN is one NaN: its bits depend on the order of operands, which compilers change.
+template <v1::DataType kDtype, int kWidth>
+HWY_INLINE void WriteRows(const float* block, int count, size_t width, char* const* rows) {
+  const std::conditional_t<(kWidth > 0), Wide, Narrow> d;
+  if (kWidth > 0) width = kWidth;
+  for (int i = 0; i < count; ++i, block += width) {
+    char* const row = rows[i];
+#pragma GCC unroll 4
+    for (size_t c = 0; c < width; c += hn::MaxLanes(d)) {
+      const auto x = hn::Load(d, block + c);
+      StoreRow<kDtype>(d, hn::IfThenElse(hn::IsNaN(x), hn::NaN(d), x), row, c);
+    }
+  }
+}
+
+// By a user's rule, into whose block of gradients they were summed.
+template <v1::DataType kDtype, int kWidth>
+void UpdateByCustom(const UpdatePass& pass, RowBatch& batch, RowBatch&) {
+  const CustomRun& run = *pass.custom;
+  const size_t width = pass.width;
+  const int count = batch.count, slot_count = pass.state.slot_count;
+  char* slots[kMaxSlots][kMostRows];
+  ReadRows<kDtype, kWidth>(batch.weights, count, width, run.inputs[1]);
+  for (int s = 0; s < slot_count; ++s) {
+    float* const first = pass.args.slots[s];
+    for (int i = 0; i < count; ++i) {
+      slots[s][i] = reinterpret_cast<char*>(first + batch.rows[i] * width);
+    }
+    ReadRows<v1::FLOAT32, kWidth>(slots[s], count, width, run.inputs[2 + s]);
+  }
+  run.Run(count * width);
+  WriteRows<kDtype, kWidth>(run.results[0], count, width, batch.weights);
+  for (int s = 0; s < slot_count; ++s) {
+    WriteRows<v1::FLOAT32, kWidth>(run.results[1 + s], count, width, slots[s]);
+  }
+  for (int i = 0; i < count; ++i) {
+    if (batch.columns[i] < static_cast<int>(width)) {
+      ClearPadding<kDtype>(pass, batch.rows[i], batch.columns[i], batch.weights[i]);
     }
   }
 }
@@ -539,12 +586,20 @@ RuleKernel KernelOf(int width) {
   return kernel;
 }
 
+template <v1::DataType kDtype>
+UpdateSomeRows CustomKernel(int width) {
+  return WithWidth(width, []<int kWidth>(Width<kWidth>) -> UpdateSomeRows {
+    return UpdateByCustom<kDtype, kWidth>;
+  });
+}
+
 RuleKernels KernelsOf(const UpdateRule& rule, int width) {
   return std::visit(
       [width]<class Rule>(const Rule& one) -> RuleKernels {
         if constexpr (std::is_same_v<Rule, CustomRule>) {
           const int slots = static_cast<int>(one.program->results.size()) - 1;
-          return {{UpdateByCustom}, {UpdateByCustom}, slots, 0};
+          return {
+              {CustomKernel<v1::FLOAT32>(width)}, {CustomKernel<v1::BFLOAT16>(width)}, slots, 0};
         } else {
           return {KernelOf<Rule, v1::FLOAT32>(width), KernelOf<Rule, v1::BFLOAT16>(width),
                   Formula<Rule>::kSlots, Formula<Rule>::kRowSlots};
@@ -627,9 +682,12 @@ void AddState(const RuleKernels& kernels, UpdatePass& pass) {
   pass.state = {args.weights, {}, pass.width, weight_bytes, kernels.slots, kernels.row_slots > 0};
   std::copy(std::begin(args.slots), std::end(args.slots), pass.state.slots);
   pass.ahead = RowsAhead(pass.state.TouchBytes());
-  const size_t most = std::holds_alternative<CustomRule>(pass.step.rule) ? kMostRows : kRowsAtOnce;
   pass.rows_at_once =
-      static_cast<int>(std::clamp<size_t>(kBatchBytes / pass.state.TouchBytes(), 1, most));
+      static_cast<int>(std::clamp<size_t>(kBatchBytes / pass.state.TouchBytes(), 1, kRowsAtOnce));
+  if (std::holds_alternative<CustomRule>(pass.step.rule)) {
+    pass.stride = pass.width;
+    pass.rows_at_once = static_cast<int>(std::max<size_t>(kRuleBlock / pass.width, 1));
+  }
 }
 
 }  // namespace
@@ -647,11 +705,11 @@ UpdateCounts UpdateRowsTarget(const UpdateArgs& args, const StepRule& step) {
   const RuleKernel& kernel = args.dtype == v1::BFLOAT16 ? kernels.bfloat16 : kernels.float32;
   std::optional<CustomRun> custom;
   if (const auto* rule = std::get_if<CustomRule>(&step.rule)) {
-    pass.custom = &custom.emplace(*rule->program, step.common);
+    pass.custom = &custom.emplace(*rule->program, step.common, pass.rows_at_once * pass.width);
   }
   if (args.dtype == v1::FLOAT16) {
     UpdateWidened<v1::FLOAT16>(pass, kernels.float32.some);
-  } else if (args.dtype == v1::BFLOAT16 && (args.stochastic_rounding || custom)) {
+  } else if (args.dtype == v1::BFLOAT16 && args.stochastic_rounding) {
     UpdateWidened<v1::BFLOAT16>(pass, kernels.float32.some);
   } else if (kernel.all != nullptr && args.gradient_rows == nullptr && !args.skip_nonfinite) {
     kernel.all(pass);
