@@ -2,7 +2,7 @@
 // leave no region, mapping or descriptor behind. For what well-behaved ones do, see
 // shared_arena_test.cc.
 //
-// Covers: region_protocol.cc, shared_region.cc, local_server.cc
+// Covers: region_protocol.cc, local_server.cc
 #include "base/region_server.h"
 
 #include <algorithm>

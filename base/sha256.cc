@@ -21,22 +21,17 @@ std::string ToHex(const Sha256Digest& digest) {
 
 }  // namespace
 
-struct Sha256Stream::State {
-  State() { Check(EVP_DigestInit_ex(context, EVP_sha256(), nullptr)); }
-  ~State() { EVP_MD_CTX_free(context); }
-  EVP_MD_CTX* const context = EVP_MD_CTX_new();
-};
-
-Sha256Stream::Sha256Stream() : state_(std::make_unique<State>()) {}
-Sha256Stream::~Sha256Stream() = default;
+Sha256Stream::Sha256Stream() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+  Check(EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr));
+}
 
 void Sha256Stream::Add(absl::string_view bytes) {
-  Check(EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()));
+  Check(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()));
 }
 
 Sha256Digest Sha256Stream::Digest() {
   Sha256Digest digest;
-  Check(EVP_DigestFinal_ex(state_->context, digest.data(), nullptr));
+  Check(EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr));
   return digest;
 }
 

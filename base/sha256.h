@@ -8,6 +8,8 @@
 
 #include "absl/strings/string_view.h"
 
+struct evp_md_ctx_st;  // of OpenSSL
+
 namespace emberd {
 
 using Sha256Digest = std::array<uint8_t, 32>;
@@ -22,15 +24,13 @@ uint64_t Sha256Prefix(absl::string_view bytes);
 class Sha256Stream {
  public:
   Sha256Stream();
-  ~Sha256Stream();
   void Add(absl::string_view bytes);
   // Of all that was added. Ends the stream: nothing may be called after it.
   Sha256Digest Digest();
   std::string Hex();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context_;
 };
 
 }  // namespace emberd

@@ -20,7 +20,6 @@
 #include "base/local_server.h"
 #include "base/mutex.h"
 #include "base/region_protocol.h"
-#include "base/shared_region.h"
 
 namespace emberd {
 

@@ -12,7 +12,6 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/resources.h"
-#include "server/host/shard_backend.h"
 #include "server/rpc/call_context.h"
 #include "server/step/mutations.h"
 #include "server/step/served_model.h"

@@ -5,12 +5,12 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
-#include <openssl/rand.h>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/local_server.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -35,16 +35,7 @@ std::shared_ptr<grpc::Channel> Connect(const HealthOptions& options) {
   return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
 }
 
-constexpr int kRandomBytes = 32;
-
-absl::StatusOr<std::string> RandomToken() {
-  unsigned char bytes[kRandomBytes];
-  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
-    return absl::InternalError("the system's random numbers cannot be read");
-  }
-  return absl::WebSafeBase64Escape(
-      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
-}
+constexpr size_t kTokenBytes = 32;
 
 // What stands in the file; empty if there is none.
 absl::StatusOr<std::string> OldText(const std::string& path) {
@@ -96,7 +87,7 @@ absl::Status CheckHealth(const HealthOptions& options) {
 
 absl::StatusOr<std::string> MakeToken(const NewToken& token) {
   ASSIGN_OR_RETURN(std::string text, OldText(token.file));
-  ASSIGN_OR_RETURN(const std::string secret, RandomToken());
+  const std::string secret = absl::WebSafeBase64Escape(RandomBytes(kTokenBytes));
   if (!text.empty() && text.back() != '\n') text.push_back('\n');
   absl::StrAppend(&text, "tokens { name: \"", absl::CEscape(token.name),
                   "\" role: ", v1::Token::Role_Name(token.role), " sha256: \"", Sha256Hex(secret),

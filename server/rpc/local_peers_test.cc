@@ -6,7 +6,7 @@
 #include "base/local_server.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
-#include "base/shared_region.h"
+#include "base/region_protocol.h"
 #include "base/steady_time.h"
 
 namespace emberd::rpc {
