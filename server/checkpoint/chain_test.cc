@@ -39,7 +39,7 @@ std::vector<float> ReadAll(const CheckpointChain& chain, const TestTables::Array
 // In random pieces, at random strides.
 void ExpectRuns(const CheckpointChain& chain, const TestTables::Array& array,
                 std::mt19937_64& random) {
-  auto reader = *TableReader::Open(&chain, array.table, array.slot, {.verify = false});
+  auto reader = *TableReader::Open(&chain, array.table, array.slot, /*verify=*/false);
   for (int i = 0; i < 20; ++i) {
     IdRun ids{.first = static_cast<int64_t>(random() % array.rows),
               .stride = 1 + static_cast<int64_t>(random() % 40)};

@@ -17,7 +17,7 @@
 #include "base/status.h"
 #include "config/shared_tables.h"
 #include "google/protobuf/util/json_util.h"
-#include "server/checkpoint/partition_array.h"
+#include "server/checkpoint/partition_file.h"
 #include "server/files/files.h"
 
 namespace emberd::checkpoint {

@@ -1,5 +1,6 @@
-// Files of rows: one holds those of one array of one stack in one partition that somebody touched.
-// A chain of them holds all that a checkpoint builds on.
+// Files of rows: one holds those of one array of one stack in one partition that somebody touched,
+// behind a header that says so to other tools. A chain of them holds all that a checkpoint builds
+// on.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,30 @@
 #include "base/mapped_memory.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
-#include "server/checkpoint/partition_array.h"
+#include "emberd/v1/types.pb.h"
 
 namespace emberd::checkpoint {
+
+// What a file is about: weights or a slot of one stack in one partition.
+inline constexpr char kWeightsArray[] = "weights";
+
+struct PartitionArray {
+  std::string model;
+  std::string stack;
+  std::string array;  // "weights" or a slot
+  int partition = 0;
+  int partitions = 1;
+  v1::DataType dtype = v1::FLOAT32;  // as rows are stored
+  int columns = 0;                   // of a row, padding included
+  int64_t rows_per_partition = 0;
+
+  int64_t row_bytes() const;
+};
+
+// The array of a model as a checkpoint has it. NOT_FOUND: it has none of this name.
+absl::StatusOr<PartitionArray> FindPartitionArray(const v1::CheckpointManifest& manifest,
+                                                  absl::string_view stack, absl::string_view array,
+                                                  int partition);
 
 // Local rows [begin, end) of a partition, as the file has them.
 struct LocalRows {

@@ -155,11 +155,6 @@ std::string CheckpointStore::FolderOf(const std::string& model, const std::strin
   return files::PathIn(ModelFolder(model), name);
 }
 
-absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::string& model) const {
-  absl::Status unreadable;
-  return List(model, &unreadable);
-}
-
 absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::ListAll(
     const std::string& model) const {
   absl::Status unreadable;
@@ -182,7 +177,7 @@ absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::str
     ASSIGN_OR_RETURN(const Listing listing, ReadModelFolder(folder));
     for (const auto& manifest : listing.manifests) *list.add_checkpoints() = InfoOf(manifest);
     for (const std::string& damaged : listing.damaged) list.add_damaged(damaged);
-    unreadable->Update(listing.unreadable);
+    if (unreadable != nullptr) unreadable->Update(listing.unreadable);
   }
   std::sort(list.mutable_checkpoints()->begin(), list.mutable_checkpoints()->end(), Newer);
   CountChains(&list);

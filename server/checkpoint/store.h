@@ -24,7 +24,9 @@ class CheckpointStore {
 
   // Newest first, of one model or (empty) of all; and what looks like a checkpoint and is none, or
   // cannot be read.
-  absl::StatusOr<v1::ListCheckpointsResponse> List(const std::string& model) const;
+  // `unreadable`, if it is not null: the first error but for damage.
+  absl::StatusOr<v1::ListCheckpointsResponse> List(const std::string& model,
+                                                   absl::Status* unreadable = nullptr) const;
   // The same for whoever decides by it: the error, if there is something that cannot be read, for
   // that may be the newest one.
   absl::StatusOr<v1::ListCheckpointsResponse> ListAll(const std::string& model) const;
@@ -81,9 +83,6 @@ class CheckpointStore {
   absl::Status CheckNoLogBegins(const v1::ListCheckpointsResponse& list, const std::string& name,
                                 uint64_t history) const;
   void RemoveLitter(const std::string& model_folder, int64_t now) const;
-  // `unreadable`: the first error but for damage.
-  absl::StatusOr<v1::ListCheckpointsResponse> List(const std::string& model,
-                                                   absl::Status* unreadable) const;
 
   const std::string directory_;
 };

@@ -25,8 +25,8 @@ constexpr size_t kMostOpenFiles = 64;
 absl::StatusOr<std::unique_ptr<TableReader>> TableReader::Open(const CheckpointChain* chain,
                                                                const std::string& table,
                                                                const std::string& slot,
-                                                               const TableReaderOptions& options) {
-  std::unique_ptr<TableReader> reader(new TableReader(chain, options));
+                                                               bool verify) {
+  std::unique_ptr<TableReader> reader(new TableReader(chain, verify));
   RETURN_IF_ERROR(reader->FindTable(table, slot));
   return reader;
 }
@@ -79,7 +79,7 @@ absl::StatusOr<PartitionChain*> TableReader::PartitionOf(int64_t id) {
   if (found != open_.end()) return &found->second;
   if ((open_.size() + 1) * chain_->size() > kMostOpenFiles) open_.clear();
   ASSIGN_OR_RETURN(PartitionChain opened, PartitionChain::Open(*chain_, stack_, array_, partition));
-  if (options_.verify && verified_.insert(partition).second) {
+  if (verify_ && verified_.insert(partition).second) {
     RETURN_IF_ERROR(opened.Verify([](int64_t) { return absl::OkStatus(); }));
   }
   return &open_.emplace(partition, std::move(opened)).first->second;

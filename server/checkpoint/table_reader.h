@@ -24,20 +24,16 @@ struct IdRun {
   int64_t stride = 1;
 };
 
-struct TableReaderOptions {
-  // Compares the checksum of each file before rows are taken from it. False: somebody has done so.
-  bool verify = true;
-};
-
 // Takes a bounded amount of memory, whatever the size of the table. Not thread-safe.
 class TableReader {
  public:
   // `slot` empty: the weights. NOT_FOUND: the checkpoint has no such table or slot. The chain must
-  // outlive the reader.
+  // outlive the reader. `verify`: compares the checksum of each file before rows are taken from it;
+  // false: somebody has done so.
   static absl::StatusOr<std::unique_ptr<TableReader>> Open(const CheckpointChain* chain,
                                                            const std::string& table,
                                                            const std::string& slot,
-                                                           const TableReaderOptions& options = {});
+                                                           bool verify = true);
 
   int64_t rows() const { return vocabulary_size_; }
   int columns() const { return columns_; }  // without padding
@@ -50,15 +46,14 @@ class TableReader {
   absl::Status ReadHeld(const IdRun& ids, float* values, std::vector<bool>* held);
 
  private:
-  TableReader(const CheckpointChain* chain, const TableReaderOptions& options)
-      : chain_(chain), options_(options) {}
+  TableReader(const CheckpointChain* chain, bool verify) : chain_(chain), verify_(verify) {}
   absl::Status FindTable(const std::string& table, const std::string& slot);
   absl::Status FindSlot(const v1::TableConfig& table, const std::string& slot);
   absl::StatusOr<PartitionChain*> PartitionOf(int64_t id);
   void InitialRow(int64_t id, float* values) const;
 
   const CheckpointChain* const chain_;
-  const TableReaderOptions options_;
+  const bool verify_;
   std::string stack_;
   std::string array_;
   int64_t vocabulary_size_ = 0;

@@ -84,7 +84,7 @@ absl::Status GivenUp() { return absl::CancelledError("the restore was cancelled"
 // Rows read at once.
 constexpr int64_t kRun = 4096;
 // Each file is read for many partitions, but its checksum is compared once.
-constexpr checkpoint::TableReaderOptions kVerified = {.verify = false};
+constexpr bool kVerify = false;
 
 // The rows of one table in one partition, of one array after another.
 class TableLoader {
@@ -95,7 +95,7 @@ class TableLoader {
 
   absl::Status LoadWeights() {
     ASSIGN_OR_RETURN(const auto reader,
-                     checkpoint::TableReader::Open(&chain_, table().name, "", kVerified));
+                     checkpoint::TableReader::Open(&chain_, table().name, "", kVerify));
     const auto row_bytes = static_cast<int64_t>(store_->row_bytes());
     std::vector<char> stored;
     return ForEachHeldRun(*reader, [&](int64_t first, int64_t count, const float* values) {
@@ -112,7 +112,7 @@ class TableLoader {
   // Does nothing if the checkpoint has no such slot.
   absl::Status LoadSlot(int index) {
     const shard::StackStore::Slot& slot = store_->slots()[index];
-    auto reader = checkpoint::TableReader::Open(&chain_, table().name, slot.info.name, kVerified);
+    auto reader = checkpoint::TableReader::Open(&chain_, table().name, slot.info.name, kVerify);
     if (absl::IsNotFound(reader.status())) return absl::OkStatus();
     RETURN_IF_ERROR(reader.status());
     const int columns = std::min(slot.columns, (*reader)->columns());

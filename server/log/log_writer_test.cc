@@ -1,4 +1,4 @@
-// Covers: log_files.cc, log_segment.cc
+// Covers: log_files.cc
 #include "server/log/log_writer.h"
 
 #include <cerrno>

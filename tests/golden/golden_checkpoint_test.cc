@@ -16,7 +16,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
+#include "absl/types/span.h"
+#include "base/crc32c.h"
 #include "base/safetensors.h"
 #include "base/temp_dir.h"
 #include "base/testing/paths.h"
@@ -234,13 +235,23 @@ TEST_F(GoldenCheckpointTest, RefusesASliceThatIsNotAlignedWithAShard) {
   v1::CheckpointManifest manifest = ManifestOf(c.at("to_layouts"), "a");
   const v1::StackPlan& stack = manifest.plan().stacks(0);
   const PartitionArray array = *FindPartitionArray(manifest, stack.name(), kWeightsArray, 2);
-  const std::string good = EncodePartitionHeader(array, {1, 1});
-  const int64_t data = array.row_bytes() + 8;
-  EXPECT_TRUE(ParsePartitionHeader(good.substr(8), array, data).ok());
-  ASSERT_THAT(good, HasSubstr("24 8 6,3:0,8"));
-  const std::string bad =
-      absl::StrReplaceAll(good, {{"24 8 6,3:0,8", c.at("slice_spec").get<std::string>()}});
-  EXPECT_THAT(std::string(ParsePartitionHeader(bad.substr(8), array, data).status().message()),
+  auto writer = *PartitionFileWriter::Create(dir_.path(), array);
+  const std::string row(array.row_bytes(), '\0');
+  ASSERT_TRUE(writer->Append(0, absl::MakeConstSpan(row.data(), row.size())).ok());
+  v1::CheckpointFile file = *writer->Finish();
+  EXPECT_TRUE(PartitionFileReader::Open(dir_.path(), file, array).ok());
+
+  // Another slice, in a header that is as long and has its checksum.
+  std::string bytes = *files::ReadFileWhole(dir_.Path(file.path()));
+  const std::string good = "24 8 6,3:0,8", bad = c.at("slice_spec").get<std::string>();
+  const size_t at = bytes.find(good);
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, good.size(), bad);
+  bytes.erase(bytes.find("  ", at), bad.size() - good.size());  // it ends with blanks
+  std::ofstream(dir_.Path(file.path()), std::ios::binary) << bytes;
+  const size_t header = bytes.size() - row.size() - 8;
+  file.set_header_crc32c(ExtendCrc32c(0, absl::MakeConstSpan(bytes.data(), header)));
+  EXPECT_THAT(std::string(PartitionFileReader::Open(dir_.path(), file, array).status().message()),
               HasSubstr("its slice_spec is \"128 8 8,12:0,8\", not \"24 8 6,3:0,8\""));
 }
 
