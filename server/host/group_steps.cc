@@ -602,21 +602,14 @@ void GroupSteps::SetReplaying(Skips skips) {
   skips_ = std::move(skips);
 }
 
-void GroupSteps::EndGeneration(uint64_t model_id, const std::string& group) {
+void GroupSteps::EndGeneration(uint64_t model_id, const std::string& group, bool forget) {
   std::vector<uint64_t> released;
   MutexLock lock(&order_->mutex);
   const auto found = groups_.find(Key(model_id, group));
   if (found == groups_.end()) return;
   Drop(&found->second, &released);
   found->second.ended = true;
-}
-
-void GroupSteps::Forget(uint64_t model_id, const std::string& group) {
-  std::vector<uint64_t> released;
-  MutexLock lock(&order_->mutex);
-  const auto found = groups_.find(Key(model_id, group));
-  if (found == groups_.end()) return;
-  Drop(&found->second, &released);
+  if (!forget) return;
   NoteForgotten(found->second);
   groups_.erase(found);
 }

@@ -149,9 +149,8 @@ class GroupSteps {
   void SetReplaying(Skips skips);
   void FinishStep(uint64_t model_id, const std::string& group,
                   const absl::StatusOr<RowCounts>& rows) ABSL_LOCKS_EXCLUDED(order_->mutex);
-  // What Sweep and MakeRoom did.
-  void EndGeneration(uint64_t model_id, const std::string& group);
-  void Forget(uint64_t model_id, const std::string& group);
+  // What Sweep and, if `forget`, MakeRoom did.
+  void EndGeneration(uint64_t model_id, const std::string& group, bool forget);
 
  private:
   struct Step {

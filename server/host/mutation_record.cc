@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
 
 namespace emberd::host {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/host/shard_backend.h"
 #include "server/rpc/memory_budget.h"

@@ -1,7 +1,6 @@
 #include "server/host/shard_server.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>

@@ -8,7 +8,6 @@
 #include "base/steady_time.h"
 #include "server/host/shard_host.h"
 #include "server/ops/logging.h"
-#include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"
 

@@ -235,21 +235,16 @@ absl::Status GradientReader::ReadFeatures(const v1::ApplyGradientsRequest& part,
   const ServedModel& model = *batch_->model;
   for (int i = 0; i < part.gradients_size(); ++i, ++count_) {
     const v1::FeatureGradient& gradient = part.gradients(i);
-    const auto found = model.features.find(gradient.feature());
-    if (found == model.features.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "gradients[", count_, "].feature is '", gradient.feature(), "', which model '",
-          model.config.name(), "' does not have; ",
-          KnownNames("features", gradient.feature(), config::FeatureNames(model.config))));
-    }
-    if (input_.features[found->second].rows.given()) {
+    ASSIGN_OR_RETURN(const int feature,
+                     FindFeature(model, gradient.feature(), "gradients", count_));
+    if (input_.features[feature].rows.given()) {
       return absl::InvalidArgumentError(
           absl::StrCat("gradients[", count_, "].feature '", gradient.feature(), "' is repeated"));
     }
     const bool apart = static_cast<size_t>(i) < data.size() && !data[i].pieces.empty();
-    RETURN_IF_ERROR(ReadFeature({gradient, apart ? &data[i] : nullptr}, found->second, *batch_,
-                                regions_, &input_));
-    features->push_back(found->second);
+    RETURN_IF_ERROR(
+        ReadFeature({gradient, apart ? &data[i] : nullptr}, feature, *batch_, regions_, &input_));
+    features->push_back(feature);
   }
   return absl::OkStatus();
 }

@@ -231,6 +231,15 @@ absl::Status CheckRank(const v1::Tensor& tensor, int rank, const std::string& pa
                                     rank, " dimension", rank == 1 ? "" : "s"));
 }
 
+absl::StatusOr<int> FindFeature(const ServedModel& model, const std::string& name,
+                                absl::string_view list, int64_t i) {
+  const auto found = model.features.find(name);
+  if (found != model.features.end()) return found->second;
+  return absl::InvalidArgumentError(absl::StrCat(
+      list, "[", i, "].feature is '", name, "', which model '", model.config.name(),
+      "' does not have; ", KnownNames("features", name, config::FeatureNames(model.config))));
+}
+
 absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const ServedModel& model,
                                          int64_t max_activation_bytes) {
   LookupInput input;
@@ -249,21 +258,15 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
   std::vector<bool> given(model.config.features_size());
   for (int i = 0; i < request.features_size(); ++i) {
     const v1::FeatureIds& feature = request.features(i);
-    const auto found = model.features.find(feature.feature());
-    if (found == model.features.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "features[", i, "].feature is '", feature.feature(), "', which model '",
-          model.config.name(), "' does not have; ",
-          KnownNames("features", feature.feature(), config::FeatureNames(model.config))));
-    }
-    if (given[found->second]) {
+    ASSIGN_OR_RETURN(const int index, FindFeature(model, feature.feature(), "features", i));
+    if (given[index]) {
       return absl::InvalidArgumentError(
           absl::StrCat("features[", i, "].feature '", feature.feature(), "' is repeated"));
     }
-    given[found->second] = true;
-    input.order.push_back(found->second);
-    const v1::FeatureConfig& config = model.config.features(found->second);
-    FeatureInput* const read = &input.features[found->second];
+    given[index] = true;
+    input.order.push_back(index);
+    const v1::FeatureConfig& config = model.config.features(index);
+    FeatureInput* const read = &input.features[index];
     RETURN_IF_ERROR(
         DecodeFeature(feature, config, absl::StrCat("feature '", feature.feature(), "'"), read));
     RETURN_IF_ERROR(config::CheckSamples(config, preprocess::SampleCount(*read)));

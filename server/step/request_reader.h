@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
@@ -52,6 +53,11 @@ inline int64_t IntAt(const preprocess::IntSpan& span, int64_t i) {
 inline int64_t IntCount(const preprocess::IntSpan& span) {
   return std::visit([](const auto& values) -> int64_t { return values.size(); }, span);
 }
+
+// The index of the feature that element `i` of `list`, a field of the request, names. The error
+// has the names that there are.
+absl::StatusOr<int> FindFeature(const ServedModel& model, const std::string& name,
+                                absl::string_view list, int64_t i);
 
 // Refers to the request's memory.
 struct LookupInput {

@@ -213,8 +213,10 @@ absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<
   for (int i = 0; i < spec.outputs_size(); ++i) {
     const ElementwiseOutput& output = spec.outputs(i);
     const bool copy = output.operation() == ElementwiseOutput::COPY;
+    std::vector<const v1::Operand*> operands = {&output.a(), copy ? &output.a() : &output.b()};
+    if (output.has_size()) operands.push_back(&output.size());
     std::vector<int> sizes;
-    for (const v1::Operand* operand : {&output.a(), copy ? &output.a() : &output.b()}) {
+    for (const v1::Operand* operand : operands) {
       const int count = counts[operand->argument()];
       if (operand->output_index() > count) {
         return absl::InvalidArgumentError(
@@ -226,11 +228,6 @@ absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<
     if (sizes[0] != sizes[1]) {
       return absl::InvalidArgumentError(absl::StrCat("outputs[", i, "]: a is a tuple of ", sizes[0],
                                                      " tensors, b of ", sizes[1]));
-    }
-    if (output.has_size() && output.size().output_index() > counts[output.size().argument()]) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "outputs[", i, "]: output_index ", output.size().output_index(), " of argument[",
-          output.size().argument(), "] is not in 0 .. ", counts[output.size().argument()]));
     }
     results += sizes[0];
   }

@@ -48,13 +48,7 @@ absl::Status CompleteFeatures(const step::ServedModel& model, ProgramSpec* spec)
   for (int i = 0; i < spec->inputs_size(); ++i) {
     ProgramInput& input = *spec->mutable_inputs(i);
     const std::string at = absl::StrCat("inputs[", i, "].");
-    const auto found = model.features.find(input.feature());
-    if (found == model.features.end()) {
-      return BadSpec(at + "feature", absl::StrCat("is '", input.feature(), "', which model '",
-                                                  model.config.name(), "' does not have; ",
-                                                  KnownNames("features", input.feature(),
-                                                             config::FeatureNames(model.config))));
-    }
+    ASSIGN_OR_RETURN(const int index, step::FindFeature(model, input.feature(), "spec.inputs", i));
     if (!seen.insert(input.feature()).second) {
       return BadSpec(at + "feature", absl::StrCat("'", input.feature(), "' is repeated"));
     }
@@ -63,7 +57,7 @@ absl::Status CompleteFeatures(const step::ServedModel& model, ProgramSpec* spec)
     RETURN_IF_ERROR(CheckSpecRange(at + "form", input.form(), 0, ProgramInput::Form_MAX));
     RETURN_IF_ERROR(CheckAbsent(*spec, input.tensors().empty(), at + "tensors"));
     if (input.max_samples() == 0) {
-      input.set_max_samples(model.config.features(found->second).batch_size());
+      input.set_max_samples(model.config.features(index).batch_size());
     }
   }
   return absl::OkStatus();

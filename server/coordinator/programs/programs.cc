@@ -1,7 +1,6 @@
 #include "server/coordinator/programs/programs.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

@@ -9,7 +9,6 @@
 #include "emberd/v1/program_service.pb.h"
 #include "server/coordinator/programs/chains.h"
 #include "server/coordinator/programs/program_cache.h"
-#include "server/coordinator/programs/program_runner.h"
 #include "server/coordinator/programs/values.h"
 #include "server/coordinator/resources.h"
 #include "server/rpc/call_context.h"

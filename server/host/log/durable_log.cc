@@ -239,11 +239,12 @@ class ShardRecovery {
         break;
       }
       case Record::kGroupEnded:
-        parts_.groups->EndGeneration(record.group_ended().model_id(), record.group_ended().group());
+        parts_.groups->EndGeneration(record.group_ended().model_id(), record.group_ended().group(),
+                                     /*forget=*/false);
         break;
       case Record::kGroupForgotten:
-        parts_.groups->Forget(record.group_forgotten().model_id(),
-                              record.group_forgotten().group());
+        parts_.groups->EndGeneration(record.group_forgotten().model_id(),
+                                     record.group_forgotten().group(), /*forget=*/true);
         break;
       case Record::kCheckpoint:
       case Record::KIND_NOT_SET:
