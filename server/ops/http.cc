@@ -154,6 +154,18 @@ bool Send(MHD_Connection* connection, const HttpAnswer& answer, const std::strin
   return MHD_queue_response(connection, answer.status, response) == MHD_YES;
 }
 
+// In plain text: "403 a valid client certificate is needed".
+bool Refuse(MHD_Connection* connection, int status, absl::string_view reason) {
+  return Send(connection, {status, absl::StrCat(status, " ", reason, "\n")}, kPlainText);
+}
+
+// -1: it has none any more.
+int SocketOf(MHD_Connection* connection) {
+  const MHD_ConnectionInfo* const info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+  return info == nullptr ? -1 : info->connect_fd;
+}
+
 // Paths are compared as they come: an escaped one is no page.
 size_t KeepEscapes(void*, MHD_Connection*, char* text) { return std::strlen(text); }
 
@@ -218,13 +230,12 @@ struct HttpServer::Callbacks {
   // Called before the first request of a connection, and before its socket is closed.
   static void Notice(void* server, MHD_Connection* connection, void**,
                      MHD_ConnectionNotificationCode what) {
-    const MHD_ConnectionInfo* const info =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    if (info == nullptr) return;
+    const int socket = SocketOf(connection);
+    if (socket < 0) return;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-      static_cast<HttpServer*>(server)->AddConnection(info->connect_fd);
+      static_cast<HttpServer*>(server)->AddConnection(socket);
     } else {
-      static_cast<HttpServer*>(server)->RemoveConnection(info->connect_fd);
+      static_cast<HttpServer*>(server)->RemoveConnection(socket);
     }
   }
 };
@@ -344,11 +355,8 @@ void HttpServer::CloseLongestWaiting() {
 }
 
 void HttpServer::SetServing(MHD_Connection* connection, bool serving) {
-  const MHD_ConnectionInfo* const info =
-      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-  if (info == nullptr) return;
   absl::MutexLock lock(&mutex_);
-  const auto found = connections_.find(info->connect_fd);
+  const auto found = connections_.find(SocketOf(connection));
   if (found == connections_.end()) return;
   found->second.serving = serving;
   found->second.since = SteadyNow();
@@ -378,26 +386,20 @@ bool HttpServer::Serve(MHD_Connection* connection, const std::string& path,
                      {{"method", path.substr(0, kMaxLoggedPath)},
                       {"reason", "no valid client certificate"},
                       {"client", RequestOf(connection, path).peer}});
-    return Send(connection, {MHD_HTTP_FORBIDDEN, "403 a valid client certificate is needed\n"},
-                kPlainText);
+    return Refuse(connection, MHD_HTTP_FORBIDDEN, "a valid client certificate is needed");
   }
   const auto route =
       absl::c_find_if(options_.routes, [&](const HttpRoute& one) { return one.path == path; });
   if (route == options_.routes.end()) {
-    return Send(connection, {MHD_HTTP_NOT_FOUND, "404 there is no such page\n"}, kPlainText);
+    return Refuse(connection, MHD_HTTP_NOT_FOUND, "there is no such page");
   }
   if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD) {
-    return Send(connection, {MHD_HTTP_METHOD_NOT_ALLOWED, "405 only GET and HEAD are allowed\n"},
-                kPlainText);
+    return Refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD are allowed");
   }
   const HttpRequest request = RequestOf(connection, path);
   if (!route->open && options_.admit) {
     const absl::Status admitted = options_.admit(request);
-    if (!admitted.ok()) {
-      const int status = StatusOf(admitted);
-      return Send(connection, {status, absl::StrCat(status, " ", admitted.message(), "\n")},
-                  kPlainText);
-    }
+    if (!admitted.ok()) return Refuse(connection, StatusOf(admitted), admitted.message());
   }
   const HttpAnswer answer = Answer(*route, request);
   return Send(connection, answer, answer.status == MHD_HTTP_OK ? route->content_type : kPlainText);

@@ -46,7 +46,8 @@ TEST(HttpServerTest, ServesMetricsOnAPortThatTheSystemPicked) {
   ASSERT_NE(server, nullptr);
   EXPECT_GT(server->port(), 0);
   EXPECT_EQ(server->address(), "127.0.0.1:" + std::to_string(server->port()));
-  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.1, 5, 6);
+  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.1);
+  metrics.AddRpcBytes(Rpc::kLookup, 5, 6);
   const std::string answer = HttpGet(server->port(), "/metrics");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
   EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain; version=0.0.4"));

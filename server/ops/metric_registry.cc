@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace emberd::ops {
@@ -61,20 +62,15 @@ MetricRegistry::MetricRegistry() : registry_(std::make_shared<prometheus::Regist
   }
 }
 
-prometheus::Counter& MetricRegistry::counter(MetricId id, const std::vector<std::string>& values) {
-  auto* family = std::get<prometheus::Family<prometheus::Counter>*>(families_[size_t(id)]);
-  return family->Add(MakeLabels(id, values));
-}
-
-prometheus::Gauge& MetricRegistry::gauge(MetricId id, const std::vector<std::string>& values) {
-  auto* family = std::get<prometheus::Family<prometheus::Gauge>*>(families_[size_t(id)]);
-  return family->Add(MakeLabels(id, values));
-}
-
-prometheus::Histogram& MetricRegistry::histogram(MetricId id,
-                                                 const std::vector<std::string>& values) {
-  auto* family = std::get<prometheus::Family<prometheus::Histogram>*>(families_[size_t(id)]);
-  return family->Add(MakeLabels(id, values), BucketBounds(Describe(id)));
+MetricRegistry::Child MetricRegistry::Get(MetricId id, const std::vector<std::string>& values) {
+  const auto add = [&](auto* family) -> Child {
+    if constexpr (std::is_same_v<decltype(family), prometheus::Family<prometheus::Histogram>*>) {
+      return &family->Add(MakeLabels(id, values), BucketBounds(Describe(id)));
+    } else {
+      return &family->Add(MakeLabels(id, values));
+    }
+  };
+  return std::visit(add, families_[static_cast<size_t>(id)]);
 }
 
 MetricSnapshot::MetricSnapshot(

@@ -25,9 +25,20 @@ class MetricRegistry {
  public:
   MetricRegistry();
 
-  prometheus::Counter& counter(MetricId id, const std::vector<std::string>& label_values);
-  prometheus::Gauge& gauge(MetricId id, const std::vector<std::string>& label_values);
-  prometheus::Histogram& histogram(MetricId id, const std::vector<std::string>& label_values);
+  // Nothing, or of the catalogue's type.
+  using Child = std::variant<std::monostate, prometheus::Counter*, prometheus::Gauge*,
+                             prometheus::Histogram*>;
+  Child Get(MetricId id, const std::vector<std::string>& label_values);
+
+  prometheus::Counter& counter(MetricId id, const std::vector<std::string>& label_values) {
+    return *std::get<prometheus::Counter*>(Get(id, label_values));
+  }
+  prometheus::Gauge& gauge(MetricId id, const std::vector<std::string>& label_values) {
+    return *std::get<prometheus::Gauge*>(Get(id, label_values));
+  }
+  prometheus::Histogram& histogram(MetricId id, const std::vector<std::string>& label_values) {
+    return *std::get<prometheus::Histogram*>(Get(id, label_values));
+  }
 
   std::shared_ptr<prometheus::Collectable> collectable() const { return registry_; }
 

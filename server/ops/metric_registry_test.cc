@@ -20,10 +20,14 @@ TEST(MetricSnapshotTest, HasEveryTypeByItsLabels) {
   Metrics metrics("coordinator");
   ServerMetrics* server = metrics.Server("coordinator", 3);
   server->Set(MetricId::kModels, 7);
-  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.25, 100, 1000);
-  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.5, 100, 1000);
-  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kUnavailable, 0.5, 1, 0);
-  metrics.ObserveRpc(Rpc::kDrain, absl::StatusCode::kOk, 0.5, 1, 0);
+  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.25);
+  metrics.AddRpcBytes(Rpc::kLookup, 100, 1000);
+  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.5);
+  metrics.AddRpcBytes(Rpc::kLookup, 100, 1000);
+  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kUnavailable, 0.5);
+  metrics.AddRpcBytes(Rpc::kLookup, 1, 0);
+  metrics.ObserveRpc(Rpc::kDrain, absl::StatusCode::kOk, 0.5);
+  metrics.AddRpcBytes(Rpc::kDrain, 1, 0);
 
   const MetricSnapshot snapshot(metrics.collectables());
   const std::string lookup = "EmbeddingService/Lookup";

@@ -126,23 +126,10 @@ std::optional<int64_t> HugePageBytes() {
 
 LabelledMetrics::LabelledMetrics(MetricRegistry& registry, const std::vector<std::string>& names,
                                  const std::vector<std::string>& values, bool gauges)
-    : gauges_(MetricCatalogue().size()),
-      counters_(MetricCatalogue().size()),
-      histograms_(MetricCatalogue().size()) {
+    : metrics_(MetricCatalogue().size()) {
   for (const MetricInfo& metric : MetricCatalogue()) {
-    if (metric.LabelNames() != names) continue;
-    const auto index = static_cast<size_t>(metric.id);
-    switch (metric.type) {
-      case MetricType::kGauge:
-        if (gauges) gauges_[index] = &registry.gauge(metric.id, values);
-        break;
-      case MetricType::kCounter:
-        counters_[index] = &registry.counter(metric.id, values);
-        break;
-      case MetricType::kHistogram:
-        histograms_[index] = &registry.histogram(metric.id, values);
-        break;
-    }
+    if (metric.LabelNames() != names || (metric.type == MetricType::kGauge && !gauges)) continue;
+    metrics_[static_cast<size_t>(metric.id)] = registry.Get(metric.id, values);
   }
 }
 
@@ -154,24 +141,24 @@ void ServerMetrics::SetBudgets(const v1::BudgetConfig& budgets) {
 
 RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
     : server_(server), rpc_(rpc), start_(Clock::now()) {
-  server_->gauges_[static_cast<size_t>(MetricId::kInFlightRequests)]->Increment();
+  server_->Change(MetricId::kInFlightRequests, 1);
   AddRequestBytes(request_bytes);
 }
 
 RpcTimer::~RpcTimer() { Finish(absl::StatusCode::kCancelled); }
 
 void RpcTimer::AddRequestBytes(int64_t bytes) {
-  if (bytes > 0) server_->metrics_->AddRpcBytes(rpc_, bytes, 0);
+  if (bytes > 0) server_->all_->AddRpcBytes(rpc_, bytes, 0);
 }
 
-void RpcTimer::AddResponseBytes(int64_t bytes) { server_->metrics_->AddRpcBytes(rpc_, 0, bytes); }
+void RpcTimer::AddResponseBytes(int64_t bytes) { server_->all_->AddRpcBytes(rpc_, 0, bytes); }
 
 void RpcTimer::Finish(absl::StatusCode code) {
   if (finished_) return;
   finished_ = true;
-  server_->gauges_[static_cast<size_t>(MetricId::kInFlightRequests)]->Decrement();
+  server_->Change(MetricId::kInFlightRequests, -1);
   const std::chrono::duration<double> elapsed = Clock::now() - start_;
-  server_->metrics_->ObserveRpc(rpc_, code, elapsed.count(), 0, 0);
+  server_->all_->ObserveRpc(rpc_, code, elapsed.count());
 }
 
 void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
@@ -320,12 +307,6 @@ std::vector<std::string> Metrics::StackLabels(const std::string& model, const st
   return labels;
 }
 
-void Metrics::ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
-                         int64_t response_bytes) {
-  AddRpcBytes(rpc, request_bytes, response_bytes);
-  rpcs_.Observe(rpc, code, seconds);
-}
-
 void Metrics::AddRpcBytes(Rpc rpc, int64_t request_bytes, int64_t response_bytes) {
   const auto method = static_cast<size_t>(rpc);
   const auto make = [&](MetricId id) {
@@ -333,10 +314,6 @@ void Metrics::AddRpcBytes(Rpc rpc, int64_t request_bytes, int64_t response_bytes
   };
   Cached(request_bytes_[method], make(MetricId::kRpcRequestBytes)).Increment(request_bytes);
   Cached(response_bytes_[method], make(MetricId::kRpcResponseBytes)).Increment(response_bytes);
-}
-
-void Metrics::ObserveStage(Stage stage, double seconds) {
-  stages_[static_cast<size_t>(stage)]->Observe(seconds);
 }
 
 std::vector<std::weak_ptr<prometheus::Collectable>> Metrics::collectables() const {

@@ -50,23 +50,25 @@ class LabelledMetrics {
                   const std::vector<std::string>& values, bool gauges = true);
   // A gauge.
   void Set(MetricId id, double value) {
-    prometheus::Gauge* const gauge = gauges_[static_cast<size_t>(id)];
-    if (gauge != nullptr) gauge->Set(value);
+    auto* const gauge = std::get_if<prometheus::Gauge*>(&metrics_[static_cast<size_t>(id)]);
+    if (gauge != nullptr) (*gauge)->Set(value);
   }
+  void Change(MetricId id, double more) { Of<prometheus::Gauge>(id)->Increment(more); }
   // A histogram.
-  void Observe(MetricId id, double value) { histograms_[static_cast<size_t>(id)]->Observe(value); }
+  void Observe(MetricId id, double value) { Of<prometheus::Histogram>(id)->Observe(value); }
   // A counter.
-  void Add(MetricId id, double more = 1) { counters_[static_cast<size_t>(id)]->Increment(more); }
+  void Add(MetricId id, double more = 1) { Of<prometheus::Counter>(id)->Increment(more); }
   // A counter of what somebody else counts. Not thread-safe.
   void SetTotal(MetricId id, double total) {
-    Add(id, total - counters_[static_cast<size_t>(id)]->Value());
+    Add(id, total - Of<prometheus::Counter>(id)->Value());
   }
 
  private:
-  friend class RpcTimer;
-  std::vector<prometheus::Gauge*> gauges_;          // by MetricId; null: not of these
-  std::vector<prometheus::Counter*> counters_;      // the same
-  std::vector<prometheus::Histogram*> histograms_;  // the same
+  template <typename Metric>
+  Metric* Of(MetricId id) const {
+    return std::get<Metric*>(metrics_[static_cast<size_t>(id)]);
+  }
+  std::vector<MetricRegistry::Child> metrics_;  // by MetricId; nothing: not of these
 };
 
 // What one server (the whole of a coordinator or of a shard) holds: metrics with the label
@@ -74,12 +76,12 @@ class LabelledMetrics {
 class ServerMetrics : public LabelledMetrics {
  public:
   ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server)
-      : LabelledMetrics(registry, {"server"}, {server}), metrics_(metrics) {}
+      : LabelledMetrics(registry, {"server"}, {server}), all_(metrics) {}
   void SetBudgets(const v1::BudgetConfig& budgets);
 
  private:
   friend class RpcTimer;
-  Metrics* const metrics_;
+  Metrics* const all_;
 };
 
 // Counts and times one request from construction until Finish; in flight meanwhile. One that is
@@ -245,11 +247,13 @@ class Metrics {
   GroupMetrics* Group(const std::string& model, const std::string& group);
 
   // RpcTimer is the usual way.
-  void ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
-                  int64_t response_bytes);
-  // Of a request whose end will be observed later.
+  void ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds) {
+    rpcs_.Observe(rpc, code, seconds);
+  }
   void AddRpcBytes(Rpc rpc, int64_t request_bytes, int64_t response_bytes);
-  void ObserveStage(Stage stage, double seconds);
+  void ObserveStage(Stage stage, double seconds) {
+    stages_[static_cast<size_t>(stage)]->Observe(seconds);
+  }
 
   // What to expose.
   std::vector<std::weak_ptr<prometheus::Collectable>> collectables() const;

@@ -212,7 +212,7 @@ TEST(RpcTimerTest, AStreamCountsItsBytesAsTheyCome) {
 
 TEST(MetricsTest, AnUnknownCodeCountsAsUnknown) {
   Metrics metrics("shard");
-  metrics.ObserveRpc(Rpc::kShardGather, static_cast<absl::StatusCode>(99), 0.1, 0, 0);
+  metrics.ObserveRpc(Rpc::kShardGather, static_cast<absl::StatusCode>(99), 0.1);
   EXPECT_THAT(Page(metrics), HasSubstr("code=\"UNKNOWN\",method=\"ShardService/Gather\"} 1"));
 }
 

@@ -192,7 +192,7 @@ absl::Status TokenCheck::Refuse(absl::StatusCode code, const CallHeaders& call,
   refusals_.Add({.method = name, .reason = reason, .client = client, .agent = call.agent});
   for (size_t i = 0; metrics_ != nullptr && i < ops::kRpcCount; ++i) {
     const auto rpc = static_cast<ops::Rpc>(i);
-    if (name == ops::RpcName(rpc)) metrics_->ObserveRpc(rpc, code, 0, 0, 0);
+    if (name == ops::RpcName(rpc)) metrics_->ObserveRpc(rpc, code, 0);
   }
   return absl::Status(code, absl::StrCat(name, ": ", reason));
 }
