@@ -8,7 +8,6 @@
 
 #include "emberd/v1/model.pb.h"
 #include "emberd/v1/statistics.pb.h"
-#include "preprocess/batch/cuts.h"
 #include "preprocess/batch/preprocessed_batch.h"
 #include "preprocess/plan/plan.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
 #include "preprocess/batch/csr.h"
 
 namespace emberd::preprocess {

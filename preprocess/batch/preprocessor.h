@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -20,7 +19,6 @@
 #include "base/buffer.h"
 #include "base/cpu_pool.h"
 #include "base/mapped_memory.h"
-#include "base/mutex.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/buckets.h"
 #include "preprocess/batch/cuts.h"

@@ -92,10 +92,22 @@ class QuietCluster {
     return saved;
   }
 
-  absl::Status RestoreAll(const std::vector<SavedModel>& models,
-                          const std::function<bool()>& stopped) {
-    for (const SavedModel& saved : models) RETURN_IF_ERROR(Restore(saved, stopped));
-    return absl::OkStatus();
+  absl::Status Restore(const SavedModel& saved, const std::function<bool()>& stopped) {
+    rpc::CallContext context(absl::InfiniteFuture());
+    coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+    v1::RestoreCheckpointRequest request;
+    request.set_model(saved.model);
+    request.set_name(saved.checkpoint);
+    const auto report = [&](const v1::CheckpointProgress&) {
+      return stopped() ? absl::CancelledError("stopped while a model was being restored")
+                       : absl::OkStatus();
+    };
+    ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
+                     checkpoints.Restore(request, report, &context));
+    ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
+                     checkpoints.store().Read(saved.model, saved.checkpoint));
+    // This coordinator does not know that there are logs.
+    return checkpoints.store().SetBeginning(manifest, done.history());
   }
 
  private:
@@ -118,24 +130,6 @@ class QuietCluster {
     ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                      checkpoints.FinishSave(save.get(), report, &context));
     return SavedModel{model, info.name()};
-  }
-
-  absl::Status Restore(const SavedModel& saved, const std::function<bool()>& stopped) {
-    rpc::CallContext context(absl::InfiniteFuture());
-    coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
-    v1::RestoreCheckpointRequest request;
-    request.set_model(saved.model);
-    request.set_name(saved.checkpoint);
-    const auto report = [&](const v1::CheckpointProgress&) {
-      return stopped() ? absl::CancelledError("stopped while a model was being restored")
-                       : absl::OkStatus();
-    };
-    ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
-                     checkpoints.Restore(request, report, &context));
-    ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
-                     checkpoints.store().Read(saved.model, saved.checkpoint));
-    // This coordinator does not know that there are logs.
-    return checkpoints.store().SetBeginning(manifest, done.history());
   }
 
   ops::Metrics metrics_;
@@ -355,7 +349,9 @@ class LogMove {
   absl::Status Restore(const Move& move) const {
     {
       ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, wanted_.shards));
-      RETURN_IF_ERROR(cluster->RestoreAll(move.models, stopped_));
+      for (const SavedModel& saved : move.models) {
+        RETURN_IF_ERROR(cluster->Restore(saved, stopped_));
+      }
     }
     ReachFailpoint("move.models_are_restored");
     ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
@@ -403,6 +399,7 @@ bool HasOldLogs(const v1::ClusterConfig& cluster) {
 }
 
 void RemoveOldLogs(const v1::ClusterConfig& cluster) {
+  if (!HasOldLogs(cluster)) return;
   const std::string old_shards = PathIn(cluster.storage().directory(), kOldShards);
   const absl::Status status = files::RemoveFolder(old_shards);
   if (status.ok()) {

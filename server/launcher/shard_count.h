@@ -26,7 +26,7 @@ absl::Status FitLogsToShards(const v1::ClusterConfig& cluster,
 
 // Whether logs of before a move are still there, and are not needed once the cluster is up.
 bool HasOldLogs(const v1::ClusterConfig& cluster);
-// Removes them.
+// Removes them, if there are any.
 void RemoveOldLogs(const v1::ClusterConfig& cluster);
 
 }  // namespace emberd::launcher

@@ -189,7 +189,7 @@ std::unique_ptr<PeriodicTask> RemoveOldLogsLater(const UpOptions& options,
         const bool ready = std::all_of(shards.begin(), shards.end(), [&](const ReadyInfo& shard) {
           return CheckHealth({.address = shard.grpc, .security = security}).ok();
         });
-        if (ready && HasOldLogs(options.cluster)) RemoveOldLogs(options.cluster);
+        if (ready) RemoveOldLogs(options.cluster);
       });
 }
 
@@ -280,7 +280,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
       .grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()};
   ops::Log(ops::LogLevel::kInfo, "serving", {{"grpc", ready.grpc}, {"http", ready.http}});
   PrintReady({.cluster = cluster, .coordinators = {ready}});
-  if (HasOldLogs(cluster)) RemoveOldLogs(cluster);
+  RemoveOldLogs(cluster);
   DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
     server->Drain(limit);
