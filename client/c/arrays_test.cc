@@ -1,5 +1,5 @@
 // What Python reads and writes for many arrays at once.
-// Covers: handles.cc numpy.cc
+// Covers: handles.cc
 #include <array>
 #include <cstdint>
 #include <vector>

@@ -35,6 +35,23 @@ absl::StatusOr<Result> Ended(const absl::Status& status) {
   return Result();
 }
 
+// `run` is a call of the client that tells how far it is, `read` gives its options.
+template <typename Run, typename Read>
+emberd_call* CallWithProgress(emberd_client* client, const char* model, Run run, const Read& read) {
+  const auto progress = std::make_shared<emberd::c::LastProgress>();
+  return Call(
+      [&]() -> Work {
+        auto options = read();
+        options.progress = [progress](const emberd::client::CheckpointProgress& now) {
+          progress->Set(now);
+        };
+        return [client = client->client, model = Text(model), options, run] {
+          return KeepText(((*client).*run)(model, options));
+        };
+      },
+      progress);
+}
+
 }  // namespace
 
 extern "C" {
@@ -237,6 +254,46 @@ emberd_call* emberd_call_program(emberd_client* client, const char* method, cons
             at = at == nullptr ? nullptr : at->kept]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(auto answer, client->programs().Call(method, request, data, at.get()));
       return std::make_unique<emberd_answer>(emberd_answer{std::move(answer)});
+    };
+  });
+}
+
+emberd_call* emberd_save_checkpoint(emberd_client* client, const char* model, const char* name,
+                                    int32_t incremental) {
+  return CallWithProgress(client, model, &Client::SaveCheckpoint, [&] {
+    return emberd::client::SaveOptions{.name = Text(name), .incremental = incremental != 0};
+  });
+}
+
+emberd_call* emberd_restore_checkpoint(emberd_client* client, const char* model, const char* name,
+                                       const char* config) {
+  return CallWithProgress(client, model, &Client::RestoreCheckpoint, [&] {
+    return emberd::client::RestoreOptions{.name = Text(name), .config = Text(config)};
+  });
+}
+
+emberd_call* emberd_serve_checkpoint(emberd_client* client, const char* model, const char* name,
+                                     const char* serve_as, const char* storage_dtype) {
+  return CallWithProgress(client, model, &Client::ServeCheckpoint, [&] {
+    return emberd::client::ServeOptions{
+        .name = Text(name), .serve_as = Text(serve_as), .storage_dtype = Text(storage_dtype)};
+  });
+}
+
+emberd_call* emberd_list_checkpoints(emberd_client* client, const char* model) {
+  return Call([&]() -> Work {
+    return [client = client->client, model = Text(model)] {
+      return KeepText(client->ListCheckpoints(model));
+    };
+  });
+}
+
+emberd_call* emberd_delete_checkpoint(emberd_client* client, const char* model, const char* name) {
+  return Call([&]() -> Work {
+    return [client = client->client, model = Text(model),
+            name = Text(name)]() -> absl::StatusOr<Result> {
+      ASSIGN_OR_RETURN(const int64_t bytes, client->DeleteCheckpoint(model, name));
+      return Keep(absl::StrCat("{\"bytes\":", bytes, "}"));
     };
   });
 }

@@ -27,10 +27,12 @@ absl::Duration Timeout(int64_t milliseconds) {
 
 using emberd::c::Guarded;
 
-emberd_call* emberd_call::Begin(Work work, std::shared_ptr<emberd::c::LastProgress> progress) {
+emberd_call* emberd_call::Begin(absl::FunctionRef<absl::StatusOr<Work>()> begin,
+                                std::shared_ptr<emberd::c::LastProgress> progress) {
   auto* call = new emberd_call;
   call->progress_ = std::move(progress);
-  const absl::Status status = Guarded([&] {
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(Work work, begin());
     emberd::c::Threads().Run([call, work = std::move(work)]() mutable { call->Run(&work); });
     return absl::OkStatus();
   });
@@ -38,13 +40,6 @@ emberd_call* emberd_call::Begin(Work work, std::shared_ptr<emberd::c::LastProgre
     call->status_ = status;
     call->ended_.Notify();
   }
-  return call;
-}
-
-emberd_call* emberd_call::Failed(absl::Status status) {
-  auto* call = new emberd_call;
-  call->status_ = std::move(status);
-  call->ended_.Notify();
   return call;
 }
 

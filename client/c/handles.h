@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -127,11 +128,11 @@ struct emberd_call {
                    std::unique_ptr<emberd_answer>, emberd_update>;
   using Work = std::function<absl::StatusOr<Result>()>;
 
-  // `work` gives the result, or fails; `progress`, which may be null, is what it tells meanwhile.
+  // `begin` reads arguments and gives the work, which gives the result; a call of which one of them
+  // fails ends with the error. `progress`, which may be null, is what the work tells meanwhile.
   // Null only if there is no memory.
-  static emberd_call* Begin(Work work, std::shared_ptr<emberd::c::LastProgress> progress = nullptr);
-  // A call that failed before it began.
-  static emberd_call* Failed(absl::Status status);
+  static emberd_call* Begin(absl::FunctionRef<absl::StatusOr<Work>()> begin,
+                            std::shared_ptr<emberd::c::LastProgress> progress);
   // Waits for the end.
   ~emberd_call() { ended_.WaitForNotification(); }
 
@@ -167,17 +168,10 @@ emberd_error* MakeError(const absl::Status& status);
 // Of what a caller means by `milliseconds`: negative is for ever.
 absl::Duration Timeout(int64_t milliseconds);
 
-// `begin` reads arguments and gives the work, or what is wrong. `progress` as in
-// emberd_call::Begin.
-template <typename Reader>
-emberd_call* Call(const Reader& begin, std::shared_ptr<LastProgress> progress = nullptr) {
-  emberd_call::Work work;
-  const absl::Status status = Guarded([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(work, begin());
-    return absl::OkStatus();
-  });
-  return status.ok() ? emberd_call::Begin(std::move(work), std::move(progress))
-                     : emberd_call::Failed(status);
+// See emberd_call::Begin.
+inline emberd_call* Call(absl::FunctionRef<absl::StatusOr<emberd_call::Work>()> begin,
+                         std::shared_ptr<LastProgress> progress = nullptr) {
+  return emberd_call::Begin(begin, std::move(progress));
 }
 
 }  // namespace emberd::c

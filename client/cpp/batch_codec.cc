@@ -115,17 +115,13 @@ absl::Status EncodeIds(const RaggedIds& ids, const FeatureInfo&, v1::FeatureIds*
 void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message, BlockWriter* writer) {
   if (weights.empty()) return;
   const int64_t size = static_cast<int64_t>(weights.size());
-  if (message->has_sparse()) {
-    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_sparse()->mutable_weights(),
-                 writer);
-  } else if (message->has_ragged()) {
-    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_ragged()->mutable_weights(),
-                 writer);
-  } else {
-    const absl::Span<const int64_t> shape = message->dense().ids().shape();
-    EncodeFloats(weights, size == Elements(shape) ? shape : absl::MakeConstSpan(&size, 1),
-                 WireType::kFloat32, message->mutable_dense()->mutable_weights(), writer);
-  }
+  absl::Span<const int64_t> shape = absl::MakeConstSpan(&size, 1);
+  const absl::Span<const int64_t> ids = message->dense().ids().shape();
+  if (message->has_dense() && size == Elements(ids)) shape = ids;
+  v1::Tensor* const tensor = message->has_sparse()   ? message->mutable_sparse()->mutable_weights()
+                             : message->has_ragged() ? message->mutable_ragged()->mutable_weights()
+                                                     : message->mutable_dense()->mutable_weights();
+  EncodeFloats(weights, shape, WireType::kFloat32, tensor, writer);
 }
 
 // An answer whose activations are in shared memory.

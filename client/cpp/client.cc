@@ -4,7 +4,6 @@
 
 #include <google/protobuf/arena.h>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/failpoint.h"

@@ -100,6 +100,11 @@ void FromBfloat16Block(const ExpectedLookup& expected, float* floats) {
   }
 }
 
+Activation ActivationIn(const ExpectedLookup::Feature& feature, const float* memory) {
+  return {feature.name, feature.samples, feature.dim,
+          absl::MakeConstSpan(memory + feature.offset, feature.span()), feature.row_stride};
+}
+
 }  // namespace
 
 void ExpectedLookup::Lend() {
@@ -175,11 +180,6 @@ absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected
     activations->push_back(ActivationIn(feature, floats.get()));
   }
   return floats;
-}
-
-Activation ActivationIn(const ExpectedLookup::Feature& feature, const float* memory) {
-  return {feature.name, feature.samples, feature.dim,
-          absl::MakeConstSpan(memory + feature.offset, feature.span()), feature.row_stride};
 }
 
 LookupAssembler::LookupAssembler(ExpectedLookup expected, BufferPool* pool)

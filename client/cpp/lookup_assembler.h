@@ -60,7 +60,6 @@ size_t SharedBytes(const ExpectedLookup& expected);
 absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
                                                   BufferPool* pool,
                                                   std::vector<Activation>* activations);
-Activation ActivationIn(const ExpectedLookup::Feature& feature, const float* memory);
 
 // Not thread-safe. What does not fit the request is INTERNAL.
 class LookupAssembler {
