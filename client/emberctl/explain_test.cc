@@ -97,7 +97,7 @@ TEST_F(ExplainTest, ReportsStacksCountsCutsAndCosts) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("stack \"words\": ")));
 }
 
-// Covers: explain/explanation.cc
+// Covers: verbs/explain.cc
 TEST_F(ExplainTest, ShowsTheBuffersOfAProgramAndWhatAChainDoes) {
   const Outcome outcome =
       ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--shards", "2"});

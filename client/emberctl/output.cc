@@ -36,28 +36,6 @@ void WriteIdsAsHex(nlohmann::ordered_json& json) {
 
 constexpr char kUnfinishedUrl[] = "emberctl/unfinished";
 
-// Appends to a line until it is `width` characters long.
-class Line {
- public:
-  Line(bool colors, int width) : colors_(colors), room_(width > 0 ? width : -1) {}
-
-  void Append(const std::string& text, Style style) {
-    std::string shown = room_ < 0 ? text : text.substr(0, room_);
-    // What a server says must not move the cursor.
-    std::replace_if(
-        shown.begin(), shown.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
-    if (room_ > 0) room_ -= static_cast<int>(shown.size());
-    if (shown.empty()) return;
-    absl::StrAppend(&line_, colors_ ? Styled(shown, style) : shown);
-  }
-  std::string Take() { return std::move(line_); }
-
- private:
-  const bool colors_;
-  int room_;  // < 0: as much as one likes
-  std::string line_;
-};
-
 }  // namespace
 
 absl::Status PrintJson(const google::protobuf::Message& message, std::ostream& out) {
@@ -156,14 +134,13 @@ std::vector<std::string> LayOut(const Table& table, bool colors, int width) {
   }
   std::vector<std::string> laid_out;
   for (size_t n = 0; n < table.size(); ++n) {
-    Line line(colors, width);
+    CellLine line;
     for (size_t i = 0; i < table[n].size(); ++i) {
       const Cell& cell = table[n][i];
-      line.Append(cell.text, n == 0 ? Style::kBold : cell.style);
-      if (i + 1 == table[n].size()) break;
-      line.Append(std::string(widths[i] + 2 - cell.text.size(), ' '), Style::kPlain);
+      if (i > 0) line.push_back(std::string(widths[i - 1] + 2 - table[n][i - 1].text.size(), ' '));
+      line.emplace_back(cell.text, n == 0 ? Style::kBold : cell.style);
     }
-    laid_out.push_back(line.Take());
+    laid_out.push_back(LayOutLine(line, colors, width));
   }
   return laid_out;
 }
@@ -173,9 +150,17 @@ void PrintColumns(const Table& table, std::ostream& out) {
 }
 
 std::string LayOutLine(const CellLine& cells, bool colors, int width) {
-  Line line(colors, width);
-  for (const Cell& cell : cells) line.Append(cell.text, cell.style);
-  return line.Take();
+  std::string line;
+  size_t room = width > 0 ? static_cast<size_t>(width) : std::string::npos;
+  for (const Cell& cell : cells) {
+    std::string shown = cell.text.substr(0, room);
+    // What a server says must not move the cursor.
+    std::replace_if(
+        shown.begin(), shown.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+    if (width > 0) room -= shown.size();
+    if (!shown.empty()) absl::StrAppend(&line, colors ? Styled(shown, cell.style) : shown);
+  }
+  return line;
 }
 
 }  // namespace emberd::emberctl

@@ -46,13 +46,10 @@ void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape
       ->capture_default_str();
 }
 
-PlanMemory MemoryOf(const v1::ModelPlan& plan) {
-  PlanMemory memory;
-  for (const v1::StackPlan& stack : plan.stacks()) {
-    memory.partition_bytes += stack.bytes_per_partition();
-  }
-  memory.shard_bytes = memory.partition_bytes * plan.sparsecores_per_shard();
-  return memory;
+int64_t PartitionBytes(const v1::ModelPlan& plan) {
+  int64_t bytes = 0;
+  for (const v1::StackPlan& stack : plan.stacks()) bytes += stack.bytes_per_partition();
+  return bytes;
 }
 
 std::string MissingMemory(const v1::GetStatusResponse& cluster) {

@@ -30,12 +30,8 @@ absl::StatusOr<v1::ClusterConfig> ClusterOf(const ClusterShape& shape);
 // Adds --cluster, --shards and --sparsecores, which all need `needed`.
 void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape* shape);
 
-// Bytes of weights and slots; partitions are alike, and so are shards.
-struct PlanMemory {
-  int64_t partition_bytes = 0;
-  int64_t shard_bytes = 0;
-};
-PlanMemory MemoryOf(const v1::ModelPlan& plan);
+// Bytes of weights and slots; partitions are alike.
+int64_t PartitionBytes(const v1::ModelPlan& plan);
 
 // What the fullest shard could not hold if every row of its tables were touched: a sentence, or
 // nothing if all have the memory.

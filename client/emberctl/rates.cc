@@ -158,14 +158,13 @@ bool SameLife(const v1::GetStatsResponse& before, const v1::GetStatsResponse& no
   return now.time_ms() > before.time_ms() && std::abs(started_now - started_before) < kToleranceMs;
 }
 
-StatsSource::StatsSource(const Session& session, int hot_rows)
-    : session_(session), hot_rows_(hot_rows) {
+Watch::Watch(const Session& session, int hot_rows) : session_(session), hot_rows_(hot_rows) {
   for (const std::string& address : session.addresses) {
     coordinators_.push_back(std::make_unique<Session>(session.At(address)));
   }
 }
 
-absl::StatusOr<v1::GetStatsResponse> StatsSource::Fetch() {
+absl::StatusOr<v1::GetStatsResponse> Watch::Fetch() {
   v1::GetStatsRequest request;
   request.set_hot_rows(hot_rows_);
   absl::Status status =
@@ -178,6 +177,16 @@ absl::StatusOr<v1::GetStatsResponse> StatsSource::Fetch() {
     current_ = (current_ + 1) % coordinators_.size();
   }
   return status;
+}
+
+absl::StatusOr<Rates> Watch::Next() {
+  ASSIGN_OR_RETURN(v1::GetStatsResponse stats, Fetch());
+  const std::string& address = session_.addresses[current_];
+  since_start_ = !last_.has_value() || last_address_ != address || !SameLife(*last_, stats);
+  const Rates rates = since_start_ ? TotalsOf(stats) : RatesBetween(*last_, stats);
+  last_ = std::move(stats);
+  last_address_ = address;
+  return rates;
 }
 
 }  // namespace emberd::emberctl

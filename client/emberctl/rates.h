@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,21 +39,30 @@ int64_t Errors(const v1::MethodStats& method);
 // waiting.
 std::pair<std::string, double> LastRank(const v1::GroupStats& group);
 
-// Stays with the coordinator that answered last, and turns to the next address when it does not.
-class StatsSource {
+// Rates from one answer to the next. Stays with the coordinator that answered last, and turns to
+// the next address when it does not.
+class Watch {
  public:
-  StatsSource(const Session& session, int hot_rows);
+  Watch(const Session& session, int hot_rows);
 
-  // The error of the last address if none answers.
-  absl::StatusOr<v1::GetStatsResponse> Fetch();
-  // Whose answer it was.
-  const std::string& address() const { return session_.addresses[current_]; }
+  // Since the last call that was answered; since the start, if there was none or another
+  // coordinator, or another life of it, has answered. The error of the last address if none
+  // answers.
+  absl::StatusOr<Rates> Next();
+  // Of the last answer.
+  bool since_start() const { return since_start_; }
+  const std::string& address() const { return last_address_; }
 
  private:
+  absl::StatusOr<v1::GetStatsResponse> Fetch();
+
   const Session& session_;
   const int hot_rows_;
   std::vector<std::unique_ptr<Session>> coordinators_;  // by address
   size_t current_ = 0;
+  std::optional<v1::GetStatsResponse> last_;
+  std::string last_address_;
+  bool since_start_ = true;
 };
 
 }  // namespace emberd::emberctl

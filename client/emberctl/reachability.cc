@@ -6,15 +6,12 @@
 #include <vector>
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <unistd.h>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -38,32 +35,21 @@ std::string BareHost(absl::string_view host) {
   return std::string(host);
 }
 
-bool WaitFor(int socket, short event, absl::Duration timeout) {
-  pollfd wanted = {socket, event, 0};
-  return poll(&wanted, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout))) == 1;
-}
-
+// All that is done with the connection ends after `timeout`.
 absl::StatusOr<FileDescriptor> ConnectOne(const addrinfo& to, absl::Duration timeout) {
-  FileDescriptor connection(
-      socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, to.ai_protocol));
+  FileDescriptor connection(socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC, to.ai_protocol));
   if (connection.get() < 0) return absl::UnavailableError("cannot create a socket");
-  int error = 0;
-  if (connect(connection.get(), to.ai_addr, to.ai_addrlen) != 0) {
-    error = errno;
-    if (error == EINPROGRESS) {
-      socklen_t size = sizeof(error);
-      error = ETIMEDOUT;
-      if (WaitFor(connection.get(), POLLOUT, timeout)) {
-        getsockopt(connection.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
-  }
-  if (error == 0) return connection;
-  if (error == ECONNREFUSED) {
+  const timeval limit = absl::ToTimeval(timeout);
+  setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  if (connect(connection.get(), to.ai_addr, to.ai_addrlen) == 0) return connection;
+  if (errno == ECONNREFUSED) {
     return absl::UnavailableError("nothing listens there (connection refused)");
   }
-  if (error == ETIMEDOUT) return absl::UnavailableError("the machine does not answer");
-  return absl::UnavailableError(std::generic_category().message(error));
+  if (errno == EINPROGRESS || errno == ETIMEDOUT) {  // the former at the limit
+    return absl::UnavailableError("the machine does not answer");
+  }
+  return absl::UnavailableError(std::generic_category().message(errno));
 }
 
 using Context = std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)>;
@@ -139,17 +125,15 @@ absl::StatusOr<FileDescriptor> ConnectTo(const config::Address& address, absl::D
 }
 
 // Sends `request` and gives the first bytes of the answer; nothing if there is none in time.
-std::string Exchange(int socket, absl::string_view request, absl::Duration timeout) {
+std::string Exchange(int socket, absl::string_view request) {
   if (send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) return "";
-  if (!WaitFor(socket, POLLIN, timeout)) return "";
   char answer[256];
   const ssize_t size = recv(socket, answer, sizeof(answer), 0);
   return size > 0 ? std::string(answer, static_cast<size_t>(size)) : "";
 }
 
 // A TLS handshake with the options' certificates. Why it fails, in words; empty if it does not.
-std::string TlsFault(int socket, const client::TlsOptions& tls, const std::string& host,
-                     absl::Duration timeout) {
+std::string TlsFault(int socket, const client::TlsOptions& tls, const std::string& host) {
   ERR_clear_error();
   const bool has_certificate = !tls.certificate_file.empty();
   const Context context(SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
@@ -166,10 +150,6 @@ std::string TlsFault(int socket, const client::TlsOptions& tls, const std::strin
   // In the form of the protocol: each name after its length.
   constexpr unsigned char kHttp2[] = {2, 'h', '2'};
   SSL_CTX_set_alpn_protos(context.get(), kHttp2, sizeof(kHttp2));
-  fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
-  const timeval limit = absl::ToTimeval(timeout);
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   const Connection connection(SSL_new(context.get()), SSL_free);
   SSL_set_fd(connection.get(), socket);
   Expect(connection.get(), tls.server_name.empty() ? BareHost(host) : tls.server_name);
@@ -233,10 +213,8 @@ std::string WhatListens(const client::ClientOptions& options, const std::string&
   if (!parsed.ok()) return "";
   const absl::StatusOr<FileDescriptor> connection = ConnectTo(*parsed, timeout);
   if (!connection.ok()) return std::string(connection.status().message());
-  if (options.tls.has_value()) {
-    return TlsFault(connection->get(), *options.tls, parsed->host, timeout);
-  }
-  const std::string answer = Exchange(connection->get(), kHttpRequest, timeout);
+  if (options.tls.has_value()) return TlsFault(connection->get(), *options.tls, parsed->host);
+  const std::string answer = Exchange(connection->get(), kHttpRequest);
   if (absl::StartsWith(answer, "HTTP/")) {
     return "this is a web server, perhaps the status page; the coordinator's gRPC port is another, "
            "7400 unless configured otherwise";

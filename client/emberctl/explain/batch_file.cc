@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -147,50 +149,50 @@ absl::Status SetWeights(const Array& weights, const Array& ids, preprocess::Feat
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<Array> ParseNpy(absl::string_view content) {
-  ASSIGN_OR_RETURN(NpyStart start, ReadNpyStart(content));
-  content.remove_prefix(start.bytes);
-  const std::string& type = start.type;
-  if (type == "'<i4'") return Read<int32_t>(content, std::move(start.shape));
-  if (type == "'<i8'") return Read<int64_t>(content, std::move(start.shape));
-  if (type == "'<f4'") return Read<float>(content, std::move(start.shape));
-  return MalformedNpy(absl::StrCat("its type is ", type, "; it must be '<i4', '<i8' or '<f4'"));
+absl::Status Add(const std::string& feature, const std::string& part, Array array,
+                 BatchFile* batch) {
+  if (batch->arrays[feature].emplace(part, std::move(array)).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the ", part, " of feature '", feature, "' are given twice"));
 }
 
-absl::StatusOr<BatchFile> BatchFile::Load(const std::vector<std::string>& paths,
-                                          const v1::ModelConfig& model) {
-  BatchFile batch;
-  for (const std::string& path : paths) {
-    RETURN_IF_ERROR(Annotate(batch.AddPath(path, model), path));
+absl::Status AddJsonFeature(const std::string& name, json feature, const v1::ModelConfig& model,
+                            BatchFile* batch) {
+  RETURN_IF_ERROR(CheckFields(feature));
+  for (const v1::FeatureConfig& one : model.features()) {
+    if (one.name() != name) continue;
+    for (json& lists : feature) RETURN_IF_ERROR(Flatten(one.output_shape(), &lists));
   }
-  RETURN_IF_ERROR(batch.MakeInputs(model));
-  return batch;
+  std::vector<int64_t> values, row_splits;
+  RETURN_IF_ERROR(ReadIds(feature["ids"], &values, &row_splits));
+  std::vector<float> weights;
+  const bool weighted = feature.contains("weights");
+  if (weighted) RETURN_IF_ERROR(ReadWeights(feature["weights"], row_splits, &weights));
+  const auto ids = static_cast<int64_t>(values.size());
+  const auto splits = static_cast<int64_t>(row_splits.size());
+  RETURN_IF_ERROR(Add(name, "values", {{ids}, std::move(values)}, batch));
+  RETURN_IF_ERROR(Add(name, "row_splits", {{splits}, std::move(row_splits)}, batch));
+  return weighted ? Add(name, "weights", {{ids}, std::move(weights)}, batch) : absl::OkStatus();
 }
 
-absl::Status BatchFile::AddPath(const std::string& path, const v1::ModelConfig& model) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) {
-    if (absl::EndsWith(path, ".npy")) return AddNpy(path);
-    ASSIGN_OR_RETURN(const std::string text, config::ReadFile(path));
-    return AddJson(text, model);
+absl::Status AddJson(const std::string& text, const v1::ModelConfig& model, BatchFile* batch) {
+  json features;
+  try {
+    features = json::parse(text);
+  } catch (const json::exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
   }
-  std::vector<std::string> files;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end;
-       entry.increment(error)) {
-    if (entry->path().extension() == ".npy") files.push_back(entry->path());
-  }
-  if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
-  std::sort(files.begin(), files.end());
-  for (const std::string& file : files) {
-    RETURN_IF_ERROR(AddNpy(file));
+  if (!features.is_object()) return absl::InvalidArgumentError("it must be an object of features");
+  for (auto& [name, feature] : features.items()) {
+    const absl::Status status = AddJsonFeature(name, feature, model, batch);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("feature '", name, "': ", status.message()));
+    }
   }
   return absl::OkStatus();
 }
 
-absl::Status BatchFile::AddNpy(const std::string& path) {
+absl::Status AddNpy(const std::string& path, BatchFile* batch) {
   // The name of a feature may hold dots: its part is what stands between the last two.
   const std::string stem = std::filesystem::path(path).stem().string();
   const size_t dot = stem.rfind('.');
@@ -204,76 +206,32 @@ absl::Status BatchFile::AddNpy(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string content, config::ReadFile(path));
   absl::StatusOr<Array> array = ParseNpy(content);
   RETURN_IF_ERROR(Annotate(array.status(), stem + ".npy"));
-  return Add(stem.substr(0, dot), part, *std::move(array));
+  return Add(stem.substr(0, dot), part, *std::move(array), batch);
 }
 
-absl::Status BatchFile::AddJson(const std::string& text, const v1::ModelConfig& model) {
-  json batch;
-  try {
-    batch = json::parse(text);
-  } catch (const json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
+absl::Status AddPath(const std::string& path, const v1::ModelConfig& model, BatchFile* batch) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) {
+    if (absl::EndsWith(path, ".npy")) return AddNpy(path, batch);
+    ASSIGN_OR_RETURN(const std::string text, config::ReadFile(path));
+    return AddJson(text, model, batch);
   }
-  if (!batch.is_object()) return absl::InvalidArgumentError("it must be an object of features");
-  for (auto& [name, feature] : batch.items()) {
-    const absl::Status status = AddJsonFeature(name, feature, model);
-    if (!status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("feature '", name, "': ", status.message()));
-    }
+  std::vector<std::string> files;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->path().extension() == ".npy") files.push_back(entry->path());
   }
-  return absl::OkStatus();
-}
-
-absl::Status BatchFile::AddJsonFeature(const std::string& name, json feature,
-                                       const v1::ModelConfig& model) {
-  RETURN_IF_ERROR(CheckFields(feature));
-  for (const v1::FeatureConfig& one : model.features()) {
-    if (one.name() != name) continue;
-    for (json& lists : feature) RETURN_IF_ERROR(Flatten(one.output_shape(), &lists));
-  }
-  std::vector<int64_t> values, row_splits;
-  RETURN_IF_ERROR(ReadIds(feature["ids"], &values, &row_splits));
-  std::vector<float> weights;
-  const bool weighted = feature.contains("weights");
-  if (weighted) RETURN_IF_ERROR(ReadWeights(feature["weights"], row_splits, &weights));
-  const auto ids = static_cast<int64_t>(values.size());
-  const auto splits = static_cast<int64_t>(row_splits.size());
-  RETURN_IF_ERROR(Add(name, "values", {{ids}, std::move(values)}));
-  RETURN_IF_ERROR(Add(name, "row_splits", {{splits}, std::move(row_splits)}));
-  return weighted ? Add(name, "weights", {{ids}, std::move(weights)}) : absl::OkStatus();
-}
-
-absl::Status BatchFile::Add(const std::string& feature, const std::string& part, Array array) {
-  if (features_[feature].emplace(part, std::move(array)).second) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the ", part, " of feature '", feature, "' are given twice"));
-}
-
-absl::Status BatchFile::MakeInputs(const v1::ModelConfig& model) {
-  const std::vector<std::string> known = config::FeatureNames(model);
-  for (const auto& [name, parts] : features_) {
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("feature '", name,
-                                                     "' of the batch is not in the model; ",
-                                                     KnownNames("features", name, known)));
-    }
-  }
-  for (const v1::FeatureConfig& feature : model.features()) {
-    const auto found = features_.find(feature.name());
-    if (found == features_.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("feature '", feature.name(), "' of the model is missing in the batch"));
-    }
-    absl::StatusOr<preprocess::FeatureInput> input = InputOf(found->second, feature);
-    RETURN_IF_ERROR(Annotate(input.status(), absl::StrCat("feature '", feature.name(), "'")));
-    RETURN_IF_ERROR(config::CheckSamples(feature, preprocess::SampleCount(*input)));
-    inputs_.push_back(*std::move(input));
+  if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
+  std::sort(files.begin(), files.end());
+  for (const std::string& file : files) {
+    RETURN_IF_ERROR(AddNpy(file, batch));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<preprocess::FeatureInput> BatchFile::InputOf(const Parts& parts,
-                                                            const v1::FeatureConfig& config) {
+absl::StatusOr<preprocess::FeatureInput> InputOf(const std::map<std::string, Array>& parts,
+                                                 const v1::FeatureConfig& config) {
   const bool dense = parts.contains("ids");
   if (dense == parts.contains("values") || dense == parts.contains("row_splits")) {
     return absl::InvalidArgumentError("it needs either ids, or values and row_splits");
@@ -296,6 +254,51 @@ absl::StatusOr<preprocess::FeatureInput> BatchFile::InputOf(const Parts& parts,
     RETURN_IF_ERROR(SetWeights(weights->second, ids, &input));
   }
   return input;
+}
+
+absl::Status MakeInputs(const v1::ModelConfig& model, BatchFile* batch) {
+  const std::vector<std::string> known = config::FeatureNames(model);
+  for (const auto& [name, parts] : batch->arrays) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("feature '", name,
+                                                     "' of the batch is not in the model; ",
+                                                     KnownNames("features", name, known)));
+    }
+  }
+  for (const v1::FeatureConfig& feature : model.features()) {
+    const auto found = batch->arrays.find(feature.name());
+    if (found == batch->arrays.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("feature '", feature.name(), "' of the model is missing in the batch"));
+    }
+    absl::StatusOr<preprocess::FeatureInput> input = InputOf(found->second, feature);
+    RETURN_IF_ERROR(Annotate(input.status(), absl::StrCat("feature '", feature.name(), "'")));
+    RETURN_IF_ERROR(config::CheckSamples(feature, preprocess::SampleCount(*input)));
+    batch->inputs.push_back(*std::move(input));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Array> ParseNpy(absl::string_view content) {
+  ASSIGN_OR_RETURN(NpyStart start, ReadNpyStart(content));
+  content.remove_prefix(start.bytes);
+  const std::string& type = start.type;
+  if (type == "'<i4'") return Read<int32_t>(content, std::move(start.shape));
+  if (type == "'<i8'") return Read<int64_t>(content, std::move(start.shape));
+  if (type == "'<f4'") return Read<float>(content, std::move(start.shape));
+  return MalformedNpy(absl::StrCat("its type is ", type, "; it must be '<i4', '<i8' or '<f4'"));
+}
+
+absl::StatusOr<BatchFile> BatchFile::Load(const std::vector<std::string>& paths,
+                                          const v1::ModelConfig& model) {
+  BatchFile batch;
+  for (const std::string& path : paths) {
+    RETURN_IF_ERROR(Annotate(AddPath(path, model, &batch), path));
+  }
+  RETURN_IF_ERROR(MakeInputs(model, &batch));
+  return batch;
 }
 
 }  // namespace emberd::emberctl

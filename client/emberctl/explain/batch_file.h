@@ -7,9 +7,6 @@
 #include <variant>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "emberd/v1/model.pb.h"
@@ -26,9 +23,7 @@ struct Array {
 // INVALID_ARGUMENT for anything else.
 absl::StatusOr<Array> ParseNpy(absl::string_view content);
 
-// Owns what its inputs refer to.
-class BatchFile {
- public:
+struct BatchFile {
   // Each path is one of
   //   a JSON file {"FEATURE": {"ids": [[1, 2], [], 3], "weights": [[0.5, 1], [], 2]}, ...}:
   //     one element per sample, a list of ids or a single id, in lists as output_shape has them, or
@@ -42,27 +37,13 @@ class BatchFile {
   // and sample; values are left to the preprocessor's checks.
   static absl::StatusOr<BatchFile> Load(const std::vector<std::string>& paths,
                                         const v1::ModelConfig& model);
-  BatchFile(BatchFile&&) = default;
-
-  // By index in the config.
-  const std::vector<preprocess::FeatureInput>& inputs() const { return inputs_; }
-
- private:
   BatchFile() = default;
-  using Parts = std::map<std::string, Array>;  // "ids", "values", "row_splits", "weights"
+  BatchFile(BatchFile&&) = default;  // the inputs of a copy would refer to the original
 
-  absl::Status AddPath(const std::string& path, const v1::ModelConfig& model);
-  absl::Status AddJson(const std::string& text, const v1::ModelConfig& model);
-  absl::Status AddJsonFeature(const std::string& name, nlohmann::json feature,
-                              const v1::ModelConfig& model);
-  absl::Status AddNpy(const std::string& path);
-  absl::Status Add(const std::string& feature, const std::string& part, Array array);
-  static absl::StatusOr<preprocess::FeatureInput> InputOf(const Parts& parts,
-                                                          const v1::FeatureConfig& config);
-  absl::Status MakeInputs(const v1::ModelConfig& model);
-
-  std::map<std::string, Parts> features_;  // its arrays stay where they are when the map moves
-  std::vector<preprocess::FeatureInput> inputs_;
+  std::vector<preprocess::FeatureInput> inputs;  // by index in the config
+  // By feature and part ("ids", "values", "row_splits", "weights"): what the inputs refer to. Each
+  // stays where it is when the maps move.
+  std::map<std::string, std::map<std::string, Array>> arrays;
 };
 
 }  // namespace emberd::emberctl

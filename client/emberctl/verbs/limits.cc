@@ -22,33 +22,25 @@ struct LimitsOptions {
   bool declared = false;  // sets the limits of the model's description
 };
 
-// The counts of one coordinator.
+// The counts of all coordinators together.
 absl::StatusOr<v1::GetLimitsResponse> FetchLimits(const Session& session,
-                                                  const std::string& address,
                                                   const std::string& model) {
-  Session one = session.At(address);
   v1::GetLimitsRequest request;
   request.set_model(model);
-  auto response = one.Call<v1::GetLimitsResponse>(request);
-  RETURN_IF_ERROR(Annotate(response.status(), address));
-  return response;
-}
-
-absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
-                                                     const std::string& model) {
   v1::GetLimitsResponse all;
   for (const std::string& address : session.addresses) {
-    ASSIGN_OR_RETURN(v1::GetLimitsResponse one, FetchLimits(session, address, model));
+    auto one = session.At(address).Call<v1::GetLimitsResponse>(request);
+    RETURN_IF_ERROR(Annotate(one.status(), address));
     if (all.stacks_size() == 0) {
-      all = std::move(one);
+      all = *std::move(one);
       continue;
     }
-    if (one.stacks_size() != all.stacks_size()) {
+    if (one->stacks_size() != all.stacks_size()) {
       return absl::InternalError(absl::StrCat(
           address, ": this coordinator has another plan of the model than the first one"));
     }
     for (int k = 0; k < all.stacks_size(); ++k) {
-      const v1::StackLimits& from = one.stacks(k);
+      const v1::StackLimits& from = one->stacks(k);
       v1::StackLimits& to = *all.mutable_stacks(k);
       MergeSketch(from.ids(), to.mutable_ids());
       MergeSketch(from.unique_ids(), to.mutable_unique_ids());
@@ -148,7 +140,7 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
   }
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::SetLimitsResponse>(request));
   // The other coordinators look at once.
-  RETURN_IF_ERROR(FetchAllLimits(session, request.model()).status());
+  RETURN_IF_ERROR(FetchLimits(session, request.model()).status());
   if (session.json) return absl::OkStatus();
   session.out << "limits of model '" << request.model() << "' now:\n";
   Table lines = {{"STACK", "IDS/PARTITION", "UNIQUE IDS/PARTITION", "IDS/SAMPLE", "MINI-BATCHES"}};
@@ -165,7 +157,7 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
 // Asks every coordinator that the command line names, for each knows its own batches only.
 absl::Status Limits(Session& session, const LimitsOptions& options) {
   ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(options.model));
-  ASSIGN_OR_RETURN(const v1::GetLimitsResponse limits, FetchAllLimits(session, options.model));
+  ASSIGN_OR_RETURN(const v1::GetLimitsResponse limits, FetchLimits(session, options.model));
   if (session.json) {
     RETURN_IF_ERROR(PrintLimitsJson(limits, options, session.out));
   } else {

@@ -5,11 +5,14 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/command_line.h"
 #include "base/status.h"
+#include "client/cpp/options.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
 #include "client/emberctl/verbs/verb.h"
 #include "config/config.h"
+#include "emberd/v1/program_service.pb.h"
 #include "preprocess/batch/csr.h"
 
 namespace emberd::emberctl {
@@ -54,10 +57,10 @@ absl::StatusOr<Planned> PlanOfDeclared(Session& session, const std::string& name
 }
 
 void PrintMemory(const Planned& planned, std::ostream& out) {
-  const PlanMemory memory = MemoryOf(planned.plan);
+  const int64_t partition_bytes = PartitionBytes(planned.plan);
   Table lines = {{"MEMORY OF", "SIZE", "BUDGET", "USED"}};
   const auto add = [&](const std::string& what, int64_t partitions) {
-    const int64_t size = memory.partition_bytes * partitions;
+    const int64_t size = partition_bytes * partitions;
     const int64_t budget = planned.partition_budget * partitions;
     lines.push_back({what, Bytes(size), budget > 0 ? Bytes(budget) : "?", Percent(size, budget)});
   };
@@ -103,13 +106,13 @@ void Print(const Planned& planned, std::ostream& out) {
 }
 
 absl::Status PrintPlanJson(const Planned& planned, std::ostream& out) {
-  const PlanMemory memory = MemoryOf(planned.plan);
+  const int64_t partition_bytes = PartitionBytes(planned.plan);
   const Padding padding = PaddingOf(planned.plan);
   const Json json = {{"model", planned.model},
                      {"plan", MessageJson(planned.plan)},
                      {"memory",
-                      {{"partition_bytes", memory.partition_bytes},
-                       {"shard_bytes", memory.shard_bytes},
+                      {{"partition_bytes", partition_bytes},
+                       {"shard_bytes", partition_bytes * planned.plan.sparsecores_per_shard()},
                        {"total_bytes", planned.plan.table_bytes()},
                        {"partition_budget_bytes", planned.partition_budget}}},
                      {"padding", {{"weights", padding.weights}, {"cells", padding.cells}}}};
@@ -125,7 +128,7 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
   } else {
     Print(planned, session.out);
   }
-  const int64_t needed = MemoryOf(planned.plan).partition_bytes;
+  const int64_t needed = PartitionBytes(planned.plan);
   if (planned.partition_budget == 0 || needed <= planned.partition_budget) {
     return absl::OkStatus();
   }
@@ -134,6 +137,41 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
       planned.partition_budget, ", so ", needed - planned.partition_budget,
       " bytes do not fit if every row is touched. Raise the budget if the machines have "
       "the memory, add shards, or store rows in 16 bits"));
+}
+
+struct ProgramOptions {
+  std::string model;
+  int64_t samples = 0;
+};
+
+// Compiles the lookup, says what it would hold, and gives it back.
+absl::Status ShowProgram(Session& session, const ProgramOptions& options) {
+  ASSIGN_OR_RETURN(const auto model, session.DescribeModel(options.model));
+  v1::CompileRequest request;
+  request.set_client_id(client::RandomUuid());
+  request.mutable_spec()->set_kind(v1::ProgramSpec::LOOKUP);
+  request.mutable_spec()->set_model(options.model);
+  for (const v1::FeatureConfig& feature : model.config().features()) {
+    v1::ProgramInput* const input = request.mutable_spec()->add_inputs();
+    input->set_feature(feature.name());
+    input->set_max_samples(options.samples);
+  }
+  ASSIGN_OR_RETURN(const auto compiled, session.Call<v1::CompileResponse>(request));
+  v1::ReleaseRequest release;
+  release.set_all_of_client(request.client_id());
+  RETURN_IF_ERROR(session.Call<v1::ReleaseResponse>(release).status());
+  if (session.json) return PrintJson(compiled, session.out);
+  session.out << "program " << compiled.fingerprint() << (compiled.cached() ? ", in use" : "")
+              << ": " << Bytes(compiled.bytes_per_sparsecore()) << " on each SparseCore\n";
+  Table lines = {{"STACK", "SAMPLES", "ROOM FOR IDS", "MAX IDS", "MAX UNIQUE", "SIZE", "KERNEL"}};
+  for (const v1::StackProgram& stack : compiled.stacks()) {
+    lines.push_back({stack.stack(), stack.samples(), stack.id_capacity(),
+                     Limit(stack.limits().max_ids_per_partition()),
+                     Limit(stack.limits().max_unique_ids_per_partition()),
+                     Bytes(stack.bytes_per_sparsecore()), stack.kernel()});
+  }
+  PrintColumns(lines, session.out);
+  return absl::OkStatus();
 }
 
 struct ValidateOptions {
@@ -212,6 +250,17 @@ void AddPlan(CLI::App& app, Session& session) {
       subject->add_option("--model", options->file, "ModelConfig as text proto or JSON");
   subject->require_option(1);
   AddClusterShapeOptions(plan, file, &options->cluster);
+}
+
+void AddProgram(CLI::App& app, Session& session) {
+  auto [program, options] = AddVerb(app, session, "program",
+                                    "Show what a compiled lookup of all features of a model holds",
+                                    "emberctl program my_model --samples 4096", ShowProgram);
+  program->add_option("MODEL", options->model, "Name of the model")->required();
+  program
+      ->add_option("--samples", options->samples,
+                   "Samples of each feature; default: those that the model is planned for")
+      ->check(Within(int64_t{1}, (int64_t{1} << 31) - 1));
 }
 
 void AddValidate(CLI::App& app, Session& session) {

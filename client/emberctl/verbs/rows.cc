@@ -23,6 +23,7 @@ struct RowsTarget {
   std::string table;
   std::string slot;                // empty: the weights
   std::vector<std::string> texts;  // ids to get, or rows to set
+  std::string file;                // to export to
 };
 
 absl::Status PrintRows(Session& session, const RowsTarget& target, const std::vector<int64_t>& ids,
@@ -150,20 +151,11 @@ void AddTarget(CLI::App* verb, RowsTarget* target) {
                    "An optimizer slot instead of the weights, for example accumulator");
 }
 
-struct ExportTarget {
-  std::string model;
-  std::string table;
-  std::string slot;  // empty: the weights
-  std::string file;
-};
-
-enum class Format { kNpy, kSafetensors };
-
-absl::StatusOr<Format> FormatOf(const std::string& file) {
-  if (absl::EndsWith(file, ".npy")) return Format::kNpy;
-  if (absl::EndsWith(file, ".safetensors")) return Format::kSafetensors;
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", file, "\" must end with .npy or .safetensors, which selects the format"));
+// What is wrong with the name of a file; empty: nothing.
+std::string CheckFormat(const std::string& file) {
+  if (absl::EndsWith(file, ".npy") || absl::EndsWith(file, ".safetensors")) return "";
+  return absl::StrCat("\"", file,
+                      "\" must end with .npy or .safetensors, which selects the format");
 }
 
 absl::Status Written(const std::ofstream& file, const std::string& path) {
@@ -172,8 +164,7 @@ absl::Status Written(const std::ofstream& file, const std::string& path) {
       path, ": cannot be written; check that the folder exists, permissions and free space"));
 }
 
-absl::Status ExportTable(Session& session, const ExportTarget& target) {
-  ASSIGN_OR_RETURN(const Format format, FormatOf(target.file));
+absl::Status ExportTable(Session& session, const RowsTarget& target) {
   RETURN_IF_ERROR(session.CheckReachable());
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
   ASSIGN_OR_RETURN(const client::Model model, client->DescribeModel(target.model));
@@ -186,7 +177,7 @@ absl::Status ExportTable(Session& session, const ExportTarget& target) {
       file.open(target.file, std::ios::binary);
       const std::string name =
           target.slot.empty() ? target.table : absl::StrCat(target.table, ".", target.slot);
-      file << (format == Format::kNpy
+      file << (absl::EndsWith(target.file, ".npy")
                    ? NpyHeader(rows, columns)
                    : SafetensorsStart(name, {{"format", "emberd"}, {"model", target.model}}, rows,
                                       columns));
@@ -237,14 +228,10 @@ void AddExport(CLI::App& app, Session& session) {
                                 "Write all rows of a table to a file for other programs, as "
                                 "float32 in the order of their ids",
                                 "emberctl export my_model users users.npy", ExportTable);
-  verb->add_option("MODEL", target->model, "Name of the model")->required();
-  verb->add_option("TABLE", target->table, "Name of the table")->required();
+  AddTarget(verb, target);
   verb->add_option("FILE", target->file, "A NumPy file (.npy), or .safetensors")
       ->required()
-      ->check(
-          [](const std::string& file) { return std::string(FormatOf(file).status().message()); });
-  verb->add_option("--slot", target->slot,
-                   "An optimizer slot instead of the weights, for example accumulator");
+      ->check(CheckFormat);
 }
 
 }  // namespace emberd::emberctl

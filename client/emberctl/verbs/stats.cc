@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -97,23 +96,18 @@ void AddHotRows(CLI::App* verb, int* hot_rows) {
 }
 
 absl::Status ShowStats(Session& session, const StatsOptions& options) {
-  StatsSource source(session, options.hot_rows);
-  ASSIGN_OR_RETURN(auto stats, source.Fetch());
+  Watch watch(session, options.hot_rows);
+  ASSIGN_OR_RETURN(Rates rates, watch.Next());
   const bool per_second = options.interval_seconds > 0;
-  Rates rates;
   if (per_second) {
     absl::SleepFor(absl::Seconds(options.interval_seconds));
-    const std::string address = source.address();
-    ASSIGN_OR_RETURN(const auto later, source.Fetch());
-    if (source.address() != address || !SameLife(stats, later)) {
+    ASSIGN_OR_RETURN(rates, watch.Next());
+    if (watch.since_start()) {
       return absl::UnavailableError("the coordinator was restarted in the meantime; try again");
     }
-    rates = RatesBetween(stats, later);
-  } else {
-    rates = TotalsOf(stats);
   }
   if (session.json) return PrintJson(StatsJson(rates), session.out);
-  Print(rates, source.address(), per_second, session);
+  Print(rates, watch.address(), per_second, session);
   return absl::OkStatus();
 }
 
@@ -130,33 +124,6 @@ struct OrderName {
 // In the turn in which a key changes them.
 constexpr OrderName kOrders[] = {
     {Order::kBusy, "busy first"}, {Order::kSlow, "slow first"}, {Order::kName, "as listed"}};
-
-// Rates from one answer to the next.
-class Watch {
- public:
-  Watch(const Session& session, int hot_rows) : source_(session, hot_rows) {}
-
-  // Since the last call that was answered; since the start, if there was none or another
-  // coordinator, or another life of it, has answered.
-  absl::StatusOr<Rates> Next() {
-    ASSIGN_OR_RETURN(auto stats, source_.Fetch());
-    since_start_ =
-        !last_.has_value() || last_address_ != source_.address() || !SameLife(*last_, stats);
-    const Rates rates = since_start_ ? TotalsOf(stats) : RatesBetween(*last_, stats);
-    last_ = std::move(stats);
-    last_address_ = source_.address();
-    return rates;
-  }
-  // Of the last answer.
-  bool since_start() const { return since_start_; }
-  const std::string& address() const { return last_address_; }
-
- private:
-  StatsSource source_;
-  std::optional<v1::GetStatsResponse> last_;
-  std::string last_address_;
-  bool since_start_ = true;
-};
 
 // For files and pipes: one frame after another.
 absl::Status PrintFrames(Session& session, const TopOptions& options, Watch& watch) {
