@@ -26,7 +26,7 @@ import warnings
 from cluster import counting_model, emberd, main
 from every_kind import FRAMEWORKS, NO_OBJECTS, PLAIN, SWEEP, World, kinds, public_classes
 
-ENDS = 60  # seconds that something is waited for that is to end
+ENDS = 600  # seconds that something is waited for that is to end
 REFUSED = (TypeError, ValueError, emberd.Error)
 ENDED = (*REFUSED, RuntimeError)  # with a text that says so; ForkedProcess is one
 

@@ -90,7 +90,7 @@ class HelpTest(unittest.TestCase):
         self.assertEqual([one for one in wanted if one not in text], [])
 
     def run_module(self, **environment):
-        done = subprocess.run([sys.executable, "-B", "-m", "emberd"], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([sys.executable, "-B", "-m", "emberd"], capture_output=True, text=True, timeout=600,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout

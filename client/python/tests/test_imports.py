@@ -56,7 +56,7 @@ if __name__ == "__main__":
 
 class ImportTest(ClusterTest):
     def run_script(self, *arguments):
-        return subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=120,
+        return subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=600,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def test_every_order(self):

@@ -69,7 +69,7 @@ class ShakespeareTest(ClusterTest):
     def test_its_loss_ends_below_the_entropy_of_the_words(self):
         for options in (["--steps", "200"], ["--steps", "120", "--dense", "adam", "--address", self.cluster.address]):
             done = subprocess.run([sys.executable, "-B", os.path.join(EXAMPLES, "shakespeare.py"), *options],
-                                  capture_output=True, text=True, timeout=240,
+                                  capture_output=True, text=True, timeout=600,
                                   env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
             self.assertEqual(done.returncode, 0, done.stderr)
             loss, first, entropy = map(float, re.search(r"loss=(\S+) first=(\S+) entropy=(\S+)", done.stdout).groups())

@@ -24,7 +24,7 @@ EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "exampl
 
 class LightningTest(unittest.TestCase):
     def run_example(self, *options):
-        done = subprocess.run([sys.executable, "-B", EXAMPLE, *options], capture_output=True, text=True, timeout=300,
+        done = subprocess.run([sys.executable, "-B", EXAMPLE, *options], capture_output=True, text=True, timeout=600,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         self.assertEqual(done.returncode, 0, done.stderr)
         steps, held_out = re.search(r"steps=(\d+) held_out=(\S+)", done.stdout).groups()

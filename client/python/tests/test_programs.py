@@ -278,7 +278,7 @@ class ProgramsTest(ClusterTest):
             self.client.change_memory("pin", model.name)
 
         def emberctl(*arguments):
-            return subprocess.run([emberd._native.program_path("emberctl"), "-a", self.cluster.addresses[0], *arguments], capture_output=True, text=True, timeout=60)
+            return subprocess.run([emberd._native.program_path("emberctl"), "-a", self.cluster.addresses[0], *arguments], capture_output=True, text=True, timeout=600)
 
         shown = emberctl("program", model.name, "--samples", "12")
         self.assertRegex(shown.stdout, rf"^program [0-9a-f]{{64}}: .* on each SparseCore\n.*\n{model.tables['t'].stack} +24 ")

@@ -70,7 +70,7 @@ class IssuesTest(unittest.TestCase):
 
 
 class ReadmeTest(unittest.TestCase):
-    def run_python(self, *arguments, timeout=120):
+    def run_python(self, *arguments, timeout=600):
         done = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=timeout,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -64,7 +64,7 @@ class ScriptTest(ClusterTest):
                 "print(found['t'].tolist())")
         for address in (self.cluster.address, ""):  # or a cluster of its own
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "EMBERD_ADDRESS": address}
-            done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=120,
+            done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=600,
                                   env=environment)
             self.assertEqual(done.stdout, "[[2.0, 2.0]]\n", done.stderr)
 

@@ -28,7 +28,7 @@ class TutorialTest(unittest.TestCase):
             shown = file.read()
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
-                [sys.executable, "-B", os.path.join(DOCS, "render.py"), folder, source], capture_output=True, text=True, timeout=300, cwd=folder,
+                [sys.executable, "-B", os.path.join(DOCS, "render.py"), folder, source], capture_output=True, text=True, timeout=600, cwd=folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MPLCONFIGDIR": folder, "EMBERD_ADDRESS": ""})
             self.assertEqual(done.returncode, 0, done.stderr)
             plots, drawn = re.findall(r"^!\[\w+\]\((\w+\.png)\)$", shown, re.MULTILINE), importlib.util.find_spec("matplotlib")
