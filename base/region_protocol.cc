@@ -124,5 +124,4 @@ std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file) {
 }
 
 }  // namespace regions
-
 }  // namespace emberd

@@ -43,49 +43,31 @@ void CountAll(const SlotCsr& csr, int64_t begin, int64_t end, const uint8_t* buc
   }
 }
 
-// The same by JAX's rule: all entries are counted, those beyond a limit are marked. Returns the
-// dropped occurrences.
-int64_t DropLikeJax(const SlotCsr& csr, int64_t begin, int64_t end, const PartitionLimits& limits,
-                    SlotBuckets* buckets, int32_t* ids, int32_t* unique, int32_t* kept) {
+// The same within limits: marks the entries beyond them, and returns how many were dropped. By
+// JAX's rule all entries are counted, and each that is dropped as often as it occurs; by
+// TensorFlow's a full bucket takes and counts nothing more.
+template <bool kLikeJax>
+int64_t Drop(const SlotCsr& csr, int64_t begin, int64_t end, const PartitionLimits& limits,
+             SlotBuckets* buckets, int32_t* ids, int32_t* unique, int32_t* kept) {
   const int32_t* rows = csr.embedding_ids.data();
   uint8_t* buckets_of = buckets->bucket.data();
   int64_t dropped = 0;
   int32_t row_before = -1;
   for (int64_t cell = begin; cell < end; ++cell) {
     const uint8_t bucket = buckets_of[cell];
-    unique[bucket] += rows[cell] != row_before;
-    row_before = rows[cell];
-    if (limits.Exceeded(++ids[bucket], unique[bucket])) {
-      dropped += buckets->multiplicity.data()[cell];
+    const bool full = !kLikeJax && ((limits.ids > 0 && ids[bucket] >= limits.ids) ||
+                                    (limits.unique > 0 && unique[bucket] >= limits.unique));
+    if (!full) {
+      ++ids[bucket];
+      unique[bucket] += rows[cell] != row_before;
+      row_before = rows[cell];
+    }
+    if (kLikeJax ? limits.Exceeded(ids[bucket], unique[bucket]) : full) {
+      dropped += kLikeJax ? buckets->multiplicity.data()[cell] : 1;
       buckets_of[cell] = SlotBuckets::kDropped;
     } else {
       ++kept[bucket];
     }
-  }
-  return dropped;
-}
-
-// The same by TensorFlow's rule: a full bucket takes and counts nothing more. Returns the dropped
-// entries.
-int64_t DropLikeTensorFlow(const SlotCsr& csr, int64_t begin, int64_t end,
-                           const PartitionLimits& limits, SlotBuckets* buckets, int32_t* ids,
-                           int32_t* unique, int32_t* kept) {
-  const int32_t* rows = csr.embedding_ids.data();
-  uint8_t* buckets_of = buckets->bucket.data();
-  int64_t dropped = 0;
-  int32_t row_before = -1;
-  for (int64_t cell = begin; cell < end; ++cell) {
-    const uint8_t bucket = buckets_of[cell];
-    if ((limits.ids > 0 && ids[bucket] >= limits.ids) ||
-        (limits.unique > 0 && unique[bucket] >= limits.unique)) {
-      ++dropped;
-      buckets_of[cell] = SlotBuckets::kDropped;
-      continue;
-    }
-    unique[bucket] += rows[cell] != row_before;
-    row_before = rows[cell];
-    ++ids[bucket];
-    ++kept[bucket];
   }
   return dropped;
 }
@@ -145,6 +127,18 @@ const TablePlan& MainTable(const StackPlan& stack, const SlotCsr& csr, const Slo
   return stack.tables[std::max_element(entries.begin(), entries.end()) - entries.begin()];
 }
 
+// Cuts are the nodes of a tree. `first` gives the bit of a level's first node; levels are counted
+// from the leaves.
+template <class First>
+uint64_t MaskOf(CutSet cuts, const First& first) {
+  uint64_t mask = 0;
+  for (int cut = 1; cut < kBuckets; ++cut) {
+    const int level = __builtin_ctz(cut);
+    mask |= (cuts >> cut & 1) << (first(level) + (cut >> (level + 1)));
+  }
+  return mask;
+}
+
 std::string Comparison(const char* what, const char* field, int64_t count, int64_t limit) {
   if (limit == 0 || count <= limit) return "";
   return absl::StrCat(" ", count, " ", what, " (", field, " is ", limit, ")");
@@ -153,23 +147,11 @@ std::string Comparison(const char* what, const char* field, int64_t count, int64
 }  // namespace
 
 uint64_t JaxMask(CutSet cuts) {
-  uint64_t mask = 0;
-  for (int cut = 1; cut < kBuckets; ++cut) {
-    const int level = __builtin_ctz(cut);  // counted from the leaves
-    const int nodes_below = kBuckets - (kBuckets >> level);
-    mask |= (cuts >> cut & 1) << (nodes_below + (cut >> (level + 1)));
-  }
-  return mask;
+  return MaskOf(cuts, [](int level) { return kBuckets - (kBuckets >> level); });
 }
 
 uint64_t TensorFlowMask(CutSet cuts) {
-  uint64_t mask = 0;
-  for (int cut = 1; cut < kBuckets; ++cut) {
-    const int level = __builtin_ctz(cut);  // counted from the leaves
-    const int nodes_above = (kBuckets >> (level + 1)) - 1;
-    mask |= (cuts >> cut & 1) << (nodes_above + (cut >> (level + 1)));
-  }
-  return mask;
+  return MaskOf(cuts, [](int level) { return (kBuckets >> (level + 1)) - 1; });
 }
 
 CutSet JaxCuts(const int32_t* counts, int64_t limit) {
@@ -231,7 +213,7 @@ void FillBuckets(const BucketMemo& memo, const PartitionLimits& limits, DropRule
   std::fill_n(unique, counters, 0);
   std::fill_n(kept, counters, 0);
   buckets->dropped = 0;
-  const auto drop_some = drop == DropRule::kJax ? DropLikeJax : DropLikeTensorFlow;
+  const auto drop_some = drop == DropRule::kJax ? Drop<true> : Drop<false>;
   for (int p = 0; p < csr.partitions; ++p) {
     const int64_t begin = csr.Begin(0, p);
     const int64_t end = csr.End(0, p);

@@ -16,6 +16,33 @@
 #include "server/log/log_reader.h"
 
 namespace emberd::log {
+namespace {
+
+using internal::v1::LogBlob;
+using internal::v1::LogRecord;
+
+// Asking a full disk again and again for room that is not needed yet would slow records down.
+constexpr absl::Duration kTryAgain = absl::Milliseconds(100);
+
+absl::Status WriteBytes(LogFile& file, int64_t offset, absl::string_view bytes) {
+  const absl::Span<const char> piece(bytes.data(), bytes.size());
+  return file.Write(offset, {&piece, 1});
+}
+
+absl::Status CheckRecord(const LogRecord& record) {
+  const size_t bytes = record.ByteSizeLong();
+  if (static_cast<int64_t>(bytes) <= kMostRecordBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a record of the log has ", bytes, " bytes; at most ", kMostRecordBytes, " are allowed"));
+}
+
+absl::Status CheckIsState(const LogRecord& record) {
+  if (record.kind_case() == LogRecord::kState) return CheckRecord(record);
+  return absl::InternalError("a segment of the log does not begin with the state");
+}
+
+}  // namespace
+
 bool SpareBlobs::HasRoom(int64_t bytes) const {
   for (const Spare& spare : spares_) bytes += spare.bytes;
   std::error_code error;
@@ -68,18 +95,6 @@ bool SpareBlobs::Clear() {
   spares_.clear();
   return any;
 }
-
-namespace {
-
-// Asking a full disk again and again for room that is not needed yet would slow records down.
-constexpr absl::Duration kTryAgain = absl::Milliseconds(100);
-
-absl::Status WriteBytes(LogFile& file, int64_t offset, absl::string_view bytes) {
-  const absl::Span<const char> piece(bytes.data(), bytes.size());
-  return file.Write(offset, {&piece, 1});
-}
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(
     LogFiles& files, const std::string& folder, const LogHead& head, std::string state,
@@ -167,25 +182,6 @@ absl::Status LogSegment::SyncIf(std::atomic<bool>* written, LogFile& file) {
   if (!written->exchange(false)) return absl::OkStatus();
   return file.Sync();
 }
-
-namespace {
-
-using internal::v1::LogBlob;
-using internal::v1::LogRecord;
-
-absl::Status CheckRecord(const LogRecord& record) {
-  const size_t bytes = record.ByteSizeLong();
-  if (static_cast<int64_t>(bytes) <= kMostRecordBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "a record of the log has ", bytes, " bytes; at most ", kMostRecordBytes, " are allowed"));
-}
-
-absl::Status CheckIsState(const LogRecord& record) {
-  if (record.kind_case() == LogRecord::kState) return CheckRecord(record);
-  return absl::InternalError("a segment of the log does not begin with the state");
-}
-
-}  // namespace
 
 LogWriter::LogWriter(LogOptions options, uint64_t next_sequence)
     : options_(std::move(options)),

@@ -23,19 +23,25 @@
 namespace emberd::emberctl {
 namespace {
 
+using preprocess::CsrSegmentView;
+using preprocess::PairCost;
+using preprocess::PartitionLimits;
+using preprocess::ProgramBuffers;
+using preprocess::StackBatchView;
+using preprocess::StackCost;
+using preprocess::StackPlan;
+
 // Refers to model, plan and batch, which must outlive it.
 struct Explanation {
   const v1::ModelConfig& model;
   const preprocess::Plan& plan;
   const preprocess::PreprocessedBatch& batch;
   uint64_t cuts = 0;  // preprocess::CutSet
-  std::vector<preprocess::StackCost> costs;
+  std::vector<StackCost> costs;
 };
 
-// What `emberctl explain` says about programs: the buffers that a lookup of a batch would set
-// aside, and what a chain of update and next lookup would do.
-
-using preprocess::ProgramBuffers;
+// ---- Programs: the buffers that a lookup of a batch would set aside, and what a chain of update
+// and next lookup would do.
 
 ProgramBuffers BuffersOf(const Explanation& e, size_t stack) {
   return preprocess::SizeProgramBuffers(e.plan, e.plan.stacks[stack], e.batch.feature_samples(),
@@ -133,11 +139,6 @@ Json ProgramsJson(const Explanation& e) {
   return {
       {"stacks", std::move(stacks)}, {"bytes_per_sparsecore", bytes}, {"chain", std::move(chain)}};
 }
-
-using preprocess::PairCost;
-using preprocess::PartitionLimits;
-using preprocess::StackCost;
-using preprocess::StackPlan;
 
 // Matrices of pairs are printed up to this many partitions; beyond, the fullest pairs are.
 constexpr int kMaxMatrixPartitions = 16;
@@ -278,9 +279,6 @@ void PrintMinibatches(const Explanation& e, std::ostream& out) {
   }
   PrintColumns(lines, out);
 }
-
-using preprocess::CsrSegmentView;
-using preprocess::StackBatchView;
 
 Json Gains(absl::Span<const float> gains) {
   Json list = Json::array();

@@ -1,7 +1,6 @@
 #include "server/coordinator/programs/chains.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -19,9 +19,7 @@
 namespace emberd::coordinator {
 
 // The steps that plans are made of: what each kind of program does with its arguments, on the one
-// path of a step that unary calls and streams take too.
-
-// Thread-safe.
+// path of a step that unary calls and streams take too. Thread-safe.
 class ProgramRunner {
  public:
   // `resources` must outlive it.
