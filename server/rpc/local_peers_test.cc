@@ -4,9 +4,9 @@
 
 #include "base/lane_server.h"
 #include "base/local_server.h"
+#include "base/region_protocol.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
-#include "base/region_protocol.h"
 #include "base/steady_time.h"
 
 namespace emberd::rpc {
