@@ -1,4 +1,4 @@
-// Covers: arguments.cc calls.cc checkpoints.cc describe.cc handles.cc stream.cc
+// Covers: arguments.cc calls.cc describe.cc handles.cc stream.cc
 #include "client/c/emberd.h"
 
 #include <cstdint>
