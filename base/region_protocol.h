@@ -12,9 +12,9 @@
 
 namespace emberd {
 
-// A mapping of one. It is zero until somebody writes to it, and costs nothing until touched.
-// Whoever has the file can write to it at any time, but nobody can make it shorter: to read and
-// write the mapping is always safe, whatever the other process does. Thread-safe.
+// A mapping of a sealed memory file. It is zero until somebody writes to it, and costs nothing
+// until touched. Whoever has the file can write to it at any time, but nobody can make it shorter:
+// to read and write the mapping is always safe, whatever the other process does. Thread-safe.
 class SharedRegion {
  public:
   // A new file; `name` shows in /proc. RESOURCE_EXHAUSTED if the system gives none.

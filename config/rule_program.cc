@@ -87,12 +87,14 @@ struct NamedOp {
   }
 };
 #define EMBERD_RULE_OP(name, text, hlo, value) {text, hlo, name},
-constexpr NamedOp kOps[] = {EMBERD_RULE_OPS(EMBERD_RULE_OP){"", "broadcast_in_dim", kCopy},
+constexpr NamedOp kOps[] = {{"", "broadcast_in_dim", kCopy},
                             {"", "reshape", kCopy},
                             {"", "and", kMin},
                             {"", "or", kMax},
                             {"", "square", kMultiply},
-                            {"", "not", kEqual}};
+                            {"", "not", kEqual},
+                            EMBERD_RULE_OPS(EMBERD_RULE_OP)};
+#undef EMBERD_RULE_OP
 
 const NamedOp* FindOp(absl::string_view NamedOp::*column, absl::string_view name) {
   const auto* found = std::find_if(std::begin(kOps), std::end(kOps),

@@ -14,9 +14,10 @@ namespace emberd::config {
 
 inline constexpr int kMaxCustomSlots = 4;
 
-// Each operation: its name, what expressions and StableHLO call it, and what it makes of the
-// vectors a, b and c. Truths are 1 or 0. The sign is -1 or 1, or a itself if it is 0 or NaN. The
-// lesser or greater of a number and NaN is NaN. Those of a alone come first, then those of a and b.
+// Each operation: its name, what expressions and StableHLO call it, and what it makes of vectors
+// a, b and c, as custom_rule.cc of shard/ runs it. Truths are 1 or 0. The sign is -1 or 1, or a
+// itself if it is 0 or NaN. The lesser or greater of a number and NaN is NaN. kSelect: b where a is
+// not 0, else c. RuleOperands and NamedOp::Level rely on the order: of a alone, then of a and b.
 #define EMBERD_RULE_OPS(OP)                                                   \
   OP(kCopy, "", "convert", a)                                                 \
   OP(kNegate, "", "negate", hn::Neg(a))                                       \

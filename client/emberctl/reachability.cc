@@ -35,7 +35,7 @@ std::string BareHost(absl::string_view host) {
   return std::string(host);
 }
 
-// All that is done with the connection ends after `timeout`.
+// Connecting, and each call of send and receive later, waits for `timeout` at most.
 absl::StatusOr<FileDescriptor> ConnectOne(const addrinfo& to, absl::Duration timeout) {
   FileDescriptor connection(socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC, to.ai_protocol));
   if (connection.get() < 0) return absl::UnavailableError("cannot create a socket");

@@ -127,8 +127,7 @@ const TablePlan& MainTable(const StackPlan& stack, const SlotCsr& csr, const Slo
   return stack.tables[std::max_element(entries.begin(), entries.end()) - entries.begin()];
 }
 
-// Cuts are the nodes of a tree. `first` gives the bit of a level's first node; levels are counted
-// from the leaves.
+// `first` gives the bit of a level's first node; levels are counted from the leaves.
 template <class First>
 uint64_t MaskOf(CutSet cuts, const First& first) {
   uint64_t mask = 0;

@@ -23,8 +23,6 @@
 
 namespace emberd::log {
 
-// One segment of a log, while it is written, and files that are ready for the next one.
-
 // Files of blobs that a log no longer needs, kept for its later segments: the system has their
 // pages and the disk their places already, which would otherwise be looked for again with every
 // page that is written. Their old bytes do no harm, for records name blobs with a checksum.
@@ -60,7 +58,7 @@ class SpareBlobs {
   std::vector<Spare> spares_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One thread at a time, unless said otherwise.
+// One segment of a log, while it is written. One thread at a time, unless said otherwise.
 class LogSegment {
  public:
   // Makes its files, that of blobs from what `spares` has, and writes the state, a frame that

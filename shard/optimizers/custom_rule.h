@@ -21,8 +21,8 @@ std::shared_ptr<const config::RuleProgram> MakeCustomProgram(const v1::Optimizer
 // as many as make up for choosing an operation.
 inline constexpr size_t kRuleBlock = 128;
 
-// What one thread runs a rule with, block of columns by block: the block of each node lies at a
-// place of its own.
+// What one thread runs a rule with. Each node has an array of its own, of as many columns as a
+// batch of rows.
 class CustomRun {
  public:
   struct Operation {
@@ -30,12 +30,12 @@ class CustomRun {
     float *to, *a, *b, *c;
   };
 
-  // Of blocks of at least `columns`.
+  // With arrays of at least `columns`.
   CustomRun(const config::RuleProgram& program, const CommonRule& common, size_t columns);
   // From the inputs, decays weights, runs the rule and clips weights.
   void Run(size_t columns) const;
 
-  // Blocks: gradient, weight, slots; updated weight and slots.
+  // Arrays: gradient, weight, slots; updated weight and slots.
   std::vector<float*> inputs, results;
   std::vector<Operation> operations;
 

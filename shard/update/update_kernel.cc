@@ -30,7 +30,7 @@ static_assert(RowsAhead::kMost + kPlacesAhead < kTouchPadding);
 // Of gradients and state that one batch of rows takes: two of them fit into the first level of
 // cache.
 constexpr size_t kBatchBytes = size_t{12} << 10;
-constexpr int kMostRows = std::max<int>(kRowsAtOnce, kRuleBlock / 8);  // of a batch
+constexpr int kMostRows = std::max<int>(kRowsAtOnce, kRuleBlock / 8);  // of 8 columns or more
 
 // Where the gradient of a sample lies.
 struct GradientArray {
@@ -675,7 +675,8 @@ void UpdateAsStored(UpdatePass& pass, UpdateSomeRows update) {
       [&](RowBatch& batch, RowBatch& next) { update(pass, batch, next); });
 }
 
-// Says what a row has beside its gradient, and how many rows the caches hold with it.
+// Says what a row has beside its gradient, and how many rows a batch has: what the caches hold, or
+// the columns that an operation of a user's rule works on.
 void AddState(const RuleKernels& kernels, UpdatePass& pass) {
   const UpdateArgs& args = pass.args;
   const size_t weight_bytes = config::WeightBytes(args.dtype);
@@ -686,7 +687,7 @@ void AddState(const RuleKernels& kernels, UpdatePass& pass) {
       static_cast<int>(std::clamp<size_t>(kBatchBytes / pass.state.TouchBytes(), 1, kRowsAtOnce));
   if (std::holds_alternative<CustomRule>(pass.step.rule)) {
     pass.stride = pass.width;
-    pass.rows_at_once = static_cast<int>(std::max<size_t>(kRuleBlock / pass.width, 1));
+    pass.rows_at_once = std::clamp(static_cast<int>(kRuleBlock / pass.width), 1, kMostRows);
   }
 }
 

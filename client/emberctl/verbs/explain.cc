@@ -40,8 +40,7 @@ struct Explanation {
   std::vector<StackCost> costs;
 };
 
-// ---- Programs: the buffers that a lookup of a batch would set aside, and what a chain of update
-// and next lookup would do.
+// ---- Programs: the buffers of a lookup, and the chain of an update and the next lookup.
 
 ProgramBuffers BuffersOf(const Explanation& e, size_t stack) {
   return preprocess::SizeProgramBuffers(e.plan, e.plan.stacks[stack], e.batch.feature_samples(),
@@ -139,6 +138,8 @@ Json ProgramsJson(const Explanation& e) {
   return {
       {"stacks", std::move(stacks)}, {"bytes_per_sparsecore", bytes}, {"chain", std::move(chain)}};
 }
+
+// ---- The report, for people, and JSON.
 
 // Matrices of pairs are printed up to this many partitions; beyond, the fullest pairs are.
 constexpr int kMaxMatrixPartitions = 16;
@@ -382,11 +383,12 @@ void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
   out << all.dump() << "\n";
 }
 
+using ChipBatches = absl::Span<const std::shared_ptr<const preprocess::PreprocessedBatch>>;
+
 // For programs that compare with TensorFlow: an object with splits (its mask of the cuts), and
 // chips, a list with an object for each batch (that of a replica): by stack the fields of a
 // PartitionedCsrFormatTensor, with row_pointers_unpadded_size and ids_unpadded_size, the lengths of
 // its arrays.
-using ChipBatches = absl::Span<const std::shared_ptr<const preprocess::PreprocessedBatch>>;
 void PrintTensorFlowJson(const preprocess::Plan& plan, ChipBatches chips, std::ostream& out) {
   const uint64_t cuts = chips.front()->cuts();
   Json all = {{"splits", absl::StrFormat("0x%016x", preprocess::TensorFlowMask(cuts))}};

@@ -529,8 +529,9 @@ class Model:
         """
         if not isinstance(source, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _native.refuse_kind(source, "source", "an emberd.Model")
+        left = _loading.copy(self, source, strict, progress)
         self._known = True
-        return _loading.copy(self, source, strict, progress)
+        return left
 
     def restore_tables(self, name: Optional[str] = None, tables: Optional[Sequence[str]] = None, *, of: Optional[str] = None, strict: bool = False,
                        progress: Optional[ProgressCallback] = None) -> List[str]:
@@ -546,8 +547,9 @@ class Model:
         The checkpoint is checked and served as a model NAME.restore_tables, which needs memory for its weights, and dropped in the end. Others see rows of before and
         after meanwhile; after a failure call it again.
         """
+        left = _changing.restore_tables(self, name, tables, of, strict, progress)
         self._known = True
-        return _changing.restore_tables(self, name, tables, of, strict, progress)
+        return left
 
     def save_checkpoint(self, name: Optional[str] = None, *, incremental: bool = False,
                         progress: Optional[ProgressCallback] = None) -> Checkpoint:

@@ -62,7 +62,7 @@ class Steps:
         self.group, self.rank, self.size, self.pipelined = group, rank, size, pipelined
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
-        self._goes_on = first_step > 0  # whoever trains knows that the tables may have been trained
+        self._goes_on = _native.whole(first_step, "first_step") > 0  # whoever trains knows that the tables may have been trained
         self.applied: Optional[Applied] = None  # of the last update that was made
         self._wanted: Optional[str] = None  # a checkpoint that the next update is to ask for
         self._asked: Dict[str, int] = {}  # checkpoints whose end is not known, and after which step they are

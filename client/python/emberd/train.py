@@ -35,8 +35,9 @@ def open_stream(model: Model, group: str, rank: int, size: int, consistency: str
         _native.whole(staleness_bound, "staleness_bound"), _native.whole(first_step, "first_step"),
         _native.milliseconds(step_timeout, "step_timeout"))
     call = _native.lib().train(model.client._handle.get(), model._handle.get(), ctypes.byref(options))
-    model._known = True  # its stream says which step is next
-    return TrainStream(model, Call(call).take("stream"), pipelined, group)
+    stream = TrainStream(model, Call(call).take("stream"), pipelined, group)
+    model._known = True  # the stream says which step is next
+    return stream
 
 
 class TrainStream(_native.Uncopied):

@@ -233,6 +233,22 @@ class ModuleTest(Case):
             optimizer.step()
         self.assertEqual(sha(parts.model), sha(whole.model))
 
+    def test_a_call_whose_backward_never_comes_is_no_part_of_the_step(self):
+        ebc = self.make(described=tables("t", optimizer=emberd.Momentum(learning_rate=1.0)), accumulate=True)
+        sparse = ebc.optimizer()
+        ebc({"t": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        trained = ebc.model.table("t")[1].tolist()
+        ebc({"t": torch.tensor([1])})  # as where a loss is not finite
+        sparse.zero_grad()
+        ebc({"t": torch.tensor([2])})["t"].sum().backward()
+        sparse.step()
+        self.assertEqual(ebc.model.table("t")[1:3].tolist(), [trained, trained])  # its momentum would have moved row 1
+        ebc({"t": torch.tensor([1])})
+        sparse.zero_grad()
+        with self.assertRaisesRegex(RuntimeError, "no step to end"):
+            sparse.step()
+
     def test_wrong_ids_leave_a_module_that_goes_on(self):
         ebc = self.make()
         sparse = ebc.optimizer()

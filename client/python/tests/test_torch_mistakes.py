@@ -7,6 +7,7 @@ that nobody can wait for.
 import os
 import re
 import tempfile
+import unittest.mock
 import warnings
 
 import numpy as np
@@ -200,6 +201,20 @@ class TrainedBeforeTest(Case):
             with self.assertWarnsRegex(UserWarning, "trained its tables for 4 steps"):
                 trainer.begin({"t": np.array([1])})
             trainer.finish()
+
+    def test_it_is_said_where_the_first_attempt_to_join_fails(self):
+        self.run_script(self.client, model="again")
+        call, failures = emberd.train.Call, [emberd.Unavailable("not yet")]
+
+        def failing(handle):
+            made = call(handle)
+            if failures:
+                raise failures.pop()
+            return made
+
+        with unittest.mock.patch.object(emberd.train, "Call", failing):
+            self.assertEqual(len(self.run_script(self.client, model="again")), 1)
+        self.assertEqual(failures, [])
 
     def test_it_is_said_in_another_process_and_cluster(self):
         with tempfile.TemporaryDirectory() as folder:

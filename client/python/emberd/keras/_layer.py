@@ -188,15 +188,14 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras calls it: also the learning rates of tables, where they were saved."""
-        self._held.declare(self.name)._known = True  # who loads goes on
         names = list(store.keys())
         super().load_own_variables({name: store[name] for name in names if name != RATES})
-        if RATES not in names:
-            return
-        rates, known = np.asarray(store[RATES]), list(self.learning_rates)
-        if rates.shape != (len(known),):
-            raise ValueError(f"layer {self.name!r}: {rates.size} learning rates of tables were saved; it has {len(known)}: {', '.join(known) or 'none'}")
-        self.set_learning_rates(dict(zip(known, rates.tolist())))
+        if RATES in names:
+            rates, known = np.asarray(store[RATES]), list(self.learning_rates)
+            if rates.shape != (len(known),):
+                raise ValueError(f"layer {self.name!r}: {rates.size} learning rates of tables were saved; it has {len(known)}: {', '.join(known) or 'none'}")
+            self.set_learning_rates(dict(zip(known, rates.tolist())))
+        self._held.declare(self.name)._known = True  # who loads goes on
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """Inputs, ragged ones too, as arrays that a jitted function takes. The result goes into `inputs` of the layer.

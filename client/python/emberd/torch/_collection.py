@@ -141,6 +141,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._current: Optional[Step] = None
         self._leaves: Dict[str, torch.Tensor] = {}
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
+        self._spared = 0  # how many of them, the first, zero_grad() has left for a backward that is still to come
         self._optimizers: List[EmbeddingOptimizer] = []
 
     @_uncompiled
@@ -165,7 +166,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
-        return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [],
+        return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [], "_spared": 0,
                 "_optimizers": []}
 
     def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
@@ -434,8 +435,11 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _update(self, values: Mapping[str, Dict[str, float]], checkpoint: Optional[str]) -> None:
         hyper = self._shared_by_stacks(values)
-        if self._parts and self._current is None:
-            self._join_parts()
+        if self._current is None:
+            # The backward of some never came: they are no part of the step.
+            self._parts = [part for place, part in enumerate(self._parts) if place >= self._spared or _has_gradient(part)]
+            if self._parts:
+                self._join_parts()
         if self._current is None:
             raise RuntimeError("there is no step to end: call the module with ids in training, then backward, then step")
         gradients: Dict[str, Any] = {}
@@ -450,18 +454,22 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _forget_parts(self) -> None:
         """Those that have gradients, or whose step has been sent."""
-        coming = [part for part in self._parts if self._current is None and all(leaf.grad is None for leaf in part[1].values())]
+        coming = [part for part in self._parts if self._current is None and not _has_gradient(part)]
         self._forget()
-        self._parts = coming
+        self._parts, self._spared = coming, len(coming)
         for optimizer in self._optimizers:
             optimizer._show(*(leaves for _, leaves in coming))
 
     def _forget(self) -> None:
         self._current = None
         self._leaves = {}
-        self._parts = []
+        self._parts, self._spared = [], 0
         for optimizer in self._optimizers:
             optimizer._show()
+
+
+def _has_gradient(part: Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]) -> bool:
+    return any(leaf.grad is not None for leaf in part[1].values())
 
 
 class EmbeddingCollection(EmbeddingBagCollection):

@@ -19,8 +19,8 @@ from ._rows import HOW, Rows
 
 MOST_BYTES = 1 << 30  # of a table that `weight` reads
 
-# Arguments of torch's layers that are none here: what is taken all the same, for it is so, and why nothing else is.
-_OF_TORCH: Mapping[str, Tuple[Tuple[Any, ...], str]] = {
+# Arguments of torch's layers that are none here: the values that are taken, for they describe what happens here, and why no others are.
+_MEANT_BY_TORCH: Mapping[str, Tuple[Tuple[Any, ...], str]] = {
     "max_norm": ((None,), "a lookup changes no row; `clip_weight_min` and `clip_weight_max` of the optimizer bound what an update gives"),
     "norm_type": ((2.0, 2), "it belongs to max_norm, which is not allowed either"),
     "scale_grad_by_freq": ((False,), "gradients of a row are summed, however often it occurs in the batch"),
@@ -33,11 +33,11 @@ _OF_TORCH: Mapping[str, Tuple[Tuple[Any, ...], str]] = {
 
 def _without_torchs(options: Dict[str, Any]) -> Dict[str, Any]:
     """Those of EmbeddingBagCollection among the options of a layer."""
-    for name in _OF_TORCH.keys() & options.keys():
-        allowed, why = _OF_TORCH[name]
+    for name in _MEANT_BY_TORCH.keys() & options.keys():
+        allowed, why = _MEANT_BY_TORCH[name]
         if not any(type(options[name]) is type(one) and options[name] == one for one in allowed):
             raise errors.InvalidArgument(f"{name}: {options[name]!r} is not allowed, only {' or '.join(map(repr, allowed))}: {why}")
-    return {name: value for name, value in options.items() if name not in _OF_TORCH}
+    return {name: value for name, value in options.items() if name not in _MEANT_BY_TORCH}
 
 
 Layer = TypeVar("Layer", bound="_OneTable")
@@ -143,8 +143,8 @@ class Embedding(_OneTable):
         """A layer whose first rows are given, as torch.nn.Embedding.from_pretrained makes it; `model` and the other arguments are those of the class.
 
         embeddings: [num_embeddings, embedding_dim], a tensor or an array; zeros in the row of padding_idx. They go to the cluster when the model is made, 8 MiB at a time.
-        freeze: the rows stay as they are until `requires_grad_()`. A model that is there already keeps its rows: FailedPrecondition if they are others. Not
-          frozen, it goes on with them, unless `model` is an emberd.Model.
+        freeze: the rows stay as they are until `requires_grad_()`. A model that is there already keeps its rows. If they are others: FailedPrecondition
+          where `freeze` is set or `model` is an emberd.Model, else the layer goes on with the rows that are there.
         max_norm, norm_type, scale_grad_by_freq: InvalidArgument unless they are torch's defaults. sparse: either is as True is with torch.
         table: an emberd.TableConfig without an initializer, which has the optimizer and so on; default: one named "weight".
         """

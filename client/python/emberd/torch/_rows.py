@@ -26,7 +26,7 @@ def _changed(function: Any, arguments: Tuple[Any, ...], named: Mapping[str, Any]
 
 
 def _memory(tensor: torch.Tensor) -> Optional[int]:
-    """Where it lies; None: it has no strides, or is nowhere."""
+    """Where it lies; None: it has no strides, or does not lie in the memory of the CPU."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return None
     whole: Any = tensor

@@ -311,7 +311,7 @@ class CustomOptimizerSpec(OptimizerSpec):
     stablehlo: Any = None
     slot_variable_initializers_tuple: Tuple[Any, ...] = ()
     short_name_str: str = "custom"
-    hyper_parameters: Tuple[float, ...] = ()  # besides those of get_hyperparameters of a class of yours; of a specification that was read from a message
+    hyper_parameters: Tuple[float, ...] = ()  # at step 0, where the specification was read from a message
     slot_type: ClassVar[Any] = staticmethod(lambda *slots: slots)
 
     def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:

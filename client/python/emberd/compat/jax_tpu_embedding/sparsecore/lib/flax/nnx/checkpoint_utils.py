@@ -200,7 +200,6 @@ def _stacks(variables: Any, spec: Any) -> Dict[str, Any]:
 
 def _assign(model: Model, stacks: Mapping[str, Any], spec: Any) -> None:
     """Writes what a checkpoint holds to the cluster. All is checked before anything is written."""
-    model._known = True  # who restores goes on
     writes = []
     for stack, table, rows in _layouts.places(spec):
         info = model.tables.get(table.table_name)
@@ -222,3 +221,4 @@ def _assign(model: Model, stacks: Mapping[str, Any], spec: Any) -> None:
             model.assign_rows(name, np.arange(len(values)), values if wide else values[:, :1], slot=slot)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("emberd_restored")
+    model._known = True  # who restores goes on
