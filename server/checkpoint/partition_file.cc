@@ -79,10 +79,6 @@ int64_t PartitionHeaderSize(const PartitionArray& array) {
   return preprocess::RoundUp(static_cast<int64_t>(header.size()), kPage);
 }
 
-std::string EncodePartitionHeader(const PartitionArray& array, const PartitionHeader& header) {
-  return EncodeSafetensorsHeader(Header(array, header), PartitionHeaderSize(array));
-}
-
 // The header of a file with `data_bytes` behind it, without its first 8 bytes. INVALID_ARGUMENT
 // unless it is one of this array.
 absl::StatusOr<PartitionHeader> ParsePartitionHeader(absl::string_view text,
@@ -409,8 +405,8 @@ absl::StatusOr<v1::CheckpointFile> PartitionFileWriter::Finish() {
   RETURN_IF_ERROR(AppendBytes(absl::MakeConstSpan(reinterpret_cast<const char*>(ranges_.data()),
                                                   ranges_.size() * sizeof(LocalRows))));
   RETURN_IF_ERROR(Flush());
-  const std::string header =
-      EncodePartitionHeader(array_, {rows_, static_cast<int64_t>(ranges_.size())});
+  const std::string header = EncodeSafetensorsHeader(
+      Header(array_, {rows_, static_cast<int64_t>(ranges_.size())}), header_size_);
   SetDirect(false);
   RETURN_IF_ERROR(files::WriteAt(file_, path_, 0, header));
   RETURN_IF_ERROR(files::SyncFile(file_, path_));

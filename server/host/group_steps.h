@@ -149,7 +149,7 @@ class GroupSteps {
   void SetReplaying(Skips skips);
   void FinishStep(uint64_t model_id, const std::string& group,
                   const absl::StatusOr<RowCounts>& rows) ABSL_LOCKS_EXCLUDED(order_->mutex);
-  // What Sweep and, if `forget`, MakeRoom did.
+  // The log says that the generation has ended; `forget`: and that the group was forgotten.
   void EndGeneration(uint64_t model_id, const std::string& group, bool forget);
 
  private:

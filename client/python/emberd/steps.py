@@ -91,7 +91,7 @@ class Steps:
 
     @property
     def reached(self) -> int:
-        """The same, for one who may not know that tables are trained already."""
+        """The same, without going on deliberately: joining the group warns of trained tables."""
         if self._next is None:
             self._try(lambda: None, None)
         assert self._next is not None
@@ -404,9 +404,9 @@ class Steps:
             level, frame = level + 1, frame.f_back
         name = self.model.name
         warnings.warn(
-            f"emberd: model {name!r} was there already, and group {self.group!r} has trained its tables for {reached} step{'s' * (reached > 1)}, from which this run goes on. If all else "
-            f"begins anew, let the tables, too: client.drop_model({name!r}) before it is declared, another name, or another data= of emberd.local. To go on, load the "
-            "state of the dense part of the same step. Whoever asks for `next_step` first, or restores or finds the model, is not warned", stacklevel=level)
+            f"emberd: model {name!r} was there already, and group {self.group!r} has trained its tables for {reached} step{'s' * (reached > 1)}, from which this run goes on. To begin anew, "
+            f"drop the model by client.drop_model({name!r}) before it is declared, or give it another name or another data= of emberd.local. To go on, load the "
+            "state of the dense part of the same step. A run that asks for `next_step` first, restores the model or takes it from client.model is not warned", stacklevel=level)
 
     def _send_again(self, stream: TrainStream, steps: Iterable[Step]) -> None:
         for step in steps:

@@ -1,4 +1,4 @@
-"""Rows of a table as a tensor that says so where it is changed: it is a copy of what the cluster has."""
+"""A copy of a table's rows, as a tensor that raises where it is changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 
-# Functions of torch that change a tensor by another name than one with _ behind it.
+# Functions of torch that change a tensor, and whose names do not end with one _.
 _CHANGES = re.compile(r"__(set|setitem|i(add|and|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor))__")
 _below: Any = getattr(torch, "_C")  # noqa: B009 # without a type
 _as_it_is: Any = getattr(_below, "DisableTorchFunctionSubclass", _below.DisableTorchFunction)
