@@ -1,9 +1,9 @@
-"""Makes the wheel, installs it into an empty environment, and trains there.
+"""Installs the wheel into an empty environment, and trains there.
 
 What this would catch: a library that is missing from the wheel or comes from this machine, a program that cannot be run,
 and a wheel that grows beyond what it may be.
 
-usage: test_wheel.py BUILD_FOLDER
+usage: test_wheel.py FOLDER_OF_THE_WHEEL
 """
 
 import glob
@@ -16,11 +16,10 @@ import tempfile
 import unittest
 import zipfile
 
-BUILD = sys.argv.pop(1)
+WHEELS = sys.argv.pop(1)
 HERE = os.path.dirname(os.path.abspath(__file__))
 README = os.path.join(HERE, "..", "README.md")
 MOST_BYTES = 30 << 20
-SKIPPED = 77
 
 
 def run(*argv, **options):
@@ -53,7 +52,7 @@ class WheelTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
-        cls.wheel = run(sys.executable, "-B", os.path.join(HERE, "..", "make_wheel.py"), BUILD, folder.name).strip()
+        cls.wheel = max(glob.glob(os.path.join(WHEELS, "emberd-*.whl")), key=os.path.getmtime)
         environment = os.path.join(folder.name, "environment")
         run(sys.executable, "-m", "venv", "--system-site-packages", environment)  # which has NumPy
         cls.python = os.path.join(environment, "bin", "python")
@@ -126,7 +125,4 @@ class WheelTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if not shutil.which("patchelf"):
-        print("SKIP: patchelf is not installed (deploy/packages.txt)")
-        sys.exit(SKIPPED)
     unittest.main()

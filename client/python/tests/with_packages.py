@@ -1,8 +1,9 @@
 """Runs a test in an environment with packages that Debian does not have; makes it where it is not there yet.
 
 usage: with_packages.py [--with-system] ENVIRONMENT PACKAGE... -- TEST ARGUMENTS...
+       with_packages.py --only-make [--with-system] ENVIRONMENT PACKAGE...
 
---with-system: what this Python has is there, too.
+--with-system: what this Python has is there, too. --only-make: runs no test, and succeeds also where there are no packages.
 
 Where the packages cannot be had the test is skipped, with the reason (status 77). Several tests may share an environment.
 """
@@ -45,21 +46,30 @@ def is_there(environment, packages):
         return False
 
 
-def main():
-    options = []
-    if sys.argv[1] == "--with-system":
-        options.append("--system-site-packages")
-        del sys.argv[1]
-    end = sys.argv.index("--")
-    environment, packages, test = sys.argv[1], sys.argv[2:end], sys.argv[end + 1:]
+def make(environment, packages, options):
+    """What went wrong, or None. Several may want it at once: one makes it, and the others wait."""
     with open(environment + ".lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the tests makes it, and the others wait
-        if not is_there(environment, packages):
-            failure = install(environment, packages, options)
-            if failure:
-                print(f"SKIP: {' '.join(packages)} cannot be installed: {failure}")
-                shutil.rmtree(environment + ".new", ignore_errors=True)
-                sys.exit(SKIPPED)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        failure = None if is_there(environment, packages) else install(environment, packages, options)
+        if failure:
+            print(f"SKIP: {' '.join(packages)} cannot be installed: {failure}")
+            shutil.rmtree(environment + ".new", ignore_errors=True)
+        return failure
+
+
+def main():
+    words = sys.argv[1:]
+    only_make = words[0] == "--only-make"
+    words = words[only_make:]
+    options = ["--system-site-packages"] * (words[0] == "--with-system")
+    words = words[len(options):]
+    end = len(words) if only_make else words.index("--")
+    environment, packages, test = words[0], words[1:end], words[end + 1:]
+    failure = make(environment, packages, options)
+    if only_make:
+        return
+    if failure:
+        sys.exit(SKIPPED)
     python = os.path.join(environment, "bin", "python")
     os.execv(python, [python, "-B", *test])
 
