@@ -39,10 +39,10 @@ absl::Status CheckStackOfBatch(int stack, const Model& model, std::vector<bool>&
   return absl::OkStatus();
 }
 
-std::vector<const StackStore*> SharedOf(const Model& model) {
+std::vector<const StackStore*> SharedOf(const Snapshot& snapshot) {
   std::vector<const StackStore*> stacks;
-  for (int i = 0; i < model.stack_count(); ++i) {
-    if (!model.stack(i).spec().resource.empty()) stacks.push_back(&model.stack(i));
+  for (const StackStore* stack : snapshot.stores()) {
+    if (!stack->spec().resource.empty()) stacks.push_back(stack);
   }
   return stacks;
 }
@@ -102,9 +102,9 @@ absl::Status Engine::CreateModel(const ModelSpec& spec) {
   return AddModel(std::move(model));
 }
 
-absl::StatusOr<std::shared_ptr<Model>> Engine::MakeModel(const ModelSpec& spec) {
+absl::StatusOr<std::shared_ptr<Model>> Engine::MakeModel(const ModelSpec& spec, bool alone) {
   if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
-  return Model::Create(spec, store_options_, budget_, memory_, shared_.get(), /*alone=*/true);
+  return Model::Create(spec, store_options_, budget_, memory_, shared_.get(), alone);
 }
 
 absl::Status Engine::AddModel(std::shared_ptr<Model> model) {
@@ -119,31 +119,42 @@ absl::Status Engine::AddModel(std::shared_ptr<Model> model) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Snapshot>> Engine::BeginSnapshot(uint64_t model_id,
-                                                                const SnapshotOptions& options) {
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, FindModel(model_id));
-  // What the others have saved counts as saved.
-  if (options.changed_only && model->shares()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "model ", model->spec().name, " has shared tables, so all its rows must be saved"));
+absl::StatusOr<std::shared_ptr<Snapshot>> Engine::MakeSnapshot(absl::Span<const uint64_t> model_ids,
+                                                               const SnapshotOptions& options) {
+  std::vector<std::shared_ptr<Model>> models;
+  std::vector<MemoryManager::Use> uses;
+  for (const uint64_t id : model_ids) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, FindModel(id));
+    // What the others have saved counts as saved.
+    if (options.changed_only && model->shares()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "model ", model->spec().name, " has shared tables, so all its rows must be saved"));
+    }
+    ASSIGN_OR_RETURN(MemoryManager::Use use, model->Hold());
+    uses.push_back(std::move(use));
+    models.push_back(model);
   }
-  ASSIGN_OR_RETURN(MemoryManager::Use use, model->Hold());
-  auto snapshot = std::make_shared<Snapshot>(model, std::move(use), options, &executor_, &pool_);
+  auto snapshot =
+      std::make_shared<Snapshot>(std::move(models), std::move(uses), options, &executor_, &pool_);
   MutexLock lock(&order_mutex_);
-  for (const StackStore* stack : SharedOf(*model)) {
+  for (const StackStore* stack : SharedOf(*snapshot)) {
     if (!in_snapshots_.contains(stack)) continue;
     return absl::AbortedError(absl::StrCat("another checkpoint with the rows of resource '",
                                            stack->spec().resource, "' is being saved; try again"));
   }
-  for (const StackStore* stack : SharedOf(*model)) in_snapshots_.insert(stack);
-  executor_.Submit(snapshot->BeginJobs());
+  for (const StackStore* stack : SharedOf(*snapshot)) in_snapshots_.insert(stack);
   return snapshot;
+}
+
+void Engine::StartSnapshot(Snapshot& snapshot) {
+  MutexLock lock(&order_mutex_);
+  executor_.Submit(snapshot.BeginJobs());
 }
 
 void Engine::EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept) {
   snapshot->Cancel();  // writers that still wait for its reader
   MutexLock lock(&order_mutex_);
-  for (const StackStore* stack : SharedOf(snapshot->model())) in_snapshots_.erase(stack);
+  for (const StackStore* stack : SharedOf(*snapshot)) in_snapshots_.erase(stack);
   executor_.Submit(snapshot->EndJobs(kept));
 }
 
@@ -220,6 +231,7 @@ void Engine::Apply(StagedUpdate update, ApplyCallback done) {
   work->done = std::move(done);
   std::vector<Job> jobs;
   for (const StackUpdate& stack : work->stacks()) {
+    if (stack.store->first_epoch() > epoch_) continue;
     for (int k = 0; k < stack.store->partitions(); ++k) {
       if (stack.partition_entries(k) > 0) jobs.push_back(UpdateJob(work, stack, k));
     }
@@ -297,6 +309,9 @@ absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> Engine::StageAssign(
 void Engine::Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback done) {
   if (assign->model->dropped()) {
     return Later([done = std::move(done)] { done(absl::NotFoundError("the model was dropped")); });
+  }
+  if (assign->target.store->first_epoch() > epoch_) {
+    return Later([done = std::move(done)] { done(absl::OkStatus()); });
   }
   Job job;
   job.strands = assign->target.strands;

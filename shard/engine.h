@@ -53,16 +53,22 @@ class Engine {
 
   // A model whose rows come from elsewhere, as by StackStore::LoadWeights: it has its memory, but
   // nobody knows of it before AddModel, which gives the rows initial values that CreateModel would.
-  // FAILED_PRECONDITION: other models have a resource of it, whose rows would change.
-  absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelSpec& spec);
+  // `alone`: FAILED_PRECONDITION if other models have a resource of it, whose rows would change.
+  absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelSpec& spec, bool alone = true);
   absl::Status AddModel(std::shared_ptr<Model> model);
 
-  // Fixes the rows of a model as all work submitted before makes them. The caller reads the
-  // snapshot and then ends it: `kept` if the next one may be of what has changed since this one.
-  // One snapshot of a model at a time, which holds its rows. Of a resource, too: ABORTED while
-  // another model has one. FAILED_PRECONDITION: changes alone, of rows that are shared.
-  absl::StatusOr<std::shared_ptr<Snapshot>> BeginSnapshot(uint64_t model_id,
-                                                          const SnapshotOptions& options);
+  // For a recovery: changes that are handed over from now on are of this epoch.
+  void SetEpoch(uint64_t epoch) { epoch_ = epoch; }
+
+  // Models of which one snapshot is to be taken, and whose rows it holds. Of a model one at a time.
+  // Of a resource, too: ABORTED while another one has it. FAILED_PRECONDITION: changes alone, of
+  // rows that are shared.
+  absl::StatusOr<std::shared_ptr<Snapshot>> MakeSnapshot(absl::Span<const uint64_t> model_ids,
+                                                         const SnapshotOptions& options);
+  // Fixes the rows as all work submitted before makes them.
+  void StartSnapshot(Snapshot& snapshot);
+  // Whoever has made it has read it, or gives it up, started or not. `kept`: the next one may be of
+  // what has changed since this one.
   void EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept);
 
   // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory
@@ -165,6 +171,8 @@ class Engine {
 
   mutable Mutex mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Model>> models_ ABSL_GUARDED_BY(mutex_);
+
+  std::atomic<uint64_t> epoch_ = ~uint64_t{0};
 
   // Held while an update takes its place and its strands, so that both have one order.
   Mutex order_mutex_;

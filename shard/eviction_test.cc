@@ -110,7 +110,7 @@ struct Trainer {
   // All rows and slots that a snapshot has.
   std::string Rows(int model) {
     std::string bytes;
-    auto snapshot = engine->BeginSnapshot(model + 1, {.copy_bytes = 1 << 20});
+    auto snapshot = BeginSnapshot(*engine, model + 1, {.copy_bytes = 1 << 20});
     EXPECT_TRUE(snapshot.ok()) << snapshot.status();
     while (true) {
       auto rows = *(*snapshot)->Next();
@@ -193,7 +193,7 @@ TEST_P(EvictionTest, AFullDiskIsAnErrorAndLosesNothing) {
 TEST_P(EvictionTest, AStagedUpdateAndASnapshotKeepTheirModel) {
   const TempDir dir = *TempDir::Create();
   Trainer two(MemoryForTwo(dir), GetParam());
-  auto snapshot = *two.engine->BeginSnapshot(1, {.copy_bytes = 1 << 20});
+  auto snapshot = *BeginSnapshot(*two.engine, 1, {.copy_bytes = 1 << 20});
   auto batch = *two.engine->PrepareBatch(2, {}, nullptr);
   auto part = *CheckedPart::Make(batch, {});
   ASSERT_TRUE(two.engine->memory()->ReleaseAll().ok());

@@ -228,7 +228,7 @@ TEST(SharedStacks, WhoComesAfterTheLastModelGetsNewRowsWhileOldOnesAreInUse) {
   const std::vector<float> initial = models.Values(7, 0);
   std::mt19937_64 random(3);
   models.Update(7, 0, RandomEntries(kShape, 3, random), random);
-  const auto in_use = models.engine->BeginSnapshot(7, {.copy_bytes = 1 << 20});
+  const auto in_use = BeginSnapshot(*models.engine, 7, {.copy_bytes = 1 << 20});
   ASSERT_TRUE(in_use.ok());
   ASSERT_TRUE(models.engine->DropModel(7).ok());
   models.Create(Even(8));
@@ -336,18 +336,80 @@ TEST(SharedStacks, OneSnapshotAtATimeAndAlwaysOfEverything) {
   Models models;
   models.Create(Odd(7));
   models.Create(Even(8));
-  const auto first = models.engine->BeginSnapshot(7, {.copy_bytes = 1 << 20});
+  const auto first = BeginSnapshot(*models.engine, 7, {.copy_bytes = 1 << 20});
   ASSERT_TRUE(first.ok());
-  EXPECT_EQ(models.engine->BeginSnapshot(8, {.copy_bytes = 1 << 20}).status().code(),
+  EXPECT_EQ(BeginSnapshot(*models.engine, 8, {.copy_bytes = 1 << 20}).status().code(),
             absl::StatusCode::kAborted);
   models.engine->EndSnapshot(*first, true);
-  const auto second = models.engine->BeginSnapshot(8, {.copy_bytes = 1 << 20});
+  const auto second = BeginSnapshot(*models.engine, 8, {.copy_bytes = 1 << 20});
   EXPECT_TRUE(second.ok()) << second.status();
   models.engine->EndSnapshot(*second, true);
-  EXPECT_EQ(models.engine->BeginSnapshot(7, {.changed_only = true, .copy_bytes = 1 << 20})
+  EXPECT_EQ(BeginSnapshot(*models.engine, 7, {.changed_only = true, .copy_bytes = 1 << 20})
                 .status()
                 .code(),
             absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(SharedStacks, OneSnapshotHasTheRowsOfAllModelsAtOneMoment) {
+  Models models;
+  models.Create(Odd(7));
+  models.Create(Even(8));
+  std::mt19937_64 random(5);
+  models.Update(7, 0, RandomEntries(kShape, 3, random), random);
+  models.Update(8, 0, RandomEntries(kShape, 3, random), random);
+  const auto made = models.engine->MakeSnapshot({7, 8}, {.copy_bytes = 1 << 20});
+  ASSERT_TRUE(made.ok()) << made.status();
+  Snapshot& snapshot = **made;
+  models.Update(8, 1, RandomEntries(kShape, 3, random), random);  // it has not begun yet
+  models.engine->StartSnapshot(snapshot);
+  // By number of the store: the shared one, and that of the second model.
+  ASSERT_EQ(snapshot.stores().size(), 2u);
+  const std::vector<float> shared = models.Values(7, 0), own = models.Values(8, 0, "", 8);
+  models.Update(7, 0, RandomEntries(kShape, 3, random), random);
+  models.Update(8, 0, RandomEntries(kShape, 3, random), random);
+  EXPECT_NE(models.Values(7, 0), shared);
+  int64_t rows_of[2] = {0, 0};
+  while (true) {
+    const auto rows = snapshot.Next();
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    if (!rows->has_value()) break;
+    const std::vector<float>& expected = (*rows)->stack == 0 ? shared : own;
+    const int width = (*rows)->stack == 0 ? kWidth : 8;
+    int64_t done = 0;
+    for (const SnapshotRows::Run& run : (*rows)->runs) {
+      const auto* const values =
+          reinterpret_cast<const float*>((*rows)->arrays[0].data()) + done * width;
+      const int64_t first = (*rows)->k * kShape.rows_per_partition + run.first;
+      for (int64_t i = 0; i < run.count * width; ++i) {
+        ASSERT_EQ(values[i], expected[first * width + i]) << (*rows)->stack << ", " << i;
+      }
+      done += run.count;
+    }
+    rows_of[(*rows)->stack] += done;
+  }
+  EXPECT_GT(rows_of[0], 0);
+  EXPECT_LE(rows_of[0], kRows) << "some rows came twice";
+  EXPECT_GT(rows_of[1], 0);
+  models.engine->EndSnapshot(*made, /*kept=*/true);
+}
+
+TEST(SharedStacks, RowsThatHaveAnEpochAlreadyPassItsChangesOver) {
+  Models models;
+  models.Create(Odd(7));
+  models.Create(Even(8));
+  const auto joined = models.engine->MakeModel(Even(10), /*alone=*/false);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  (*joined)->stack(1).set_first_epoch(5);
+  const std::vector<float> shared = models.Values(7, 0), own = models.Values(8, 0, "", 8);
+  std::mt19937_64 random(5);
+  for (const uint64_t epoch : {4, 5}) {
+    models.engine->SetEpoch(epoch);
+    models.Update(7, 0, RandomEntries(kShape, 3, random), random);
+    models.Update(8, 1, RandomEntries(kShape, 3, random), random);
+    models.Update(8, 0, RandomEntries(kShape, 3, random), random);
+    EXPECT_EQ(models.Values(7, 0) == shared, epoch == 4);
+    EXPECT_NE(models.Values(8, 0, "", 8), own);
+  }
 }
 
 TEST(SharedStacks, SharedRowsStayWhenOthersAreEvicted) {

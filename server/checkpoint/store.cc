@@ -20,7 +20,6 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/suggest.h"
-#include "config/shared_tables.h"
 #include "server/files/files.h"
 
 namespace emberd::checkpoint {
@@ -368,6 +367,15 @@ absl::Status CheckpointStore::SetBeginning(const v1::CheckpointManifest& checkpo
                                "");
 }
 
+absl::StatusOr<bool> CheckpointStore::HasBeginning(const std::string& model,
+                                                   uint64_t history) const {
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
+  return absl::c_any_of(list.checkpoints(), [&](const v1::CheckpointInfo& info) {
+    const std::string folder = FolderOf(model, info.name());
+    return files::IsThere(files::PathIn(folder, BeginsName(history))).value_or(false);
+  });
+}
+
 // A newer one is there for those shards alone that have heard of it, until all have.
 absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse& list,
                                                const std::string& name, uint64_t history) const {
@@ -381,9 +389,7 @@ absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse
     }
     const auto manifest = Read(info.model(), name);
     if (!manifest.ok() && !files::IsGone(manifest.status())) return manifest.status();
-    // Logs of rows that models share begin with what they were restored from, and nothing later.
-    const bool may_begin = manifest.ok() && manifest->history() == history &&
-                           !config::HasSharedTables(manifest->config());
+    const bool may_begin = manifest.ok() && manifest->history() == history;
     if (!begins && !may_begin) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint \"", name,
@@ -396,7 +402,7 @@ absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse
 }
 
 absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const std::string& name,
-                                                uint64_t history) const {
+                                                uint64_t history, const MayGo& may_go) const {
   RETURN_IF_ERROR(CheckCheckpointName(name));
   const std::string parent_folder = ModelFolder(model);
   const std::string folder = FolderOf(model, name);
@@ -417,6 +423,9 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const 
                                                         "\"; merge that one first, or delete it"));
     }
     if (history != 0) RETURN_IF_ERROR(CheckNoLogBegins(list, name, history));
+    if (const auto manifest = Read(model, name); may_go != nullptr && manifest.ok()) {
+      RETURN_IF_ERROR(may_go(*manifest));
+    }
     bytes = files::BytesIn(folder);
     RETURN_IF_ERROR(files::TouchFolder(folder));
     RETURN_IF_ERROR(RenameOrNot(folder, deleted, "delete.is_renamed"));
@@ -426,14 +435,15 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const 
 }
 
 absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& model, int keep,
-                                                         uint64_t history, int64_t given_up) const {
+                                                         uint64_t history, int64_t given_up,
+                                                         const MayGo& may_go) const {
   int64_t removed = 0;
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
   int automatic = 0;
   // The newest first, so that a whole chain goes.
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     if (!info.automatic() || (info.saved_at_ms() > given_up && ++automatic <= keep)) continue;
-    const auto bytes = Delete(model, info.name(), history);
+    const auto bytes = Delete(model, info.name(), history, may_go);
     const bool passed = bytes.ok() || absl::IsFailedPrecondition(bytes.status()) ||
                         absl::IsNotFound(bytes.status());
     if (!passed) return bytes.status();

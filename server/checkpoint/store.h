@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -60,10 +61,15 @@ class CheckpointStore {
   // saved.
   absl::Status SetBeginning(const v1::CheckpointManifest& checkpoint, uint64_t history) const;
 
+  // Whether SetBeginning was called for rows of this history, and some checkpoint of the model.
+  absl::StatusOr<bool> HasBeginning(const std::string& model, uint64_t history) const;
+
   // Returns the bytes that it took. FAILED_PRECONDITION: another one builds on it, or a log of rows
   // of this history may begin with it. `history`: of the rows that have logs; 0: there are none.
+  // `may_go`: another reason why an intact one may not be deleted.
+  using MayGo = std::function<absl::Status(const v1::CheckpointManifest&)>;
   absl::StatusOr<int64_t> Delete(const std::string& model, const std::string& name,
-                                 uint64_t history = 0) const;
+                                 uint64_t history = 0, const MayGo& may_go = nullptr) const;
   // The rows of a model were given up on purpose: its checkpoints of now are not to bring them back
   // by themselves.
   absl::Status GiveUp(const std::string& model) const;
@@ -73,7 +79,8 @@ class CheckpointStore {
   // Deletes the automatic ones beyond the newest `keep` of them, and those saved until `given_up`,
   // except those that Delete refuses. Returns the bytes that they took.
   absl::StatusOr<int64_t> RemoveAutomatic(const std::string& model, int keep, uint64_t history = 0,
-                                          int64_t given_up = 0) const;
+                                          int64_t given_up = 0,
+                                          const MayGo& may_go = nullptr) const;
 
  private:
   std::string ModelFolder(const std::string& model) const;

@@ -23,10 +23,6 @@ constexpr absl::Duration kSavePause = absl::Seconds(10);
 constexpr absl::Duration kStopPause = absl::Milliseconds(50);
 constexpr absl::Duration kFindDeadline = absl::Seconds(2);
 
-std::string AutomaticName(absl::Time time) {
-  return absl::StrCat("auto-", absl::FormatTime("%Y%m%d-%H%M%E3S", time, absl::UTCTimeZone()));
-}
-
 std::string StepsOf(const std::vector<v1::GroupStep>& groups) {
   std::string text;
   for (const v1::GroupStep& group : groups) {
@@ -233,7 +229,7 @@ bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Re
   if (saved.history != model.history) return true;
   const v1::StorageConfig& storage = checkpoints_->storage();
   const int64_t since = registry_->Recall(model.id).changes - saved.changes;
-  if (since == 0) return false;
+  if (since <= 0) return false;
   if (reason == Reason::kStop) return true;
   if (has_log()) return registry_->LogIsLong();
   return SteadyNow() >= saved.at + absl::Seconds(storage.every_seconds()) ||
@@ -286,11 +282,9 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(const auto save,
-                   checkpoints_->BeginSave(model,
-                                           {.name = AutomaticName(absl::Now()),  // a date
-                                            .incremental = true,
-                                            .automatic = true},
-                                           checkpoints_->MakePause(model), context));
+                   checkpoints_->BeginSave(
+                       model, {.name = AutomaticName(), .incremental = true, .automatic = true},
+                       checkpoints_->MakePause(model), context));
   ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                    checkpoints_->FinishSave(
                        save.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, context));

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -121,17 +122,26 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
 
 }  // namespace
 
+std::string AutomaticName() {
+  return absl::StrCat("auto-", absl::FormatTime("%Y%m%d-%H%M%E3S", absl::Now(),  // a date
+                                                absl::UTCTimeZone()));
+}
+
 CheckpointSave::CheckpointSave(const step::ShardSet& shards,
-                               const checkpoint::CheckpointStore* store, step::ServedModelPtr model,
-                               SaveOptions options)
+                               const checkpoint::CheckpointStore* store,
+                               std::vector<SavedModel> models, SaveOptions options)
     : shards_(shards),
       store_(store),
-      model_(std::move(model)),
+      models_(std::move(models)),
+      manifest_(models_.front().manifest),
       options_(std::move(options)),
+      checkpoint_id_(rpc::RandomId()),
       transfers_(shards) {}
 
 CheckpointSave::~CheckpointSave() {
-  if (!folder_.empty()) store_->Abandon(folder_);
+  for (const SavedModel& saved : models_) {
+    if (!saved.folder.empty()) store_->Abandon(saved.folder);
+  }
 }
 
 bool CheckpointSave::IsLarge(rpc::CallContext* context) {
@@ -152,7 +162,7 @@ void CheckpointSave::ChooseParent(const ChangePause::Answers& answers) {
   });
   if (!options_.incremental || known == 0 || !all_know) return;
   const auto chain =
-      store_->Chain(model_->config.name(), std::string(checkpoint::kNewestCheckpoint));
+      store_->Chain(model().config.name(), std::string(checkpoint::kNewestCheckpoint));
   if (!chain.ok()) return;
   const v1::CheckpointManifest& newest = chain->front().manifest();
   if (newest.checkpoint_id() != known || newest.chain() >= options_.max_chain) return;
@@ -178,102 +188,140 @@ absl::Status CheckpointSave::CheckStep(const ChangePause::Answers& answers) cons
       absl::StrCat("group '", options_.before->group(), "' is no longer known to the shards"));
 }
 
-void CheckpointSave::FillManifest(const ChangePause::Answers& answers) {
+void CheckpointSave::FillManifest(const ChangePause::Answers& answers, SavedModel* saved) const {
+  v1::CheckpointManifest& manifest = saved->manifest;
+  const step::ServedModel& model = *saved->model;
   const absl::Time now = absl::Now();  // a date
-  manifest_.set_format_version(checkpoint::kManifestVersion);
-  manifest_.set_model(model_->config.name());
-  manifest_.set_checkpoint_id(rpc::RandomId());
-  manifest_.set_saved_at_ms(absl::ToUnixMillis(now));
-  manifest_.set_model_id(model_->id);
-  manifest_.set_history(model_->history);
-  manifest_.set_automatic(options_.automatic);
-  *manifest_.mutable_config() = model_->config;
-  *manifest_.mutable_plan() = preprocess::PlanToProto(model_->config, model_->plan);
+  manifest.set_format_version(checkpoint::kManifestVersion);
+  manifest.set_model(model.config.name());
+  manifest.set_checkpoint_id(checkpoint_id_);
+  manifest.set_saved_at_ms(absl::ToUnixMillis(now));
+  manifest.set_model_id(model.id);
+  manifest.set_history(model.history);
+  manifest.set_automatic(options_.automatic || &manifest != &manifest_);
+  *manifest.mutable_config() = model.config;
+  *manifest.mutable_plan() = preprocess::PlanToProto(model.config, model.plan);
   std::map<std::string, int64_t> groups;
   for (const internal::v1::PauseChangesResponse& answer : answers) {
-    manifest_.set_changes(std::max(manifest_.changes(), answer.changes()));
+    manifest.set_changes(std::max(manifest.changes(), answer.changes()));
     for (const internal::v1::HeldStep& group : answer.groups()) {
       if (group.known()) groups[group.group()] = group.next_step();
     }
   }
   for (const auto& [group, next_step] : groups) {
-    v1::GroupStep* const to = manifest_.add_groups();
+    v1::GroupStep* const to = manifest.add_groups();
     to->set_group(group);
     to->set_next_step(next_step);
   }
-  manifest_.set_name(!options_.name.empty() ? options_.name
-                     : groups.size() == 1   ? absl::StrCat("step-", groups.begin()->second)
-                                            : TimeName(now));
+  if (!manifest.name().empty()) return;
+  manifest.set_name(groups.size() == 1 ? absl::StrCat("step-", groups.begin()->second)
+                                       : TimeName(now));
 }
 
-absl::Status CheckpointSave::BeginOnShards(uint64_t pause_id, const ChangePause::Answers& answers,
+absl::Status CheckpointSave::BeginOnShards(const std::vector<ChangePause::Answers>& answers,
                                            rpc::CallContext* context) {
-  auto request = step::OfRows<internal::v1::BeginSaveRequest>(model_->id, model_->history);
-  request.set_pause_id(pause_id);
-  request.set_transfer_id(transfers_.id());
-  request.set_folder(folder_);
-  request.set_checkpoint_id(manifest_.checkpoint_id());
-  request.set_parent_id(manifest_.parent_id());
   return shards_.OnAll([&](int shard) {
-    internal::v1::BeginSaveRequest here = request;
-    here.set_changes(answers[shard].changes());
-    return shards_[shard].BeginSave(here, context).status();
+    internal::v1::BeginSaveRequest request;
+    for (size_t m = 0; m < models_.size(); ++m) {
+      const SavedModel& saved = models_[m];
+      internal::v1::BeginSaveRequest& of_model = m == 0 ? request : *request.add_others();
+      of_model.set_model_id(saved.model->id);
+      of_model.set_history(saved.model->history);
+      of_model.set_pause_id(saved.pause->id());
+      of_model.set_transfer_id(transfers_.id());
+      of_model.set_folder(saved.folder);
+      of_model.set_checkpoint_id(checkpoint_id_);
+      of_model.set_parent_id(saved.manifest.parent_id());
+      of_model.set_changes(answers[m][shard].changes());
+    }
+    return shards_[shard].BeginSave(request, context).status();
   });
 }
 
-absl::Status CheckpointSave::Begin(std::unique_ptr<ChangePause> pause, rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(folder_, store_->BeginSave(model_->config.name(), options_.name));
+absl::Status CheckpointSave::Begin(rpc::CallContext* context) {
+  for (SavedModel& saved : models_) {
+    const bool asked_for = &saved == &models_.front();
+    saved.manifest.set_name(asked_for || options_.automatic ? options_.name : AutomaticName());
+    ASSIGN_OR_RETURN(saved.folder,
+                     store_->BeginSave(saved.model->config.name(), saved.manifest.name()));
+  }
   ReachFailpoint("save.begins");
   const absl::Time began = SteadyNow();
-  ASSIGN_OR_RETURN(const ChangePause::Answers answers, pause->Settle(context));
-  RETURN_IF_ERROR(CheckStep(answers));
-  ChooseParent(answers);
-  FillManifest(answers);
+  // In one order, so that of several who begin one goes on.
+  std::map<uint64_t, size_t> order;
+  for (size_t m = 0; m < models_.size(); ++m) order[models_[m].model->id] = m;
+  std::vector<ChangePause::Answers> answers(models_.size());
+  for (const auto& [id, m] : order) {
+    ASSIGN_OR_RETURN(answers[m], models_[m].pause->Settle(context));
+  }
+  RETURN_IF_ERROR(CheckStep(answers.front()));
+  ChooseParent(answers.front());
+  for (size_t m = 0; m < models_.size(); ++m) FillManifest(answers[m], &models_[m]);
   ReachFailpoint("save.changes_wait");
-  const absl::Status begun = BeginOnShards(pause->id(), answers, context);
-  pause->Resume();
+  const absl::Status begun = BeginOnShards(answers, context);
+  for (const SavedModel& saved : models_) saved.pause->Resume();
   paused_ = SteadyNow() - began;
   return begun;
 }
 
-absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* context,
-                                                              const step::BytesReport& report) {
+// The one that was asked for comes last: who finds it finds the others.
+absl::Status CheckpointSave::Commit() {
+  for (auto saved = models_.rbegin(); saved != models_.rend(); ++saved) {
+    const absl::Status status = store_->Commit(saved->folder, saved->manifest);
+    if (status.ok()) {
+      saved->folder.clear();
+      continue;
+    }
+    for (auto done = models_.rbegin(); done != saved; ++done) {  // no log begins with it
+      store_->Delete(done->manifest.model(), done->manifest.name()).status().IgnoreError();
+    }
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointSave::Finish(rpc::CallContext* context, const step::BytesReport& report) {
   absl::Time beat = SteadyNow();
   const auto beat_and_report = [&](int64_t bytes, int64_t total) -> absl::Status {
     if (SteadyNow() > beat + kHeartbeat) {
       beat = SteadyNow();
-      RETURN_IF_ERROR(store_->Heartbeat(folder_));
+      for (const SavedModel& saved : models_) {
+        RETURN_IF_ERROR(store_->Heartbeat(saved.folder));
+      }
     }
     return report(bytes, total);
   };
   ASSIGN_OR_RETURN(const step::ShardTransfers::Results results,
                    transfers_.Await(context, beat_and_report));
   for (const internal::v1::GetTransferResponse& result : results) {
-    manifest_.mutable_files()->MergeFrom(result.files());
-    *manifest_.add_states() = result.state_file();
+    for (size_t m = 0; m < models_.size(); ++m) {
+      const auto& of_model = m == 0 ? result : result.others(static_cast<int>(m) - 1);
+      models_[m].manifest.mutable_files()->MergeFrom(of_model.files());
+      *models_[m].manifest.add_states() = of_model.state_file();
+    }
   }
   ReachFailpoint("save.files_are_here");
-  RETURN_IF_ERROR(store_->Commit(folder_, manifest_));
-  folder_.clear();
+  RETURN_IF_ERROR(Commit());
   transfers_.Keep();
   ReachFailpoint("save.is_a_checkpoint");
-  auto complete = step::OfRows<internal::v1::CompleteSaveRequest>(model_->id, model_->history);
-  complete.set_checkpoint_id(manifest_.checkpoint_id());
+  auto complete = step::OfRows<internal::v1::CompleteSaveRequest>(model().id, model().history);
+  complete.set_checkpoint_id(checkpoint_id_);
   rpc::CallContext completing(SteadyNow() + kCompleteDeadline, context->trace());
   // A shard that does not hear of it counts changes from further back: the next one is whole. And
   // its log goes on from an older one, which then stays.
   absl::Status heard =
       shards_.Ask(&host::ShardBackend::CompleteSave, complete, &completing).status();
-  // Logs of rows that models share begin with none.
-  const bool begins = options_.has_log && !config::HasSharedTables(model_->config);
-  if (heard.ok() && begins) heard = store_->SetBeginning(manifest_, model_->history);
+  for (const SavedModel& saved : models_) {
+    if (!heard.ok() || !options_.has_log) break;
+    heard = store_->SetBeginning(saved.manifest, saved.model->history);
+  }
   if (!heard.ok()) {
     ops::Log(ops::LogLevel::kWarning, "not every shard has confirmed a checkpoint",
              {{"model", manifest_.model()},
               {"checkpoint", manifest_.name()},
               {"reason", std::string(heard.message())}});
   }
-  return manifest_;
+  return absl::OkStatus();
 }
 
 absl::Status Checkpoints::CheckEnabled() const {
@@ -306,6 +354,26 @@ RowSource Checkpoints::SourceOf(checkpoint::CheckpointChain chain, step::BytesRe
 
 // ---- Save
 
+std::vector<SavedModel> Checkpoints::SavedWith(const step::ServedModelPtr& model,
+                                               std::unique_ptr<ChangePause> pause) const {
+  std::vector<SavedModel> saved;
+  saved.push_back({model, std::move(pause)});
+  if (!has_log() || !config::HasSharedTables(model->config)) return saved;
+  const std::vector<ModelRegistry::Known> known = registry_->models();
+  // Also those that share tables with these.
+  for (size_t i = 0; i < saved.size(); ++i) {
+    for (const ModelRegistry::Known& other : known) {
+      const bool here = absl::c_any_of(
+          saved, [&](const SavedModel& s) { return s.model->id == other.model->id; });
+      if (here || config::CommonResource(other.model->config, saved[i].model->config).empty()) {
+        continue;
+      }
+      saved.push_back({other.model, MakePause(other.model)});
+    }
+  }
+  return saved;
+}
+
 std::unique_ptr<ChangePause> Checkpoints::MakePause(step::ServedModelPtr model) const {
   return std::make_unique<ChangePause>(shards_, mutations_, std::move(model));
 }
@@ -317,14 +385,16 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
   if (!options.name.empty()) RETURN_IF_ERROR(checkpoint::CheckNewCheckpointName(options.name));
   options.max_chain = std::max(storage_.max_chain(), 0);
   options.has_log = has_log();
-  auto save = std::make_unique<CheckpointSave>(shards_, &store_, model, options);
-  absl::Status begun = save->Begin(std::move(pause), context);
+  auto save = std::make_unique<CheckpointSave>(shards_, &store_, SavedWith(model, std::move(pause)),
+                                               options);
+  absl::Status begun = save->Begin(context);
   // StorageConfig.keep promises what automatic ones take.
   if (begun.ok() && options.automatic && save->IsLarge(context)) {
     save.reset();
     options.incremental = false;
-    save = std::make_unique<CheckpointSave>(shards_, &store_, model, options);
-    begun = save->Begin(MakePause(model), context);
+    save = std::make_unique<CheckpointSave>(shards_, &store_, SavedWith(model, MakePause(model)),
+                                            options);
+    begun = save->Begin(context);
   }
   if (begun.ok()) return save;
   // Whoever asks for a name that is taken, or while another save is under way, has not failed.
@@ -348,28 +418,32 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSavePatiently(
 absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
                                                            const step::BytesReport& report,
                                                            rpc::CallContext* context) {
-  const auto manifest = save->Finish(context, report);
-  if (!manifest.ok()) {
+  const absl::Status status = save->Finish(context, report);
+  if (!status.ok()) {
     save->model().metrics->Add(ops::MetricId::kCheckpointFailures);
-    return registry_->Explain(save->model().id, save->model().history, manifest.status());
+    return registry_->Explain(save->model().id, save->model().history, status);
   }
-  const v1::CheckpointInfo info = checkpoint::InfoOf(*manifest);
-  save->model().metrics->AddCheckpoint(info.bytes(), save->paused());
+  for (const SavedModel& saved : save->models()) NoteSaved(saved, save->paused());
+  return checkpoint::InfoOf(save->models().front().manifest);
+}
+
+void Checkpoints::NoteSaved(const SavedModel& saved, absl::Duration paused) const {
+  const v1::CheckpointInfo info = checkpoint::InfoOf(saved.manifest);
+  saved.model->metrics->AddCheckpoint(info.bytes(), paused);
   ops::Log(ops::LogLevel::kInfo, "checkpoint saved",
            {{"model", info.model()},
             {"checkpoint", info.name()},
             {"bytes", info.bytes()},
-            {"pause_us", absl::ToInt64Microseconds(save->paused())}});
+            {"pause_us", absl::ToInt64Microseconds(paused)}});
   if (info.automatic()) {
     const auto removed =
-        RemoveAutomatic(info.model(), has_log() ? save->model().history : 0, /*given_up=*/0);
+        RemoveAutomatic(info.model(), has_log() ? saved.model->history : 0, /*given_up=*/0);
     if (!removed.ok()) {
       ops::Log(ops::LogLevel::kWarning, "older automatic checkpoints could not be deleted",
                {{"model", info.model()}, {"reason", std::string(removed.status().message())}});
     }
   }
-  CountStored(save->model(), &info);
-  return info;
+  CountStored(*saved.model, &info);
 }
 
 void Checkpoints::CountStored(const step::ServedModel& model,
@@ -536,7 +610,27 @@ absl::StatusOr<uint64_t> Checkpoints::LoggedHistory(const std::string& model,
 absl::StatusOr<int64_t> Checkpoints::RemoveAutomatic(const std::string& model, uint64_t history,
                                                      int64_t given_up) const {
   // A shard that has not heard of the newest one goes on from the one before.
-  return store_.RemoveAutomatic(model, has_log() ? 2 : storage_.keep(), history, given_up);
+  return store_.RemoveAutomatic(model, has_log() ? 2 : storage_.keep(), history, given_up,
+                                [this](const auto& manifest) { return CheckNotShared(manifest); });
+}
+
+absl::Status Checkpoints::CheckNotShared(const v1::CheckpointManifest& manifest) const {
+  if (!has_log()) return absl::OkStatus();
+  for (const ModelRegistry::Known& other : registry_->models()) {
+    const step::ServedModel& model = *other.model;
+    if (model.history == manifest.history() ||
+        config::CommonResource(model.config, manifest.config()).empty()) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(const bool begins, store_.HasBeginning(model.config.name(), model.history));
+    if (begins) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "checkpoint \"", manifest.name(), "\" of model \"", manifest.model(),
+        "\" cannot be deleted: the shards may need it to recover what model \"",
+        model.config.name(), "\" shares with that one; save this first (`emberctl checkpoint save ",
+        model.config.name(), "`)"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
@@ -548,7 +642,8 @@ absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
     ASSIGN_OR_RETURN(const int64_t given_up, store_.GivenUpUntil(request.model()));
     bytes = RemoveAutomatic(request.model(), history, given_up);
   } else {
-    bytes = store_.Delete(request.model(), request.name(), history);
+    bytes = store_.Delete(request.model(), request.name(), history,
+                          [this](const auto& manifest) { return CheckNotShared(manifest); });
   }
   RETURN_IF_ERROR(bytes.status());
   const auto known = registry_->Recall(registry_->IdOf(request.model())).model;

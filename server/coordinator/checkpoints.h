@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,41 +33,55 @@ struct SaveOptions {
   std::optional<v1::GroupStep> before = std::nullopt;
 };
 
+// What an automatic one that is saved now is called.
+std::string AutomaticName();
+
+// A model, and its checkpoint.
+struct SavedModel {
+  step::ServedModelPtr model;
+  std::unique_ptr<ChangePause> pause;
+  std::string folder = {};  // empty: it is not there, or a checkpoint
+  v1::CheckpointManifest manifest = {};
+};
+
 // By one thread at a time: Begin, then Finish. If it goes away before, nothing is left of it.
 class CheckpointSave {
  public:
-  // What it is given must outlive it.
+  // What it is given must outlive it. `models`: the one that is to be saved, and those that are
+  // saved at the same moment, each as an automatic checkpoint.
   CheckpointSave(const step::ShardSet& shards, const checkpoint::CheckpointStore* store,
-                 step::ServedModelPtr model, SaveOptions options);
+                 std::vector<SavedModel> models, SaveOptions options);
   ~CheckpointSave();
 
   // Fixes the moment. Changes go on when it returns, whatever it returns.
-  absl::Status Begin(std::unique_ptr<ChangePause> pause, rpc::CallContext* context);
+  absl::Status Begin(rpc::CallContext* context);
   // After Begin: whether it is incremental and would, with those that it builds on, take more than
   // one and a half times the bytes of a full one.
   bool IsLarge(rpc::CallContext* context);
-  // Waits for the files, and returns the manifest of what is now a checkpoint.
-  absl::StatusOr<v1::CheckpointManifest> Finish(rpc::CallContext* context,
-                                                const step::BytesReport& report);
+  // Waits for the files, and makes them checkpoints: of all models, or after an error of none.
+  absl::Status Finish(rpc::CallContext* context, const step::BytesReport& report);
 
-  const step::ServedModel& model() const { return *model_; }
+  const step::ServedModel& model() const { return *models_.front().model; }
+  const std::vector<SavedModel>& models() const { return models_; }
   absl::Duration paused() const { return paused_; }
 
  private:
   // The checkpoint that this one may build on; nothing if it has to be whole.
   void ChooseParent(const ChangePause::Answers& answers);
   absl::Status CheckStep(const ChangePause::Answers& answers) const;
-  void FillManifest(const ChangePause::Answers& answers);
-  absl::Status BeginOnShards(uint64_t pause_id, const ChangePause::Answers& answers,
+  void FillManifest(const ChangePause::Answers& answers, SavedModel* saved) const;
+  // `answers`: by model.
+  absl::Status BeginOnShards(const std::vector<ChangePause::Answers>& answers,
                              rpc::CallContext* context);
+  absl::Status Commit();
 
   const step::ShardSet& shards_;
   const checkpoint::CheckpointStore* const store_;
-  const step::ServedModelPtr model_;
+  std::vector<SavedModel> models_;
+  v1::CheckpointManifest& manifest_;  // of the first
   const SaveOptions options_;
+  const uint64_t checkpoint_id_;
   step::ShardTransfers transfers_;
-  std::string folder_;
-  v1::CheckpointManifest manifest_;
   int64_t most_bytes_ = 0;  // see IsLarge
   absl::Duration paused_;
 };
@@ -154,9 +169,17 @@ class Checkpoints {
                                                       const std::string& name) const;
   // For rows that will be trained.
   RowSource SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const;
+  // The model, and with a log those whose changes are in its rows: they are saved at one moment,
+  // for the logs follow from that.
+  std::vector<SavedModel> SavedWith(const step::ServedModelPtr& model,
+                                    std::unique_ptr<ChangePause> pause) const;
+  // FAILED_PRECONDITION: rows that a model shares may follow from this checkpoint of another one.
+  absl::Status CheckNotShared(const v1::CheckpointManifest& manifest) const;
   // As CheckpointStore::RemoveAutomatic, with what storage.keep says.
   absl::StatusOr<int64_t> RemoveAutomatic(const std::string& model, uint64_t history,
                                           int64_t given_up) const;
+  // It is a checkpoint now; `paused`: how long changes waited for that.
+  void NoteSaved(const SavedModel& saved, absl::Duration paused) const;
   // Sets the metric of what the model's checkpoints take of the disk. `saved`: has just been saved;
   // warns if those that were saved on request take much. Null: none.
   void CountStored(const step::ServedModel& model, const v1::CheckpointInfo* saved) const;

@@ -307,25 +307,35 @@ HostedModels::Facts HostedModels::FactsOf(uint64_t model_id) const {
   return {model.history(), model.changes, model.checkpoint_id, model.metrics};
 }
 
-absl::Status HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history,
-                                         uint64_t checkpoint_id, uint64_t segment) {
+absl::Status HostedModels::SetCheckpoints(absl::Span<const internal::v1::BeginSaveRequest> saves,
+                                          uint64_t segment) {
   const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  if (found == models_.end() || found->second.history() != history) {
+  internal::v1::LogRecord record;
+  for (const internal::v1::BeginSaveRequest& save : saves) {
+    const auto found = models_.find(save.model_id());
+    if (found == models_.end() || found->second.history() != save.history()) continue;
+    Model& model = found->second;
+    // What has changed since is not known of rows that others change.
+    if (!config::HasSharedTables(model.config())) model.checkpoint_id = save.checkpoint_id();
+    internal::v1::LogCheckpoint* const made = record.mutable_checkpoints()->add_made();
+    made->set_model_id(save.model_id());
+    made->set_history(save.history());
+    made->set_checkpoint_id(save.checkpoint_id());
+    made->set_segment(segment);
+  }
+  if (record.checkpoints().made().empty()) {
     return absl::NotFoundError("the model was reset, restored or dropped in the meantime");
   }
-  // Its rows have the changes of all models that share them. To count from it, those of the others
-  // would have to be passed over, too: the log goes on from an older segment.
-  if (config::HasSharedTables(found->second.config())) return absl::OkStatus();
-  found->second.checkpoint_id = checkpoint_id;
   if (segment == 0) return absl::OkStatus();
   // Without it in the log, what came before must stay there.
-  RETURN_IF_ERROR(log_->Append(CheckpointRecord(model_id, history, checkpoint_id, segment)));
-  internal::v1::LogRows& rows = found->second.rows;
-  rows.set_segment(segment);
-  rows.set_checkpoint_id(checkpoint_id);
-  rows.set_model(found->second.config().name());
+  RETURN_IF_ERROR(log_->Append(record));
+  for (const internal::v1::LogCheckpoint& made : record.checkpoints().made()) {
+    Model& model = models_[made.model_id()];
+    model.rows.set_segment(segment);
+    model.rows.set_checkpoint_id(made.checkpoint_id());
+    model.rows.set_model(model.config().name());
+  }
   return absl::OkStatus();
 }
 
@@ -435,6 +445,10 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     if (found == models_.end()) return absl::OkStatus();
     trained = found->second.is_trained();
     if (trained) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
+    for (const auto& [id, other] : models_) {
+      if (config::CommonResource(other.config(), found->second.config()).empty()) continue;
+      log_->NoteChange(id, log_->LastChange(engine_id).value_or(0));
+    }
     models_.erase(found);
     // None of it is there while a restore loads it.
     if (auto taken = engine_->TakeModel(engine_id); taken.ok()) rows = *std::move(taken);
@@ -490,15 +504,10 @@ absl::Status HostedModels::CheckShared(const internal::v1::CreateModelRequest& r
     if (resource.empty()) continue;
     if (!initial_rows || resets) RETURN_IF_ERROR(config::CheckAlone(other.config(), config));
     RETURN_IF_ERROR(config::CheckSameShared(other.config(), config));
-    const std::string holder = absl::StrCat("model '", other.config().name(),
-                                            "', which holds resource '", resource, "', ");
-    if (other.loading) return absl::UnavailableError(holder + "is being restored; retry");
-    if (!log_->on() || other.rows.checkpoint_id() == 0) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(holder,
-                     "was restored from a checkpoint, and the shards' logs continue from that: no "
-                     "model can share its rows any more. Create the models that share a table "
-                     "before anything is restored"));
+    if (!other.loading) continue;
+    return absl::UnavailableError(absl::StrCat("model '", other.config().name(),
+                                               "', which holds resource '", resource,
+                                               "', is being restored; retry"));
   }
   return absl::OkStatus();
 }
@@ -511,11 +520,21 @@ uint64_t HostedModels::OldestOfShared(const v1::ModelConfig& config, uint64_t se
   return segment;
 }
 
-bool HostedModels::KeepLog() const {
+absl::Status HostedModels::CheckHolders(absl::Span<const uint64_t> model_ids) const {
+  if (!log_->on()) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
-  return std::any_of(models_.begin(), models_.end(), [](const auto& entry) {
-    return config::HasSharedTables(entry.second.config());
-  });
+  for (const uint64_t id : model_ids) {
+    const auto saved = models_.find(id);
+    if (saved == models_.end()) continue;
+    for (const auto& [other_id, other] : models_) {
+      const std::string resource = config::CommonResource(other.config(), saved->second.config());
+      if (resource.empty() || absl::c_linear_search(model_ids, other_id)) continue;
+      return absl::AbortedError(absl::StrCat("model '", other.config().name(),
+                                             "', which holds resource '", resource,
+                                             "', too, is not saved at this moment; try again"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Models that an operator keeps in the memory of the SparseCores: the memory manager does it, and
@@ -578,9 +597,13 @@ void HostedModels::RememberPinned(uint64_t model_id, bool pinned) {
 // What the log keeps of the models on a shard, and how they come back.
 
 bool HostedModels::MayMove(uint64_t model_id, const Model& model) const {
-  // Others may have changed what it shares, also such as have been dropped.
-  return !config::HasSharedTables(model.config()) &&
-         log_->LastChange(model_id).value_or(0) < model.rows.segment();
+  // Those that share its rows change them, too; Remove has noted what others did that are gone.
+  return std::all_of(models_.begin(), models_.end(), [&](const auto& entry) {
+    const bool changes_rows =
+        entry.first == model_id ||
+        !config::CommonResource(entry.second.config(), model.config()).empty();
+    return !changes_rows || log_->LastChange(entry.first).value_or(0) < model.rows.segment();
+  });
 }
 
 void HostedModels::Describe(uint64_t segment, internal::v1::LogState* state) const {
@@ -633,7 +656,9 @@ absl::Status HostedModels::Remember(const internal::v1::LogModel& from,
   entry.checkpoint_id = config::HasSharedTables(entry.config()) ? 0 : tracked;
   entry.restored = from.rows().checkpoint_id() != 0;
   absl::MutexLock lock(&mutex_);
-  entry.rows.set_segment(OldestOfShared(entry.config(), entry.rows.segment()));
+  if (!entry.restored) {
+    entry.rows.set_segment(OldestOfShared(entry.config(), entry.rows.segment()));
+  }
   models_[id] = std::move(entry);
   return absl::OkStatus();
 }

@@ -87,10 +87,14 @@ class HostedModels {
     ops::ShardModelMetrics* metrics = nullptr;  // null: it is not here
   };
   Facts FactsOf(uint64_t model_id) const;
-  // `segment`: of the log, which begins with the checkpoint's rows. NOT_FOUND: the rows are gone.
-  // Another error: the log goes on from an older one.
-  absl::Status SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id,
-                             uint64_t segment);
+  // `segment`: of the log, which begins with the rows of the checkpoints that were saved.
+  // NOT_FOUND: none of these rows is here any more. Another error: the log goes on from an older
+  // one.
+  absl::Status SetCheckpoints(absl::Span<const internal::v1::BeginSaveRequest> saves,
+                              uint64_t segment);
+  // ABORTED if the changes of another model are in rows of these: with a log, they are saved
+  // together.
+  absl::Status CheckHolders(absl::Span<const uint64_t> model_ids) const;
 
   // For the log, whose next segment this is: all that is known here. Nobody stays in the log.
   void Describe(uint64_t segment, internal::v1::LogState* state) const;
@@ -98,9 +102,6 @@ class HostedModels {
   void SegmentBegun(uint64_t segment);
   // The oldest segment that some model's rows need; nothing: none needs any.
   std::optional<uint64_t> OldestSegment() const;
-  // Whether the log is not cut: a model has shared tables, whose rows follow from the changes of
-  // all models that have ever had them, and from no checkpoint.
-  bool KeepLog() const;
   // Keeps a model in the memory of its SparseCores, or no longer, and so that the log knows it.
   // Errors are those of MemoryManager::SetPinned, and of the log; after one, it is as it was. The
   // engine must have a memory manager.
@@ -166,8 +167,8 @@ class HostedModels {
   // Whether the model may have its shared tables, beside the other models that are here.
   absl::Status CheckShared(const internal::v1::CreateModelRequest& request, bool initial_rows) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // The oldest segment that the rows of a model follow from which was made, or read, in `segment`:
-  // those of the models that it shares tables with are its own.
+  // The oldest segment that the rows of a model follow from which begin in `segment`: what it
+  // shares may follow from a checkpoint of another one.
   uint64_t OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The plan of the model that the request is about.
@@ -192,7 +193,7 @@ class HostedModels {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether no record since the segment of its rows has changed them, so that they may as well
   // count from a later one.
-  bool MayMove(uint64_t model_id, const Model& model) const;
+  bool MayMove(uint64_t model_id, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RememberDropped(uint64_t history) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ShardPlace place_;

@@ -38,18 +38,20 @@ std::vector<checkpoint::PartitionArray> ArraysOf(const shard::Model& model, int 
   return arrays;
 }
 
-// The files of one partition of one stack: rows go into all of them.
+// The files of one partition of one stack of one model: rows go into all of them.
 class PartitionFiles {
  public:
-  static absl::StatusOr<std::unique_ptr<PartitionFiles>> Create(
-      const std::string& folder, const std::vector<checkpoint::PartitionArray>& arrays) {
-    auto files = std::make_unique<PartitionFiles>();
+  // `files`: of the model; it must outlive this.
+  absl::Status Create(const std::string& folder,
+                      const std::vector<checkpoint::PartitionArray>& arrays,
+                      CheckpointFiles* files) {
+    files_ = files;
     for (const checkpoint::PartitionArray& array : arrays) {
       ASSIGN_OR_RETURN(auto writer, checkpoint::PartitionFileWriter::Create(folder, array));
-      files->writers_.push_back(std::move(writer));
-      files->row_bytes_.push_back(array.row_bytes());
+      writers_.push_back(std::move(writer));
+      row_bytes_.push_back(array.row_bytes());
     }
-    return files;
+    return absl::OkStatus();
   }
 
   absl::Status Append(const shard::SnapshotRows& rows) {
@@ -64,17 +66,35 @@ class PartitionFiles {
     return absl::OkStatus();
   }
 
-  absl::Status Finish(CheckpointFiles* files) {
+  absl::Status Finish() {
     for (const auto& writer : writers_) {
-      ASSIGN_OR_RETURN(*files->Add(), writer->Finish());
+      ASSIGN_OR_RETURN(*files_->Add(), writer->Finish());
     }
     return absl::OkStatus();
   }
 
  private:
+  CheckpointFiles* files_ = nullptr;
   std::vector<std::unique_ptr<checkpoint::PartitionFileWriter>> writers_;
   std::vector<int64_t> row_bytes_;
 };
+
+// Of each model that has the stack, in its folder.
+absl::StatusOr<std::vector<PartitionFiles>> FilesOf(const shard::Snapshot& snapshot,
+                                                    const shard::SnapshotRows& rows,
+                                                    absl::Span<const std::string> folders,
+                                                    absl::Span<CheckpointFiles> files) {
+  std::vector<PartitionFiles> all;
+  for (size_t m = 0; m < folders.size(); ++m) {
+    const shard::Model& model = *snapshot.models()[m];
+    for (int stack = 0; stack < model.stack_count(); ++stack) {
+      if (&model.stack(stack) != snapshot.stores()[rows.stack]) continue;
+      RETURN_IF_ERROR(
+          all.emplace_back().Create(folders[m], ArraysOf(model, stack, rows.k), &files[m]));
+    }
+  }
+  return all;
+}
 
 absl::Status GivenUp() { return absl::CancelledError("the restore was cancelled"); }
 
@@ -90,8 +110,9 @@ constexpr bool kVerify = false;
 class TableLoader {
  public:
   TableLoader(shard::StackStore* store, int k, const shard::RowRange& range,
-              const checkpoint::CheckpointChain& chain, ShardProgress* progress)
-      : store_(store), k_(k), range_(range), chain_(chain), progress_(progress) {}
+              const shard::StackSpec& spec, const checkpoint::CheckpointChain& chain,
+              ShardProgress* progress)
+      : store_(store), k_(k), range_(range), spec_(spec), chain_(chain), progress_(progress) {}
 
   absl::Status LoadWeights() {
     ASSIGN_OR_RETURN(const auto reader,
@@ -127,7 +148,7 @@ class TableLoader {
   }
 
  private:
-  const shard::TableSpec& table() const { return store_->spec().tables[range_.table]; }
+  const shard::TableSpec& table() const { return spec_.tables[range_.table]; }
 
   // Calls use(first local row, count, values [count, columns]) for what the checkpoint holds.
   template <typename Use>
@@ -159,17 +180,19 @@ class TableLoader {
   shard::StackStore* const store_;
   const int k_;
   const shard::RowRange range_;
+  const shard::StackSpec& spec_;
   const checkpoint::CheckpointChain& chain_;
   ShardProgress* const progress_;
 };
 
 // Reads the rows of the store's k-th partition, by table and id. Columns of padding are 0, and
-// slots that the checkpoint does not have keep their initial values.
-absl::Status RemapPartition(shard::StackStore& store, int k,
+// slots that the checkpoint does not have keep their initial values. `spec`: the names of the model
+// for a store that another one may have made.
+absl::Status RemapPartition(shard::StackStore& store, int k, const shard::StackSpec& spec,
                             const checkpoint::CheckpointChain& chain, ShardProgress& progress) {
   for (const shard::RowRange& range : store.ranges()) {
     if (range.table < 0) continue;
-    TableLoader loader(&store, k, range, chain, &progress);
+    TableLoader loader(&store, k, range, spec, chain, &progress);
     RETURN_IF_ERROR(loader.LoadWeights());
     for (size_t slot = 0; slot < store.slots().size(); ++slot) {
       RETURN_IF_ERROR(loader.LoadSlot(static_cast<int>(slot)));
@@ -179,12 +202,12 @@ absl::Status RemapPartition(shard::StackStore& store, int k,
 }
 
 // Reads one partition of one stack: the oldest file first, so that what is newer stays.
-absl::Status LoadPartition(shard::StackStore& store, int k,
+absl::Status LoadPartition(shard::StackStore& store, int k, const shard::StackSpec& spec,
                            const checkpoint::CheckpointChain& chain, ShardProgress& progress) {
   const int partition = store.first_partition() + k;
   for (auto source = chain.rbegin(); source != chain.rend(); ++source) {
     for (const v1::CheckpointFile& file : source->manifest().files()) {
-      if (file.stack() != store.spec().name || file.partition() != partition) continue;
+      if (file.stack() != spec.name || file.partition() != partition) continue;
       if (progress.cancelled) return GivenUp();
       const auto slot = std::find_if(store.slots().begin(), store.slots().end(),
                                      [&](const auto& s) { return s.info.name == file.array(); });
@@ -309,10 +332,10 @@ class StateMerger {
 
 }  // namespace
 
-absl::Status SaveRows(shard::Snapshot& snapshot, const std::string& folder, ShardProgress& progress,
-                      CheckpointFiles* files) {
+absl::Status SaveRows(shard::Snapshot& snapshot, absl::Span<const std::string> folders,
+                      ShardProgress& progress, absl::Span<CheckpointFiles> files) {
   // Copies come from any partition at any time, so several may be open at once.
-  std::map<std::pair<int, int>, std::unique_ptr<PartitionFiles>> open;
+  std::map<std::pair<int, int>, std::vector<PartitionFiles>> open;
   while (true) {
     if (progress.cancelled) return absl::CancelledError("the save was cancelled");
     ASSIGN_OR_RETURN(const std::optional<shard::SnapshotRows> rows, snapshot.Next());
@@ -321,16 +344,15 @@ absl::Status SaveRows(shard::Snapshot& snapshot, const std::string& folder, Shar
     if (rows->runs.empty()) {
       const auto found = open.find(partition);
       if (found == open.end()) continue;
-      RETURN_IF_ERROR(found->second->Finish(files));
+      for (PartitionFiles& to : found->second) RETURN_IF_ERROR(to.Finish());
       open.erase(found);
       continue;
     }
-    std::unique_ptr<PartitionFiles>& to = open[partition];
-    if (to == nullptr) {
-      ASSIGN_OR_RETURN(
-          to, PartitionFiles::Create(folder, ArraysOf(snapshot.model(), rows->stack, rows->k)));
+    std::vector<PartitionFiles>& all = open[partition];
+    if (all.empty()) {
+      ASSIGN_OR_RETURN(all, FilesOf(snapshot, *rows, folders, files));
     }
-    RETURN_IF_ERROR(to->Append(*rows));
+    for (PartitionFiles& to : all) RETURN_IF_ERROR(to.Append(*rows));
     for (const auto& array : rows->arrays) progress.bytes += static_cast<int64_t>(array.size());
   }
 }
@@ -387,30 +409,33 @@ int64_t BytesToLoad(const shard::ModelSpec& spec, const checkpoint::CheckpointCh
 }
 
 absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& chain,
-                      BlockingPool* threads, ShardProgress& progress) {
+                      BlockingPool* threads, ShardProgress& progress, uint64_t epoch) {
   const bool same_places = std::all_of(chain.begin(), chain.end(), [&](const auto& source) {
     return SamePlaces(model, source.manifest());
   });
-  std::vector<std::pair<shard::StackStore*, int>> partitions;
+  std::vector<std::pair<int, int>> partitions;
   for (int stack = 0; stack < model.stack_count(); ++stack) {
-    for (int k = 0; k < model.stack(stack).partitions(); ++k) {
-      partitions.emplace_back(&model.stack(stack), k);
+    shard::StackStore& store = model.stack(stack);
+    if (!store.spec().resource.empty()) {
+      if (epoch > 0 && store.first_epoch() >= epoch) continue;
+      store.set_first_epoch(epoch);
     }
+    for (int k = 0; k < store.partitions(); ++k) partitions.emplace_back(stack, k);
   }
   constexpr int kAtOnce = 4;
   std::atomic<size_t> next{0};
   std::vector<absl::Status> results(kAtOnce);
   threads->RunEach(kAtOnce, [&](int worker) {
     for (size_t i = next++; i < partitions.size() && results[worker].ok(); i = next++) {
-      const auto [store, k] = partitions[i];
-      results[worker] = same_places ? LoadPartition(*store, k, chain, progress)
-                                    : RemapPartition(*store, k, chain, progress);
+      const auto [stack, k] = partitions[i];
+      const auto load = same_places ? LoadPartition : RemapPartition;
+      results[worker] = load(model.stack(stack), k, model.spec().stacks[stack], chain, progress);
       if (!results[worker].ok()) next = partitions.size();
     }
   });
   for (const absl::Status& status : results) RETURN_IF_ERROR(status);
   if (!same_places) return absl::OkStatus();
-  for (const auto& [store, k] : partitions) store->changes(k).Track();
+  for (const auto& [stack, k] : partitions) model.stack(stack).changes(k).Track();
   return absl::OkStatus();
 }
 

@@ -28,9 +28,10 @@ struct ShardProgress {
 
 using CheckpointFiles = google::protobuf::RepeatedPtrField<v1::CheckpointFile>;
 
-// Reads the snapshot to its end. Files of arrays without a row are not made.
-absl::Status SaveRows(shard::Snapshot& snapshot, const std::string& folder, ShardProgress& progress,
-                      CheckpointFiles* files);
+// Reads the snapshot to its end. Each model of it has a folder and its files: rows that several
+// have go to all of them. Files of arrays without a row are not made.
+absl::Status SaveRows(shard::Snapshot& snapshot, absl::Span<const std::string> folders,
+                      ShardProgress& progress, absl::Span<CheckpointFiles> files);
 
 // Reads every `shards`-th file of the chain, from number `shard` on, and compares checksums.
 absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, int shard, int shards,
@@ -46,9 +47,10 @@ int64_t BytesToLoad(const shard::ModelSpec& spec, const checkpoint::CheckpointCh
 
 // Gives the model the rows of its partitions; where the places are not the same, row by row, by
 // table and id. Rows that the checkpoint does not hold stay without a value. `threads` reads
-// partitions at the same time.
+// partitions at the same time. `epoch`: the first whose changes follow (Engine::SetEpoch); rows
+// that are shared, and have been loaded for as late a one, stay as they are.
 absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& chain,
-                      BlockingPool* threads, ShardProgress& progress);
+                      BlockingPool* threads, ShardProgress& progress, uint64_t epoch = 0);
 
 // For shard `shard` of `shards`. Every shard has carried out the same requests, but each counts its
 // own rows: where the checkpoint was saved on another number of shards, the first one of now

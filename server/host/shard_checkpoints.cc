@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/failpoint.h"
@@ -28,6 +29,10 @@ bool IsAtRest(const internal::v1::PauseChangesResponse& held) {
                       [](const auto& mutation) { return mutation.making(); }) &&
          std::none_of(held.groups().begin(), held.groups().end(),
                       [](const auto& group) { return group.making(); });
+}
+
+bool IsSaved(const std::vector<internal::v1::BeginSaveRequest>& saves, uint64_t model_id) {
+  return absl::c_any_of(saves, [&](const auto& save) { return save.model_id() == model_id; });
 }
 
 checkpoint::CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& request) {
@@ -169,7 +174,7 @@ absl::Status ShardCheckpoints::MakeWayForSave(uint64_t model_id) {
   {
     MutexLock lock(&mutex_);
     for (const auto& [id, other] : transfers_) {
-      if (other->model_id != model_id || other->snapshot == nullptr) continue;
+      if (other->snapshot == nullptr || !IsSaved(other->saves, model_id)) continue;
       MutexLock transfer_lock(&other->mutex);
       if (SteadyNow() < other->asked + kSavePatience) {
         return absl::AbortedError("another checkpoint of the model is being saved; try again");
@@ -194,70 +199,89 @@ absl::Status ShardCheckpoints::CheckSettled(const internal::v1::BeginSaveRequest
 }
 
 absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& request) {
-  const uint64_t model_id = request.model_id();
-  RETURN_IF_ERROR(parts_.models->Check(model_id, request.history()));
-  RETURN_IF_ERROR(CheckSettled(request));
-  if (request.parent_id() != 0 &&
-      request.parent_id() != parts_.models->FactsOf(model_id).checkpoint_id) {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->saves = {request};
+  transfer->saves.insert(transfer->saves.end(), request.others().begin(), request.others().end());
+  std::vector<uint64_t> model_ids;
+  std::vector<internal::v1::ShardState> states;
+  for (const internal::v1::BeginSaveRequest& save : transfer->saves) {
+    const uint64_t model_id = model_ids.emplace_back(save.model_id());
+    RETURN_IF_ERROR(parts_.models->Check(model_id, save.history()));
+    RETURN_IF_ERROR(CheckSettled(save));
+    RETURN_IF_ERROR(MakeWayForSave(model_id));
+    internal::v1::ShardState& state = states.emplace_back();
+    parts_.votes->record().Save(model_id, state.mutable_clients());
+    parts_.groups->Save(model_id, &state);
+    state.set_changes(save.changes());
+  }
+  const bool changed_only = request.parent_id() != 0;
+  if (changed_only &&
+      request.parent_id() != parts_.models->FactsOf(request.model_id()).checkpoint_id) {
     return absl::FailedPreconditionError(
         "the shard does not know what has changed since the checkpoint to build on");
   }
-  RETURN_IF_ERROR(MakeWayForSave(model_id));
-  internal::v1::ShardState state;
-  parts_.votes->record().Save(model_id, state.mutable_clients());
-  parts_.groups->Save(model_id, &state);
-  state.set_changes(request.changes());
-  auto transfer = std::make_shared<Transfer>();
-  transfer->model_id = model_id;
-  transfer->history = request.history();
-  transfer->checkpoint_id = request.checkpoint_id();
-  const int64_t changed_bytes = parts_.engine->ChangedBytes(model_id);  // until then
-  ASSIGN_OR_RETURN(transfer->snapshot,
-                   parts_.engine->BeginSnapshot(model_id, {.changed_only = request.parent_id() != 0,
-                                                           .copy_bytes = copy_bytes_}));
-  const shard::Model& model = transfer->snapshot->model();
-  transfer->progress.total_bytes = request.parent_id() != 0
-                                       ? changed_bytes
-                                       : model.bytes() - parts_.engine->UntouchedBytes(model_id);
-  for (int i = 0; i < model.stack_count(); ++i) {
-    state.add_unnumbered_updates(model.stack(i).unnumbered_updates());
+  ASSIGN_OR_RETURN(const std::shared_ptr<shard::Snapshot> snapshot,
+                   parts_.engine->MakeSnapshot(
+                       model_ids, {.changed_only = changed_only, .copy_bytes = copy_bytes_}));
+  transfer->snapshot = snapshot;
+  for (const shard::StackStore* store : snapshot->stores()) {
+    transfer->progress.total_bytes +=
+        changed_only ? store->ChangedBytes()
+                     : store->BytesPerPartition(store->spec()) * store->partitions() -
+                           store->UntouchedBytes();
   }
-  const absl::StatusOr<uint64_t> segment = parts_.begin_segment();
+  for (size_t m = 0; m < states.size(); ++m) {
+    const shard::Model& model = *snapshot->models()[m];
+    for (int i = 0; i < model.stack_count(); ++i) {
+      states[m].add_unnumbered_updates(model.stack(i).unnumbered_updates());
+    }
+  }
+  // Models that do not pause here may change no rows of these between the snapshot and the segment.
+  const absl::StatusOr<uint64_t> segment = parts_.begin_segment([&]() -> absl::Status {
+    RETURN_IF_ERROR(parts_.models->CheckHolders(model_ids));
+    parts_.engine->StartSnapshot(*snapshot);
+    return absl::OkStatus();
+  });
   // The pause may have ended on the way here, and changes have come in before the rows were fixed.
-  absl::Status settled = segment.ok() ? CheckSettled(request) : segment.status();
+  absl::Status settled = segment.status();
+  for (const auto& save : transfer->saves) settled.Update(CheckSettled(save));
   if (!settled.ok()) {
-    parts_.engine->EndSnapshot(transfer->snapshot, /*kept=*/false);
+    parts_.engine->EndSnapshot(snapshot, /*kept=*/false);
     return settled;
   }
   transfer->segment = *segment;
   if (Mistake("log.dropped_before_checkpoint")) parts_.log->DropBefore(*segment);
   return Start(request.transfer_id(), transfer,
-               [this, request, state = std::move(state)](Transfer& save) {
-                 return Save(request, state, save);
-               });
+               [this, states = std::move(states)](Transfer& save) { return Save(states, save); });
 }
 
-absl::Status ShardCheckpoints::Save(const internal::v1::BeginSaveRequest& request,
-                                    const internal::v1::ShardState& state, Transfer& transfer) {
+absl::Status ShardCheckpoints::Save(const std::vector<internal::v1::ShardState>& states,
+                                    Transfer& transfer) {
   const std::shared_ptr<shard::Snapshot> snapshot = [&] {
     MutexLock lock(&mutex_);
     return transfer.snapshot;
   }();
   if (snapshot == nullptr) return absl::CancelledError("the save was cancelled");
-  CheckpointFiles files;
-  absl::Status status = SaveRows(*snapshot, request.folder(), transfer.progress, &files);
+  std::vector<std::string> folders;
+  for (const auto& save : transfer.saves) folders.push_back(save.folder());
+  std::vector<CheckpointFiles> files(folders.size());
+  absl::Status status = SaveRows(*snapshot, folders, transfer.progress, absl::MakeSpan(files));
   if (!status.ok()) {
     End(transfer, /*kept=*/false);
     return status;
   }
   ReachFailpoint("save.rows_are_here");
-  ASSIGN_OR_RETURN(
-      const v1::CheckpointFile state_file,
-      files::WriteListedFile(request.folder(), absl::StrFormat("state.s%04d.pb", place_.index),
-                             state.SerializeAsString()));
+  GetTransferResponse saved;
+  for (size_t m = 0; m < folders.size(); ++m) {
+    GetTransferResponse& of_model = m == 0 ? saved : *saved.add_others();
+    of_model.mutable_files()->Swap(&files[m]);
+    ASSIGN_OR_RETURN(
+        *of_model.mutable_state_file(),
+        files::WriteListedFile(folders[m], absl::StrFormat("state.s%04d.pb", place_.index),
+                               states[m].SerializeAsString()));
+  }
   MutexLock lock(&transfer.mutex);
-  transfer.state.mutable_files()->Swap(&files);
-  *transfer.state.mutable_state_file() = state_file;
+  transfer.state.MergeFrom(saved);
   return absl::OkStatus();
 }
 
@@ -276,16 +300,15 @@ absl::Status ShardCheckpoints::CompleteSave(const internal::v1::CompleteSaveRequ
   {
     MutexLock lock(&mutex_);
     const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& entry) {
-      return entry.second->checkpoint_id == request.checkpoint_id() &&
-             entry.second->model_id == request.model_id();
+      return IsSaved(entry.second->saves, request.model_id()) &&
+             entry.second->saves[0].checkpoint_id() == request.checkpoint_id();
     });
     if (found == transfers_.end()) return absl::NotFoundError("the save is not known here");
     save = found->second;
     transfers_.erase(found);
   }
   End(*save, /*kept=*/true);
-  RETURN_IF_ERROR(parts_.models->SetCheckpoint(request.model_id(), request.history(),
-                                               request.checkpoint_id(), save->segment));
+  RETURN_IF_ERROR(parts_.models->SetCheckpoints(save->saves, save->segment));
   // Those before may be deleted when all shards have said so.
   RETURN_IF_ERROR(parts_.log->Sync());
   if (const auto oldest = parts_.models->OldestSegment()) parts_.log->DropBefore(*oldest);
@@ -410,7 +433,7 @@ void ShardCheckpoints::GiveUp(uint64_t transfer_id) {
     transfers_.erase(found);
   }
   transfer->progress.cancelled = true;
-  const bool is_save = transfer->checkpoint_id != 0;
+  const bool is_save = !transfer->saves.empty();
   End(*transfer, /*kept=*/false);
   if (!is_save) parts_.models->Abandon(transfer->model_id, transfer->history);
 }

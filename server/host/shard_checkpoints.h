@@ -84,8 +84,10 @@ class ShardCheckpoints {
     MemoryGuard* memory = nullptr;
     BlockingPool* threads = nullptr;
     ShardLog* log = nullptr;
-    // Begins a segment of the log, so that a checkpoint is of its beginning. 0: there is no log.
-    std::function<absl::StatusOr<uint64_t>()> begin_segment;
+    // Begins a segment of the log, so that checkpoints are of its beginning. 0: there is no log.
+    // `at_moment` runs where it begins.
+    std::function<absl::StatusOr<uint64_t>(const std::function<absl::Status()>& at_moment)>
+        begin_segment;
   };
   // `copy_bytes`: of rows that change while they are being saved.
   ShardCheckpoints(const ShardPlace& place, int64_t copy_bytes, const Parts& parts)
@@ -118,7 +120,7 @@ class ShardCheckpoints {
   struct Transfer {
     uint64_t model_id = 0;
     uint64_t history = 0;
-    uint64_t checkpoint_id = 0;                 // of a save
+    std::vector<internal::v1::BeginSaveRequest> saves = {};  // none: it is a restore
     uint64_t segment = 0;                       // of a save: of the log, which begins here
     std::shared_ptr<shard::Snapshot> snapshot;  // of a save, until it is over
     ShardProgress progress;
@@ -139,8 +141,7 @@ class ShardCheckpoints {
   absl::Status CheckSettled(const internal::v1::BeginSaveRequest& request);
   // Ends the snapshot of a save.
   void End(Transfer& transfer, bool kept);
-  absl::Status Save(const internal::v1::BeginSaveRequest& request,
-                    const internal::v1::ShardState& state, Transfer& transfer);
+  absl::Status Save(const std::vector<internal::v1::ShardState>& states, Transfer& transfer);
   // The model that a restore fills. RESOURCE_EXHAUSTED, with the figures, if it does not fit.
   absl::StatusOr<std::shared_ptr<shard::Model>> Reserve(
       const internal::v1::BeginRestoreRequest& request, const shard::ModelSpec& spec);

@@ -26,6 +26,8 @@ constexpr uint64_t kPause = 7, kTransfer = 21, kCheckpoint = 31, kRestored = 18;
 
 class ShardCheckpointsTest : public TestHost {
  protected:
+  using TestHost::TestHost;
+  ShardCheckpointsTest() = default;
   ShardCheckpoints& checkpoints() { return host_->checkpoints(); }
 
   // An update of rows 3 and 4.
@@ -412,6 +414,116 @@ TEST_F(ShardCheckpointsTest, DamageIsFoundBeforeRowsAreGivenUpAndWhileTheyAreRea
   EXPECT_THAT(checked.error(), HasSubstr(damaged));
   EXPECT_TRUE(absl::IsAborted(Serve(kRestored)));
   EXPECT_EQ(host_->ListModels().models_size(), 0);
+}
+
+// A shard with a log, and two models that share a table with each other alone.
+class SharedSaveTest : public ShardCheckpointsTest {
+ protected:
+  static constexpr uint64_t kA = 8, kB = 9;
+
+  SharedSaveTest() : ShardCheckpointsTest(Logged().c_str()) {
+    for (const uint64_t id : {kA, kB}) EXPECT_TRUE(Create(id).ok());
+  }
+  static std::string Logged() {
+    static const TempDir& storage = *new TempDir(*TempDir::Create());
+    static int shards = 0;
+    folder = storage.Path(absl::StrCat(++shards));
+    return absl::StrCat(kCluster, " storage { directory: '", folder, "' durability: LOG }");
+  }
+  absl::Status Create(uint64_t id) {
+    internal::v1::CreateModelRequest request = CreateRequest();
+    request.set_model_id(id);
+    v1::ModelConfig& config = *request.mutable_config();
+    config.set_name(absl::StrCat("m", id));
+    config.set_enable_variable_deduplication(true);
+    config.mutable_tables(0)->mutable_resource()->set_name("r");
+    config.mutable_tables(0)->set_name(absl::StrCat("t", id));
+    config.mutable_features(0)->set_table(absl::StrCat("t", id));
+    config.mutable_tables(0)->set_seed_name("t");
+    const auto plan = preprocess::MakePlan(config, {.shards = 1, .sparsecores_per_shard = 2});
+    RETURN_IF_ERROR(plan.status());
+    request.set_plan_fingerprint(plan->fingerprint);
+    RETURN_IF_ERROR(host_->CreateModel(request).status());
+    internal::v1::ServeModelRequest serve;
+    serve.set_model_id(id);
+    serve.set_history(kHistory);
+    return host_->ServeModel(serve);
+  }
+  absl::Status SaveOf(const std::vector<uint64_t>& ids) {
+    internal::v1::BeginSaveRequest all;
+    for (const uint64_t id : ids) {
+      internal::v1::PauseChangesRequest pause;
+      pause.set_model_id(id);
+      pause.set_history(kHistory);
+      pause.set_pause_id(kPause);
+      pause.set_lease_ms(60'000);
+      RETURN_IF_ERROR(checkpoints().PauseChanges(pause).status());
+      internal::v1::BeginSaveRequest& save = id == ids.front() ? all : *all.add_others();
+      save.set_model_id(id);
+      save.set_history(kHistory);
+      save.set_pause_id(kPause);
+      save.set_transfer_id(kTransfer);
+      save.set_folder(FolderOf(100 + id));
+      save.set_checkpoint_id(kCheckpoint);
+    }
+    return checkpoints().BeginSave(all);
+  }
+  absl::Status Complete() {
+    internal::v1::CompleteSaveRequest complete;
+    complete.set_model_id(kA);
+    complete.set_history(kHistory);
+    complete.set_checkpoint_id(kCheckpoint);
+    return checkpoints().CompleteSave(complete);
+  }
+  bool FirstSegmentIsThere() const {
+    return std::filesystem::exists(folder + "/shard-0000/log/0000000001.records");
+  }
+
+  static inline std::string folder;
+};
+
+TEST_F(SharedSaveTest, AllThatShareRowsAreSavedAtOneMoment) {
+  const absl::Status alone = SaveOf({kA});
+  EXPECT_TRUE(absl::IsAborted(alone)) << alone;
+  EXPECT_THAT(std::string(alone.message()),
+              HasSubstr("model 'm9', which holds resource 'r', too, is not saved"));
+  // Nothing of it is left that would be in the way.
+  const absl::Status begun = SaveOf({kA, kB});
+  ASSERT_TRUE(begun.ok()) << begun;
+  const GetTransferResponse saved = Await(kTransfer);
+  ASSERT_EQ(saved.state(), GetTransferResponse::DONE) << saved.error();
+  ASSERT_EQ(saved.others_size(), 1);
+  EXPECT_GT(saved.files_size(), 0);
+  ASSERT_EQ(saved.files_size(), saved.others(0).files_size());
+  for (int i = 0; i < saved.files_size(); ++i) {
+    EXPECT_EQ(saved.files(i).stack(), "t8");
+    EXPECT_EQ(saved.others(0).files(i).stack(), "t9");
+    EXPECT_EQ(saved.files(i).rows(), saved.others(0).files(i).rows());
+  }
+  EXPECT_TRUE(absl::IsAborted(SaveOf({kB, kA}))) << "one is under way";
+}
+
+TEST_F(SharedSaveTest, TheLogGoesOnFromTheCheckpointOfAll) {
+  // The third model, which has never changed, keeps no segment.
+  ASSERT_TRUE(SaveOf({kA, kB}).ok());
+  ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
+  EXPECT_TRUE(FirstSegmentIsThere());
+  // One that goes meanwhile does not stand in the way.
+  internal::v1::DropModelRequest drop;
+  drop.set_model_id(kB);
+  drop.set_history(kHistory);
+  ASSERT_TRUE(host_->DropModel(drop).ok());
+  const absl::Status complete = Complete();
+  ASSERT_TRUE(complete.ok()) << complete;
+  EXPECT_FALSE(FirstSegmentIsThere());
+}
+
+TEST_F(SharedSaveTest, WhoJoinsMeanwhileKeepsTheLog) {
+  ASSERT_TRUE(SaveOf({kA, kB}).ok());
+  ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
+  ASSERT_TRUE(Create(kB + 1).ok());
+  ASSERT_TRUE(Complete().ok());
+  EXPECT_TRUE(FirstSegmentIsThere()) << "it has no checkpoint";
 }
 
 }  // namespace shard_checkpoints_test

@@ -156,7 +156,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       engine_(std::move(engine)),
       checkpoints_(place_, cluster.storage().copy_bytes(),
                    {engine_.get(), &models_, &votes_, &group_steps_, &memory_, threads, &log_,
-                    [this] { return BeginLogSegment(); }}),
+                    [this](const auto& at_moment) { return BeginLogSegment(at_moment); }}),
       workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) {
                  metrics->Set(ops::MetricId::kQueuedRequests, queued);
@@ -325,10 +325,16 @@ void ShardHost::DescribeForLog(uint64_t segment, internal::v1::LogState* state) 
   group_steps_.Describe(state);
 }
 
-absl::StatusOr<uint64_t> ShardHost::BeginLogSegment() {
+absl::StatusOr<uint64_t> ShardHost::BeginLogSegment(
+    const std::function<absl::Status()>& at_moment) {
+  if (!log_.on()) {
+    RETURN_IF_ERROR(at_moment());
+    return 0;
+  }
   ASSIGN_OR_RETURN(const uint64_t begun,
-                   log_.BeginSegment(&order_, [this](uint64_t segment, auto* state) {
+                   log_.BeginSegment(&order_, [&](uint64_t segment, auto* state) {
                      DescribeForLog(segment, state);
+                     return at_moment();
                    }));
   if (begun != 0) models_.SegmentBegun(begun);
   return begun;
@@ -640,7 +646,9 @@ void ShardHost::Sweep() {
   if (CheckReady().ok()) {
     group_steps_.Sweep(SteadyNow());
     checkpoints_.Sweep(SteadyNow());
-    if (log_.SegmentFull()) BeginLogSegment().IgnoreError();  // the next sweep tries again
+    if (log_.SegmentFull()) {
+      BeginLogSegment([] { return absl::OkStatus(); }).IgnoreError();  // the next sweep tries again
+    }
   }
   const v1::LogStatus log = durable_.Status();
   metrics.Set(kLogBytes, log.bytes());

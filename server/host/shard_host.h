@@ -71,8 +71,7 @@ class ShardHost {
   }
   internal::v1::ListModelsResponse ListModels() const {
     internal::v1::ListModelsResponse response = models_.List();
-    // Checkpoints would not make it shorter.
-    response.set_log_is_long(log_.IsLong() && !models_.KeepLog());
+    response.set_log_is_long(log_.IsLong());
     return response;
   }
   absl::Status DropModel(const internal::v1::DropModelRequest& request) {
@@ -182,7 +181,8 @@ class ShardHost {
   absl::StatusOr<std::optional<RowCounts>> Vote(const ApplyCommand& command,
                                                 std::shared_ptr<const shard::CheckedPart> part);
   // Begins a segment of the log with what is known now.
-  absl::StatusOr<uint64_t> BeginLogSegment();
+  // Where it begins, `at_moment` runs: no change is on its way then.
+  absl::StatusOr<uint64_t> BeginLogSegment(const std::function<absl::Status()>& at_moment);
   void DescribeForLog(uint64_t segment, internal::v1::LogState* state) const;
   void AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part);
   // RESOURCE_EXHAUSTED: touching the rows of a batch, or of a selection, for the first time would

@@ -37,6 +37,7 @@ class TestHost : public testing::Test {
         plan_(*preprocess::MakePlan(config_, {.shards = 1, .sparsecores_per_shard = 2})),
         preprocessor_(*preprocess::Preprocessor::Create(&config_, &plan_, nullptr)),
         host_(*ShardHost::Create(*config::ParseCluster(cluster), 0, &metrics_, &threads_)) {
+    host_->WaitUntilReady();  // with a log
     EXPECT_TRUE(host_->CreateModel(CreateRequest()).ok());
     internal::v1::ServeModelRequest serve;
     serve.set_model_id(5);

@@ -293,6 +293,9 @@ void EntryWriter::Describe(const LogRecord& record, LogEntry* entry) const {
     EMBERD_KIND(kGroupEnded, group_ended);
     EMBERD_KIND(kGroupForgotten, group_forgotten);
 #undef EMBERD_KIND
+    case LogRecord::kCheckpoints:
+      for (const auto& made : record.checkpoints().made()) DescribeKind(made, entry);
+      return;
     case LogRecord::KIND_NOT_SET:
       return;
   }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+
 namespace emberd::shard {
 namespace {
 
@@ -47,7 +49,7 @@ class Snapshot::Part : public ChunkCopier {
       : snapshot_(snapshot),
         stack(stack),
         k(k),
-        store(snapshot->model_->stack(stack)),
+        store(*snapshot->stores_[stack]),
         cursor(store.changes(k).first()) {}
 
   void CopyBeforeWrite(int64_t chunk) override { snapshot_->Copy(*this, chunk); }
@@ -62,16 +64,20 @@ class Snapshot::Part : public ChunkCopier {
   int64_t cursor;  // the reader's: the next chunk
 };
 
-Snapshot::Snapshot(std::shared_ptr<Model> model, MemoryManager::Use use,
+Snapshot::Snapshot(std::vector<std::shared_ptr<Model>> models, std::vector<MemoryManager::Use> uses,
                    const SnapshotOptions& options, Executor* executor, BufferPool* pool)
-    : model_(std::move(model)),
-      use_(std::move(use)),
+    : models_(std::move(models)),
+      uses_(std::move(uses)),
       options_(options),
       executor_(executor),
       pool_(pool) {
-  for (int stack = 0; stack < model_->stack_count(); ++stack) {
-    for (int k = 0; k < model_->stack(stack).partitions(); ++k) {
-      parts_.push_back(std::make_shared<Part>(this, stack, k));
+  for (const std::shared_ptr<Model>& model : models_) {
+    for (int i = 0; i < model->stack_count(); ++i) {
+      if (absl::c_linear_search(stores_, &model->stack(i))) continue;
+      stores_.push_back(&model->stack(i));
+      for (int k = 0; k < stores_.back()->partitions(); ++k) {
+        parts_.push_back(std::make_shared<Part>(this, static_cast<int>(stores_.size()) - 1, k));
+      }
     }
   }
 }

@@ -1,6 +1,6 @@
-// The rows of a model as they were at one moment, read while training goes on.
+// The rows of models as they were at one moment, read while training goes on.
 //
-// The moment is that of Engine::BeginSnapshot, in the order in which updates were submitted. From
+// The moment is that of Engine::StartSnapshot, in the order in which updates were submitted. From
 // then on rows leave the snapshot in one of two ways: its reader takes them, a block after another,
 // or somebody is about to change them and their values are copied first. Copies are bounded; over
 // the bound, whoever wants to change rows waits for the reader. So the reader must not wait for
@@ -35,7 +35,7 @@ struct SnapshotRows {
     int64_t first = 0;  // local row
     int64_t count = 0;
   };
-  int stack = 0;
+  int stack = 0;          // of Snapshot::stores
   int k = 0;              // the shard's k-th partition
   std::vector<Run> runs;  // none: all rows of the partition have been given
   // Weights as they are stored, then each slot: the runs' rows, run after run.
@@ -46,10 +46,12 @@ struct SnapshotRows {
 class Snapshot : public std::enable_shared_from_this<Snapshot> {
  public:
   // `executor` and `pool` must outlive it.
-  Snapshot(std::shared_ptr<Model> model, MemoryManager::Use use, const SnapshotOptions& options,
-           Executor* executor, BufferPool* pool);
+  Snapshot(std::vector<std::shared_ptr<Model>> models, std::vector<MemoryManager::Use> uses,
+           const SnapshotOptions& options, Executor* executor, BufferPool* pool);
 
-  const Model& model() const { return *model_; }
+  const std::vector<std::shared_ptr<Model>>& models() const { return models_; }
+  // Their stacks: those of the first model, and then what the others have besides.
+  const std::vector<StackStore*>& stores() const { return stores_; }
 
   // The next rows, of any partition; nothing after the last ones. Every partition ends with an
   // empty run list. Blocks. CANCELLED after Cancel.
@@ -73,8 +75,9 @@ class Snapshot : public std::enable_shared_from_this<Snapshot> {
   // What was read; nothing if that was only a look at rows that nobody has touched.
   std::optional<SnapshotRows> TakeBlock() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::shared_ptr<Model> model_;
-  const MemoryManager::Use use_;
+  const std::vector<std::shared_ptr<Model>> models_;
+  const std::vector<MemoryManager::Use> uses_;
+  std::vector<StackStore*> stores_;
   const SnapshotOptions options_;
   Executor* const executor_;
   BufferPool* const pool_;

@@ -176,8 +176,8 @@ TEST_P(SnapshotTest, IsTheRowsOfOneMomentWhileTrainingGoesOn) {
   Saved all(4);
   for (int round = 0; round < 4; ++round) {
     for (int i = 0; i < 5; ++i, ++step) training.Step(*engine, step);
-    auto snapshot = *engine->engine().BeginSnapshot(
-        7, {.changed_only = round > 0, .copy_bytes = GetParam().copy_bytes});
+    auto snapshot = *BeginSnapshot(
+        engine->engine(), 7, {.changed_only = round > 0, .copy_bytes = GetParam().copy_bytes});
     std::thread trainer([&] {
       for (int i = 0; i < 6; ++i) training.Step(*engine, step + i);
     });
@@ -210,8 +210,8 @@ TEST(SnapshotTest, OneThatWasNotKeptIsPartOfTheNext) {
   const auto engine = training.Start();
   training.Step(*engine, 0);
   const auto save = [&](bool changed_only, bool kept) {
-    auto snapshot = *engine->engine().BeginSnapshot(
-        7, {.changed_only = changed_only, .copy_bytes = int64_t{1} << 20});
+    auto snapshot = *BeginSnapshot(engine->engine(), 7,
+                                   {.changed_only = changed_only, .copy_bytes = int64_t{1} << 20});
     Saved saved = ReadAll(*snapshot);
     engine->engine().EndSnapshot(snapshot, kept);
     return saved;
@@ -233,7 +233,7 @@ TEST(SnapshotTest, UntouchedRowsAreNotInIt) {
   const Training training("adagrad {}", v1::FLOAT32, 5);
   const auto engine = training.Start();
   engine->ReadRow(0, 2, 500, kWidth);  // touched, though not trained
-  auto snapshot = *engine->engine().BeginSnapshot(7, {.copy_bytes = 1 << 20});
+  auto snapshot = *BeginSnapshot(engine->engine(), 7, {.copy_bytes = 1 << 20});
   training.Step(*engine, 0);  // touches more, after the moment
   Saved saved = ReadAll(*snapshot);
   engine->engine().EndSnapshot(snapshot, true);
@@ -250,7 +250,7 @@ TEST(SnapshotTest, GivenUpItLetsWritersGo) {
   const Training training("adagrad {}", v1::FLOAT32, 5);
   const auto engine = training.Start();
   for (int step = 0; step < 3; ++step) training.Step(*engine, step);
-  auto snapshot = *engine->engine().BeginSnapshot(7, {.copy_bytes = 1});
+  auto snapshot = *BeginSnapshot(engine->engine(), 7, {.copy_bytes = 1});
   std::thread trainer([&] { training.Step(*engine, 3); });  // waits for a reader that never comes
   absl::SleepFor(absl::Milliseconds(20));
   snapshot->Cancel();

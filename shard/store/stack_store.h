@@ -111,6 +111,10 @@ class StackStore {
   void DropRows();
   absl::Status Fetch(SpillFile& file);
 
+  // Changes of earlier epochs are in the rows, and are passed over; see Engine::SetEpoch.
+  uint64_t first_epoch() const { return first_epoch_; }
+  void set_first_epoch(uint64_t epoch) { first_epoch_ = epoch; }
+
   int64_t unnumbered_updates() const { return unnumbered_updates_; }
   void set_unnumbered_updates(int64_t updates) { unnumbered_updates_ = updates; }
 
@@ -161,6 +165,7 @@ class StackStore {
   const uint64_t seed_;
   std::vector<Initializer> initializers_;  // one per table
   int64_t unnumbered_updates_ = 0;
+  uint64_t first_epoch_ = 0;
   std::vector<RowRange> ranges_;
   MappedMemory weights_;
   std::vector<Slot> slots_;

@@ -16,7 +16,16 @@
 #include "shard/engine.h"
 #include "shard/testing/test_batch.h"
 
-namespace emberd::shard::testing {
+namespace emberd::shard {
+
+inline absl::StatusOr<std::shared_ptr<Snapshot>> BeginSnapshot(Engine& engine, uint64_t model_id,
+                                                               const SnapshotOptions& options) {
+  ASSIGN_OR_RETURN(auto snapshot, engine.MakeSnapshot({model_id}, options));
+  engine.StartSnapshot(*snapshot);
+  return snapshot;
+}
+
+namespace testing {
 
 // A stack of one table that fills it, `columns` of `width` live.
 inline StackSpec OneTableStack(const TestShape& shape, int width, int columns,
@@ -169,4 +178,5 @@ class TestEngine {
   std::unique_ptr<Engine> engine_;
 };
 
-}  // namespace emberd::shard::testing
+}  // namespace testing
+}  // namespace emberd::shard

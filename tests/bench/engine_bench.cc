@@ -119,7 +119,9 @@ Updates Run(Report& report, shard::Engine& engine, int threads, const std::strin
 // is little beside what others on the machine do to the clock.
 void RunTracked(Report& report, shard::Engine& engine, int threads,
                 const std::vector<Updates>& all) {
-  engine.EndSnapshot(*engine.BeginSnapshot(1, {}), /*kept=*/true);
+  const auto snapshot = *engine.MakeSnapshot({1}, {});
+  engine.StartSnapshot(*snapshot);
+  engine.EndSnapshot(snapshot, /*kept=*/true);
   for (const Updates& updates : all) {
     report.Add({updates.name + "tracked_apply", updates.count / updates.CpuSeconds(engine), "ids/s",
                 threads, kWidth, updates.count / updates.untracked});

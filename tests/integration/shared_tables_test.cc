@@ -1,25 +1,35 @@
 // Models that share a table, on a cluster of processes: both see the changes of each, the rows are
 // there once and go with the last model, and a kill of a shard that has a log loses nothing of what
-// any of the models did, also such as were dropped. A log that begins with a checkpoint of one
-// model would make the changes of the other twice, and one that is cut after a drop would lose
-// them: the rows would differ from those of a cluster that nobody disturbs.
+// any of the models did, also such as were dropped, though one checkpoint cuts the log of all. A
+// log that begins with a checkpoint of one model would make the changes of the other twice, and one
+// that is cut after a drop would lose them: the rows would differ from those of a cluster that
+// nobody disturbs.
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/file_faults.h"
 
 namespace emberd::testing {
 namespace shared_tables_test {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int64_t kRows = 300;
 constexpr int kDim = 8;
@@ -45,7 +55,22 @@ std::string LonelyModel(const std::string& name) {
   return model.erase(model.find(resource), resource.size());
 }
 
-absl::Status Train(client::Client& client, const client::Model& model, uint64_t seed) {
+// As SharingModel, but the shared table has another name, and two of them.
+std::string OtherNames(const std::string& name) {
+  const std::string table = absl::StrCat(" vocabulary_size: ", kRows, " embedding_dim: ", kDim,
+                                         " resource { container: 'ctr' name: 'users' } combiner: ");
+  return absl::StrCat("name: '", name, "' seed: 5 enable_variable_deduplication: true",
+                      " tables { name: 'own' vocabulary_size: 100 embedding_dim: 8 }"
+                      " tables { name: 'readers'",
+                      table, "SUM } tables { name: 'writers'", table, "MEAN }",
+                      " features { name: 'own' table: 'own' }"
+                      " features { name: 'user' table: 'readers' }"
+                      " features { name: 'writer' table: 'writers' }");
+}
+
+// `sequence`: of an update that may be there; 0: a new one.
+absl::StatusOr<client::ApplyResult> Train(client::Client& client, const client::Model& model,
+                                          uint64_t seed, uint64_t sequence = 0) {
   std::mt19937_64 random(seed);
   std::vector<int64_t> users(2 * kSamples), own(kSamples);
   for (int64_t& id : users) id = static_cast<int64_t>(random() % kRows);
@@ -68,7 +93,9 @@ absl::Status Train(client::Client& client, const client::Model& model, uint64_t 
   for (size_t i = 0; i < values.size(); ++i) {
     gradients.push_back({found->activations[i].feature, values[i], kSamples});
   }
-  return client.ApplyGradients(model, found->batch, gradients).status();
+  client::ApplyOptions options;
+  options.sequence = sequence;
+  return client.ApplyGradients(model, found->batch, gradients, options);
 }
 
 absl::StatusOr<std::vector<float>> Table(client::Client& client, const client::Model& model,
@@ -95,12 +122,15 @@ struct Rows {
 
 class SharedTablesTest : public ::testing::Test {
  protected:
-  void Start(const std::string& config = "", const std::string& durability = "") {
+  void Start(const std::string& config = "", const std::string& durability = "",
+             ClusterOptions options = {}) {
     const std::string storage = durability.empty()
                                     ? ""
                                     : absl::StrCat("storage { directory: '", storage_.path(),
                                                    "' durability: ", durability, " }");
-    auto cluster = Cluster::Start({.shards = 2, .config = absl::StrCat(config, " ", storage)});
+    options.shards = 2;
+    options.config = absl::StrCat(config, " ", storage);
+    auto cluster = Cluster::Start(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
     client_ = cluster_->Connect();
@@ -113,7 +143,7 @@ class SharedTablesTest : public ::testing::Test {
     return model.value_or(client::Model());
   }
   void Step(const client::Model& model, uint64_t seed) {
-    const absl::Status status = Await([&] { return Train(*client_, model, seed); });
+    const absl::Status status = Await([&] { return Train(*client_, model, seed); }).status();
     ASSERT_TRUE(status.ok()) << status;
   }
   Rows Read(const client::Model& model) {
@@ -139,6 +169,35 @@ class SharedTablesTest : public ::testing::Test {
   void LoseShards() {
     for (const int shard : {0, 1}) cluster_->KillShard(shard);
     for (const int shard : {0, 1}) ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+  }
+  void Save(const std::string& model, const std::string& name) {
+    const auto saved = Await([&] { return client_->SaveCheckpoint(model, {.name = name}); });
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  std::vector<std::string> Checkpoints(const std::string& model) {
+    std::vector<std::string> names;
+    const auto list = client_->ListCheckpoints(model);
+    EXPECT_TRUE(list.ok()) << list.status();
+    for (const client::CheckpointInfo& info : list->checkpoints) names.push_back(info.name);
+    return names;
+  }
+  // Of the log of a shard.
+  uint64_t OldestSegment(int shard) const {
+    uint64_t oldest = std::numeric_limits<uint64_t>::max();
+    const std::string folder = storage_.Path(absl::StrCat("shard-000", shard, "/log"));
+    for (const auto& file : std::filesystem::directory_iterator(folder)) {
+      uint64_t segment = 0;
+      if (file.path().extension() != ".records") continue;
+      EXPECT_TRUE(absl::SimpleAtoi(file.path().stem().string(), &segment)) << file.path();
+      oldest = std::min(oldest, segment);
+    }
+    return oldest;
+  }
+  // Saves the model, after which neither log has what came before.
+  void ExpectCut(const std::string& model, const std::string& name) {
+    const uint64_t before[2] = {OldestSegment(0), OldestSegment(1)};
+    ASSERT_NO_FATAL_FAILURE(Save(model, name));
+    for (const int shard : {0, 1}) EXPECT_GT(OldestSegment(shard), before[shard]) << shard;
   }
   absl::Status DeclareOther(const std::string& users, const std::string& rest = "") {
     return client_->DeclareModel(SharingModel("other", users, rest)).status();
@@ -248,7 +307,8 @@ TEST_F(SharedTablesTest, AShardThatIsStartedAgainWithoutALogLosesAllModels) {
   cluster_->KillShard(1);
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
   for (const client::Model& model : {a, b}) {
-    const absl::Status status = Await([&] { return Train(*client_, model, 2); }, absl::IsDataLoss);
+    const absl::Status status =
+        Await([&] { return Train(*client_, model, 2).status(); }, absl::IsDataLoss);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   }
   ASSERT_NO_FATAL_FAILURE(Drop("b"));
@@ -344,20 +404,261 @@ TEST_F(SharedTablesTest, ACheckpointComesBackIntoAModelThatIsAlone) {
   EXPECT_EQ(*Table(*client_, *copy, "users"), saved_rows);
 
   ASSERT_NO_FATAL_FAILURE(Drop("b"));
-  ASSERT_TRUE(client_->DeleteCheckpoint("a", "two").ok());  // no log begins with it
+  const auto needed = client_->DeleteCheckpoint("a", "two");
+  EXPECT_EQ(needed.status().code(), absl::StatusCode::kFailedPrecondition) << needed.status();
   ASSERT_TRUE(client_->RestoreCheckpoint("a", {.name = "one"}).ok());
+  ASSERT_TRUE(client_->DeleteCheckpoint("a", "two").ok());  // no log begins with it any more
   a = *client_->DescribeModel("a");
   EXPECT_EQ(Read(a).users, saved_rows);
   ASSERT_NO_FATAL_FAILURE(Step(a, 5));
   const Rows before = Read(a);
-  const auto begins = client_->DeleteCheckpoint("a", "one");
-  EXPECT_EQ(begins.status().code(), absl::StatusCode::kFailedPrecondition) << begins.status();
   ASSERT_NO_FATAL_FAILURE(LoseShards());
   EXPECT_EQ(Read(a), before);
-  const absl::Status joins = DeclareOther("");
-  EXPECT_EQ(joins.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(joins.message()), HasSubstr("was restored from a checkpoint"));
+  // Whoever joins goes on from there, too.
+  client::Model c = Declare("c");
+  EXPECT_EQ(Read(c).users, before.users);
+  ASSERT_NO_FATAL_FAILURE(Step(c, 6));
+  const Rows of_a = Read(a), of_c = Read(c);
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  EXPECT_EQ(Read(a), of_a);
+  EXPECT_EQ(Read(c), of_c);
 }
+
+TEST_F(SharedTablesTest, OneCheckpointCutsTheLogOfAllWhoShare) {
+  ASSERT_NO_FATAL_FAILURE(Start("", "LOG fsync: ALWAYS"));
+  client::Model a = Declare("a"), b = Declare("b");
+  const uint64_t sequence = client_->NextSequence();
+  const auto first = Train(*client_, b, 1, sequence);
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_NO_FATAL_FAILURE(Step(a, 2));
+  ASSERT_NO_FATAL_FAILURE(ExpectCut("a", "one"));
+  ASSERT_NO_FATAL_FAILURE(Step(b, 3));
+  const Rows of_a = Read(a), of_b = Read(b);
+  const auto expect_all_is_there = [&] {
+    EXPECT_EQ(Read(a), of_a);
+    EXPECT_EQ(Read(b), of_b);
+    const auto again = Await([&] { return Train(*client_, b, 1, sequence); });
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_TRUE(again->replayed);
+    EXPECT_EQ(again->rows_updated, first->rows_updated);
+  };
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  ASSERT_NO_FATAL_FAILURE(expect_all_is_there());
+  // A copy of the other one's is the same moment.
+  const std::string other = Checkpoints("b").front();
+  EXPECT_TRUE(absl::StartsWith(other, "auto-")) << other;
+  for (const auto& [model, name] : {std::pair("a", std::string("one")), std::pair("b", other)}) {
+    const std::string copy = absl::StrCat("copy-of-", model);
+    const auto served = client_->ServeCheckpoint(model, {.name = name, .serve_as = copy});
+    ASSERT_TRUE(served.ok()) << served.status();
+  }
+  EXPECT_EQ(*Table(*client_, *client_->DescribeModel("copy-of-a"), "users"),
+            *Table(*client_, *client_->DescribeModel("copy-of-b"), "users"));
+  // Each time, also when nothing has changed, and by whichever of them.
+  ASSERT_NO_FATAL_FAILURE(ExpectCut("b", "two"));
+  ASSERT_NO_FATAL_FAILURE(ExpectCut("a", "three"));
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  ASSERT_NO_FATAL_FAILURE(expect_all_is_there());
+}
+
+TEST_F(SharedTablesTest, OneModelWithTwoViewsOfATableCutsItsLog) {
+  std::vector<float> undisturbed;
+  for (const bool killed : {false, true}) {
+    ASSERT_NO_FATAL_FAILURE(killed ? Start("", "LOG fsync: ALWAYS") : Start());
+    auto model = client_->DeclareModel(OtherNames("two"));
+    ASSERT_TRUE(model.ok()) << model.status();
+    for (int step = 0; step < 3; ++step) {
+      ASSERT_NO_FATAL_FAILURE(Step(*model, step));
+      if (!killed) continue;
+      ASSERT_NO_FATAL_FAILURE(ExpectCut("two", absl::StrCat("at-", step)));
+      ASSERT_NO_FATAL_FAILURE(LoseShards());
+    }
+    const auto rows = Await([&] { return Table(*client_, *model, "writers"); });
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    if (!killed) undisturbed = *rows;
+    EXPECT_EQ(*rows, undisturbed);
+  }
+}
+
+// The disk takes no checkpoint of it, and its rows are in that of a model that is gone.
+TEST_F(SharedTablesTest, WhoJoinsLaterKeepsTheCheckpointThatItsRowsAreIn) {
+  const TempDir control = *TempDir::Create();
+  FileFaults faults(control.Path("faults"), storage_.path());
+  ASSERT_NO_FATAL_FAILURE(Start("", "LOG fsync: ALWAYS", {.file_faults = faults.environment()}));
+  client::Model a = Declare("a");
+  ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+  ASSERT_NO_FATAL_FAILURE(Save("a", "one"));
+  faults.Fail({"create", "checkpoints/c/.saving-*/manifest.json.tmp"}, ENOSPC, 1, true);
+  client::Model c = Declare("c");
+  ASSERT_NO_FATAL_FAILURE(Step(c, 2));
+  ASSERT_NO_FATAL_FAILURE(Step(a, 3));
+  EXPECT_FALSE(client_->SaveCheckpoint("a", {.name = "two"}).ok());
+  EXPECT_THAT(Checkpoints("a"), Not(Contains("two")));
+  ASSERT_NO_FATAL_FAILURE(Drop("a"));
+  ASSERT_NO_FATAL_FAILURE(Step(c, 4));
+  const Rows rows = Read(c);
+  for (const std::string& name : Checkpoints("a")) {
+    const absl::Status refused = client_->DeleteCheckpoint("a", name).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << name;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("what model \"c\" shares"));
+  }
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  EXPECT_EQ(Read(c), rows);
+  faults.Lift();
+  ASSERT_NO_FATAL_FAILURE(Save("c", "three"));
+  for (const std::string& name : Checkpoints("a")) {
+    const auto deleted = client_->DeleteCheckpoint("a", name);
+    EXPECT_TRUE(deleted.ok()) << deleted.status();
+  }
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  EXPECT_EQ(Read(c), rows);
+}
+
+// One model whose checkpoints the disk does not take keeps the log of all from the beginning on: it
+// has what others did before their checkpoints, and one that is gone before that of those that
+// stay.
+TEST_F(SharedTablesTest, ALogThatIsKeptForAnotherModelMakesNoChangeTwice) {
+  const TempDir control = *TempDir::Create();
+  FileFaults faults(control.Path("faults"), storage_.path());
+  ASSERT_NO_FATAL_FAILURE(Start("", "LOG fsync: ALWAYS", {.file_faults = faults.environment()}));
+  faults.Fail({"create", "checkpoints/kept/.saving-*/manifest.json.tmp"}, ENOSPC, 1, true);
+  auto kept = client_->DeclareModel(LonelyModel("kept"));
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  ASSERT_NO_FATAL_FAILURE(Step(*kept, 1));
+  const uint64_t oldest = OldestSegment(0);
+  client::Model a = Declare("a"), c = Declare("c");
+  ASSERT_NO_FATAL_FAILURE(Step(a, 2));
+  ASSERT_NO_FATAL_FAILURE(Step(c, 3));
+  ASSERT_NO_FATAL_FAILURE(Drop("c"));
+  ASSERT_NO_FATAL_FAILURE(Step(a, 4));
+  ASSERT_NO_FATAL_FAILURE(Save("a", "one"));
+  client::Model b = Declare("b");
+  ASSERT_NO_FATAL_FAILURE(Step(b, 5));
+  ASSERT_NO_FATAL_FAILURE(Step(a, 6));
+  ASSERT_NO_FATAL_FAILURE(Save("b", "two"));
+  ASSERT_NO_FATAL_FAILURE(Step(b, 7));
+  const Rows of_a = Read(a), of_b = Read(b), of_kept = Read(*kept);
+  EXPECT_EQ(OldestSegment(0), oldest);
+  for (int life = 0; life < 2; ++life) {
+    ASSERT_NO_FATAL_FAILURE(LoseShards());
+    EXPECT_EQ(Read(a), of_a);
+    EXPECT_EQ(Read(b), of_b);
+    EXPECT_EQ(Read(*kept), of_kept);
+  }
+}
+
+// The checkpoint of one model after the other is refused by the disk: there is none of either, the
+// log goes on from where it was, and the next save is whole.
+TEST_F(SharedTablesTest, ADiskThatRefusesOneOfTheCheckpointsHasNoneOfThem) {
+  const TempDir control = *TempDir::Create();
+  FileFaults faults(control.Path("faults"), storage_.path());
+  ASSERT_NO_FATAL_FAILURE(Start("", "LOG", {.file_faults = faults.environment()}));
+  client::Model a = Declare("a"), b = Declare("b");
+  // Those that come by themselves.
+  ASSERT_TRUE(Eventually([&] { return !Checkpoints("b").empty(); }));
+  const FileCall calls[] = {{"create", "checkpoints/a/.saving-*/manifest.json.tmp"},
+                            {"rename", "checkpoints/a/.saving-*"},
+                            {"create", "checkpoints/b/.saving-*/manifest.json.tmp"}};
+  int saves = 0;
+  for (const FileCall& call : calls) {
+    SCOPED_TRACE(absl::StrCat(call.call, " ", call.path));
+    ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+    const auto of_a = Checkpoints("a"), of_b = Checkpoints("b");
+    faults.Fail(call, ENOSPC, 1, /*lasting=*/true);
+    const absl::Status refused = client_->SaveCheckpoint("a", {.name = "refused"}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    faults.Lift();
+    EXPECT_EQ(Checkpoints("a"), of_a);
+    EXPECT_EQ(Checkpoints("b"), of_b);
+    ASSERT_NO_FATAL_FAILURE(Step(b, 2));
+    const Rows rows = Read(a);
+    ASSERT_NO_FATAL_FAILURE(LoseShards());
+    EXPECT_EQ(Read(a), rows);
+    ASSERT_NO_FATAL_FAILURE(ExpectCut("a", absl::StrCat("whole-", ++saves)));
+  }
+}
+
+struct Kill {
+  std::string process, failpoint;
+};
+class KilledSaveTest : public SharedTablesTest, public ::testing::WithParamInterface<Kill> {
+ protected:
+  // What is trained is the same, whoever dies.
+  std::vector<Rows> Story(const Kill& kill) {
+    std::vector<Rows> rows;
+    client::Model a = Declare("a"), b = Declare("b");
+    Step(a, 1);
+    const uint64_t sequence = client_->NextSequence();
+    const auto made = Await([&] { return Train(*client_, b, 2, sequence); });
+    EXPECT_TRUE(made.ok()) << made.status();
+    if (!kill.process.empty()) SaveUntilItDies(kill);
+    Step(a, 3);
+    Step(b, 4);
+    const auto expect_all_is_there = [&] {
+      rows.push_back(Read(a));
+      rows.push_back(Read(b));
+      const auto again = Await([&] { return Train(*client_, b, 2, sequence); });
+      EXPECT_TRUE(again.ok()) << again.status();
+      EXPECT_TRUE(again->replayed);
+      EXPECT_EQ(again->rows_updated, made->rows_updated);
+    };
+    if (!kill.process.empty()) LoseShards();
+    expect_all_is_there();
+    // One goes while the others stay, and the next checkpoint cuts the log of these.
+    client::Model c = Declare("c");
+    Step(c, 5);
+    Drop("a");
+    Step(b, 6);
+    if (!kill.process.empty()) {
+      ExpectCut("c", "last");
+      LoseShards();
+    }
+    rows.push_back(Read(b));
+    rows.push_back(Read(c));
+    return rows;
+  }
+  void SaveUntilItDies(const Kill& kill) {
+    client::ClientOptions options = cluster_->client_options();
+    options.max_attempts = 1;
+    auto victim = client::Client::Connect(options);
+    ASSERT_TRUE(victim.ok()) << victim.status();
+    const bool is_shard = kill.process == "shard-1";
+    ChildProcess* const process =
+        is_shard ? cluster_->shard_process(1) : cluster_->coordinator_process(0);
+    int saves = 0;
+    ASSERT_TRUE(Eventually([&] {
+      if (!process->Running()) return true;
+      (*victim)->SaveCheckpoint("a", {.name = absl::StrCat("s", ++saves)}).IgnoreError();
+      return !process->Running();
+    })) << "it did not come to its failpoint";
+    ASSERT_TRUE((is_shard ? cluster_->RestartShard(1) : cluster_->RestartCoordinator(0)).ok());
+  }
+};
+
+TEST_P(KilledSaveTest, LosesNothingOfAnyModel) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::vector<Rows> undisturbed = Story({});
+  ASSERT_NO_FATAL_FAILURE(
+      Start("", "LOG fsync: ALWAYS",
+            {.coordinators = 2, .failpoints = {{GetParam().process, GetParam().failpoint}}}));
+  client::ClientOptions options = cluster_->client_options();
+  options.addresses = {cluster_->address(1)};
+  auto other = client::Client::Connect(options);
+  ASSERT_TRUE(other.ok()) << other.status();
+  client_ = *std::move(other);
+  EXPECT_TRUE(Story(GetParam()) == undisturbed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, KilledSaveTest,
+                         ::testing::Values(Kill{"coordinator-0", "save.changes_wait=die@3"},
+                                           Kill{"coordinator-0", "save.files_are_here=die@2"},
+                                           Kill{"coordinator-0", "save.manifest_is_written=die@4"},
+                                           // Of two checkpoints of a save, the first one is there.
+                                           Kill{"coordinator-0", "save.is_renamed=die@4"},
+                                           Kill{"coordinator-0", "save.is_renamed=die@5"},
+                                           Kill{"coordinator-0", "save.is_a_checkpoint=die@3"},
+                                           Kill{"shard-1", "save.rows_are_here=die@3"},
+                                           Kill{"shard-1", "save.is_a_checkpoint_now=die@3"}));
 
 // The log of the two models has all that the third one ever did.
 TEST_F(SharedTablesTest, CheckpointsOfOtherModelsMayGoAlthoughTheLogStays) {
@@ -413,19 +714,6 @@ TEST_F(SharedTablesTest, WithoutTheOptionEachTableHasACopy) {
   ASSERT_NO_FATAL_FAILURE(Step(a, 1));
   EXPECT_NE(Read(a).users, initial);
   EXPECT_EQ(Read(*other).users, initial);
-}
-
-// As SharingModel, but the shared table has another name, and two of them.
-std::string OtherNames(const std::string& name) {
-  const std::string table = absl::StrCat(" vocabulary_size: ", kRows, " embedding_dim: ", kDim,
-                                         " resource { container: 'ctr' name: 'users' } combiner: ");
-  return absl::StrCat("name: '", name, "' seed: 5 enable_variable_deduplication: true",
-                      " tables { name: 'own' vocabulary_size: 100 embedding_dim: 8 }"
-                      " tables { name: 'readers'",
-                      table, "SUM } tables { name: 'writers'", table, "MEAN }",
-                      " features { name: 'own' table: 'own' }"
-                      " features { name: 'user' table: 'readers' }"
-                      " features { name: 'writer' table: 'writers' }");
 }
 
 // What rows that nobody touched begin with must not change with the model that made them, nor in a

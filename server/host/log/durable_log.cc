@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -75,7 +76,10 @@ std::string LogIn(const std::string& folder) { return folder + "/log"; }
 // row of this model again.
 //
 // Models that the log removes later get rows of no account, and their checkpoints need not be there
-// any more. Only where others share its rows does such a model get all its changes again.
+// any more. Only where one that stays shares its rows does such a model make its changes again.
+//
+// Shared rows are those of the newest checkpoint of any model that has them, and changes from
+// before pass them over, whoever made them (Engine::SetEpoch).
 class ShardRecovery {
  public:
   // Does work again and again while it is RESOURCE_EXHAUSTED.
@@ -125,6 +129,7 @@ class ShardRecovery {
     }
     parts_.votes->SetReplaying(false);
     parts_.groups->SetReplaying(nullptr);
+    parts_.engine->SetEpoch(~uint64_t{0});
     return end;
   }
 
@@ -139,6 +144,12 @@ class ShardRecovery {
  private:
   using Record = internal::v1::LogRecord;
   using MutationKey = std::pair<std::string, uint64_t>;
+  using ModelKey = std::pair<uint64_t, uint64_t>;  // model and history
+  using Share = std::pair<std::string, int>;       // a resource, and when it was made anew
+
+  static ModelKey KeyOf(const internal::v1::CreateModelRequest& create) {
+    return {create.model_id(), create.history()};
+  }
 
   // Finds the newest rows of each model, before any is read.
   void Survey(const Record& record, const log::LogPosition& position) {
@@ -148,17 +159,17 @@ class ShardRecovery {
     switch (record.kind_case()) {
       case Record::kState:
         for (const internal::v1::LogModel& model : record.state().models()) {
-          rows_.try_emplace({model.create().model_id(), model.create().history()}, model.rows());
-          made_with_.try_emplace(model.create().model_id(), model.create().history());
+          rows_.try_emplace(KeyOf(model.create()), model.rows());
+          if (made_with_.count(model.create().model_id()) == 0) NoteMade(model.create());
         }
         break;
       case Record::kModelMade: {
         const internal::v1::LogModelMade& made = record.model_made();
-        internal::v1::LogRows& rows = rows_[{made.create().model_id(), made.create().history()}];
+        internal::v1::LogRows& rows = rows_[KeyOf(made.create())];
         rows.set_segment(position.segment);
         rows.set_checkpoint_id(made.checkpoint_id());
         rows.set_model(made.checkpoint_model());
-        made_with_[made.create().model_id()] = made.create().history();
+        NoteMade(made.create());
         break;
       }
       case Record::kModelRemoved: {
@@ -166,21 +177,39 @@ class ShardRecovery {
         if (!made.empty()) removed_.insert({made.key(), made.mapped()});
         break;
       }
-      case Record::kCheckpoint: {
-        const internal::v1::LogCheckpoint& made = record.checkpoint();
-        internal::v1::LogRows& rows = rows_[{made.model_id(), made.history()}];
-        rows.set_segment(made.segment());
-        rows.set_checkpoint_id(made.checkpoint_id());
-        rows.clear_model();
+      case Record::kCheckpoint:
+        NoteCheckpoint(record.checkpoint());
         break;
-      }
+      case Record::kCheckpoints:
+        for (const auto& made : record.checkpoints().made()) NoteCheckpoint(made);
+        break;
       default:
         break;
     }
   }
 
+  void NoteMade(const internal::v1::CreateModelRequest& create) {
+    made_with_[create.model_id()] = create.history();
+    for (const v1::TableConfig& table : create.config().tables()) {
+      if (!config::IsShared(table)) continue;
+      Share share(config::ResourceText(table.resource()), ++shared_made_);
+      for (const ModelKey there : made_with_) {
+        for (const Share& held : shares_[there]) share = held.first == share.first ? held : share;
+      }
+      shares_[KeyOf(create)].push_back(share);
+    }
+  }
+
+  void NoteCheckpoint(const internal::v1::LogCheckpoint& made) {
+    internal::v1::LogRows& rows = rows_[{made.model_id(), made.history()}];
+    rows.set_segment(made.segment());
+    rows.set_checkpoint_id(made.checkpoint_id());
+    rows.clear_model();
+  }
+
   absl::Status Replay(const Record& record, const log::LogPosition& position) {
     segment_ = position.segment;
+    parts_.engine->SetEpoch(segment_);
     ReachFailpoint("recovery.record_is_next");
     if (progress_.cancelled) return absl::CancelledError("the process is ending");
     switch (record.kind_case()) {
@@ -247,6 +276,7 @@ class ShardRecovery {
                                      record.group_forgotten().group(), /*forget=*/true);
         break;
       case Record::kCheckpoint:
+      case Record::kCheckpoints:
       case Record::KIND_NOT_SET:
         break;
     }
@@ -357,17 +387,13 @@ class ShardRecovery {
   // Gives the model the rows from which the log's changes follow.
   absl::Status AddModel(internal::v1::LogModel model) {
     const internal::v1::CreateModelRequest& create = model.create();
-    if (const auto newest = rows_.find({create.model_id(), create.history()});
-        newest != rows_.end()) {
+    if (const auto newest = rows_.find(KeyOf(create)); newest != rows_.end()) {
       *model.mutable_rows() = newest->second;
     }
     internal::v1::LogRows& rows = *model.mutable_rows();
     if (rows.model().empty()) rows.set_model(create.config().name());
     begins_[create.model_id()] = rows.segment();
-    if (RowsAreGone(model)) {
-      begins_[create.model_id()] = kNeverAgain;
-      rows.clear_checkpoint_id();
-    }
+    if (removed_.count(KeyOf(create)) > 0) ForgetRows(create, &rows);
     if (rows.checkpoint_id() == 0) {
       return WithRoom([&] { return parts_.models->Remember(model, nullptr, 0, 0); });
     }
@@ -378,16 +404,17 @@ class ShardRecovery {
         progress_.total_bytes += file.bytes() / place_.shards;
       }
     }
+    WaitForChanges(0);  // of rows that it shares
     ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->SpecOf(create));
     std::shared_ptr<shard::Model> made;
     RETURN_IF_ERROR(WithRoom([&]() -> absl::Status {
-      ASSIGN_OR_RETURN(made, parts_.engine->MakeModel(spec));
+      ASSIGN_OR_RETURN(made, parts_.engine->MakeModel(spec, /*alone=*/false));
       return absl::OkStatus();
     }));
     ASSIGN_OR_RETURN(const internal::v1::ShardState state,
                      LoadState(chain.front(), place_.index, place_.shards));
     const absl::Time start = SteadyNow();
-    RETURN_IF_ERROR(LoadRows(*made, chain, parts_.threads, progress_));
+    RETURN_IF_ERROR(LoadRows(*made, chain, parts_.threads, progress_, rows.segment()));
     loading_ += SteadyNow() - start;
     const int stacks = std::min(made->stack_count(), state.unnumbered_updates_size());
     for (int i = 0; i < stacks && !Mistake("log.rounding_not_restored"); ++i) {
@@ -477,12 +504,22 @@ class ShardRecovery {
     return bytes;
   }
 
-  // Whether nobody will ever see the rows that the model gets here.
-  bool RowsAreGone(const internal::v1::LogModel& model) const {
-    const internal::v1::CreateModelRequest& create = model.create();
-    if (removed_.count({create.model_id(), create.history()}) == 0) return false;
-    // Nobody may share what follows from a checkpoint.
-    return model.rows().checkpoint_id() != 0 || !config::HasSharedTables(create.config());
+  // Nobody will ever see the rows that the model gets here, but for those that it shares.
+  void ForgetRows(const internal::v1::CreateModelRequest& create, internal::v1::LogRows* rows) {
+    const std::vector<Share>& shares = shares_[KeyOf(create)];
+    uint64_t begins = kNeverAgain;
+    for (const ModelKey stays : made_with_) {
+      if (absl::c_none_of(shares_[stays], [&](const Share& share) {
+            return absl::c_linear_search(shares, share);
+          })) {
+        continue;
+      }
+      // It has joined since its rows were in a checkpoint, and is in none itself.
+      if (rows_[stays].checkpoint_id() == 0) return;
+      begins = 0;
+    }
+    begins_[create.model_id()] = begins;
+    rows->clear_checkpoint_id();
   }
 
   // Whether the rows of the model have the changes of this segment already, or are of no account.
@@ -521,11 +558,13 @@ class ShardRecovery {
   bool state_is_here_ = false;
   // By model and history, from what its rows are made; by model, the segment from which its changes
   // are made again.
-  std::map<std::pair<uint64_t, uint64_t>, internal::v1::LogRows> rows_;
+  std::map<ModelKey, internal::v1::LogRows> rows_;
   std::map<uint64_t, uint64_t> begins_;
   // By model, the history that it was made with; model and history of those that are removed later.
   std::map<uint64_t, uint64_t> made_with_;
-  std::set<std::pair<uint64_t, uint64_t>> removed_;
+  std::set<ModelKey> removed_;
+  std::map<ModelKey, std::vector<Share>> shares_;
+  int shared_made_ = 0;
   // Changes that are in the rows and wait for the record that says what they did.
   std::map<MutationKey, MutationVotes::RowsCallback> made_before_;
   std::set<std::pair<uint64_t, std::string>> steps_made_before_;

@@ -276,14 +276,4 @@ internal::v1::LogRecord HistoryDroppedRecord(uint64_t history) {
   return record;
 }
 
-internal::v1::LogRecord CheckpointRecord(uint64_t model_id, uint64_t history,
-                                         uint64_t checkpoint_id, uint64_t segment) {
-  internal::v1::LogRecord record;
-  record.mutable_checkpoint()->set_model_id(model_id);
-  record.mutable_checkpoint()->set_history(history);
-  record.mutable_checkpoint()->set_checkpoint_id(checkpoint_id);
-  record.mutable_checkpoint()->set_segment(segment);
-  return record;
-}
-
 }  // namespace emberd::host

@@ -65,7 +65,5 @@ internal::v1::LogRecord ModelServedRecord(uint64_t model_id,
 internal::v1::LogRecord ModelPinnedRecord(uint64_t model_id, bool pinned);
 internal::v1::LogRecord ModelRenewedRecord(uint64_t model_id, uint64_t history);
 internal::v1::LogRecord HistoryDroppedRecord(uint64_t history);
-internal::v1::LogRecord CheckpointRecord(uint64_t model_id, uint64_t history,
-                                         uint64_t checkpoint_id, uint64_t segment);
 
 }  // namespace emberd::host

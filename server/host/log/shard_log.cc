@@ -95,7 +95,8 @@ absl::Status ShardLog::AppendChange(uint64_t model_id, const internal::v1::LogRe
 
 void ShardLog::NoteChange(uint64_t model_id, uint64_t segment) {
   MutexLock lock(&mutex_);
-  last_change_[model_id] = segment;
+  uint64_t& last = last_change_[model_id];
+  last = std::max(last, segment);
 }
 
 std::optional<uint64_t> ShardLog::LastChange(uint64_t model_id) const {
@@ -139,8 +140,8 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
   internal::v1::LogRecord record;
   {
     MutexLock lock(&order->mutex);
-    compose(writer->segment() + 1, record.mutable_state());
-    segment = writer->StartSegment(record);
+    const absl::Status composed = compose(writer->segment() + 1, record.mutable_state());
+    segment = composed.ok() ? writer->StartSegment(record) : composed;
   }
   NoteDisk(segment.status());
   MutexLock lock(&mutex_);

@@ -90,8 +90,9 @@ class ShardLog {
   absl::Status Sync();
 
   // Begins a segment with the state that `compose` gives, which it is asked for under the lock of
-  // the sequencer; nobody stays then. Returns its number; 0: there is no log.
-  using Compose = std::function<void(uint64_t segment, internal::v1::LogState* state)>;
+  // the sequencer; nobody stays then. Returns its number. Its error: no segment begins. 0: there is
+  // no log.
+  using Compose = std::function<absl::Status(uint64_t segment, internal::v1::LogState* state)>;
   absl::StatusOr<uint64_t> BeginSegment(Sequencer* order, const Compose& compose);
   bool SegmentFull() const { return started() && writer_.load()->SegmentFull(); }
   // Segments before this one are no longer needed for rows.
