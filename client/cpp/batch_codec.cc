@@ -183,7 +183,7 @@ v1::DataType WireDataType(WireType type) {
   return type == WireType::kBfloat16 ? v1::BFLOAT16 : v1::FLOAT32;
 }
 
-absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type) {
+absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type) {
   const v1::DataType expected = WireDataType(type);
   if (tensor.dtype() != expected) {
     return absl::InternalError(absl::StrCat("dtype: the server sent ",
@@ -195,20 +195,16 @@ absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim
                                             absl::StrJoin(tensor.shape(), ", "), "]; [", rows, ", ",
                                             dim, "] was expected"));
   }
-  return absl::OkStatus();
-}
-
-absl::Status WrongDataSize(size_t bytes) {
+  const size_t size = tensor.data().size();
+  if (absl::int128(rows) * dim * ElementBytes(type) == absl::int128(size)) return absl::OkStatus();
   return absl::InternalError(
-      absl::StrCat("data: the server sent ", bytes, " bytes, which do not fill that shape"));
+      absl::StrCat("data: the server sent ", size, " bytes, which do not fill that shape"));
 }
 
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
                                                      int64_t dim, WireType type,
                                                      std::vector<float>* converted) {
-  RETURN_IF_ERROR(CheckTensorHead(tensor, rows, dim, type));
-  const absl::int128 bytes = absl::int128(rows) * dim * ElementBytes(type);
-  if (bytes != absl::int128(tensor.data().size())) return WrongDataSize(tensor.data().size());
+  RETURN_IF_ERROR(CheckTensor(tensor, rows, dim, type));
   if (type == WireType::kFloat32) {
     // A string's bytes lie at a multiple of 8 at least, so they can be read as floats in place.
     return absl::MakeConstSpan(reinterpret_cast<const float*>(tensor.data().data()), rows * dim);

@@ -40,14 +40,12 @@ void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shap
 v1::DataType WireDataType(WireType type);
 int64_t ElementBytes(WireType type);
 
-// INTERNAL if a tensor that a server sent, its data aside, is not [rows, dim] of `type`; the
-// message says what it is instead.
-absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type);
-absl::Status WrongDataSize(size_t bytes);
+// INTERNAL if a tensor that a server sent is not [rows, dim] of `type`; the message says what it is
+// instead.
+absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type);
 
-// The elements of a tensor that a server sent, which must be [rows, dim] of `type`; otherwise
-// INTERNAL says what it is instead. float32 is returned where it lies in the tensor; bfloat16 is
-// converted into `converted`.
+// The elements of a tensor that has passed CheckTensor; else its error. float32 is returned where
+// it lies in the tensor; bfloat16 is converted into `converted`.
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
                                                      int64_t dim, WireType type,
                                                      std::vector<float>* converted);

@@ -1,11 +1,8 @@
 #include "client/cpp/lookup_assembler.h"
 
+#include <cstring>
 #include <utility>
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
-
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
 #include "base/status.h"
@@ -14,79 +11,21 @@
 namespace emberd::client {
 namespace {
 
-using google::protobuf::internal::WireFormatLite;
-using google::protobuf::io::CodedInputStream;
-
-constexpr WireFormatLite::WireType kVarint = WireFormatLite::WIRETYPE_VARINT;
-constexpr WireFormatLite::WireType kBytes = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
-
-constexpr uint32_t TagOf(int field, WireFormatLite::WireType type) {
-  return WireFormatLite::MakeTag(field, type);
-}
-
-absl::Status Malformed() {
-  return absl::InternalError("the server sent an invalid TrainLookupResult");
-}
-
-// The elements of a tensor, to where they are read.
-bool ReadFloats(CodedInputStream* input, WireType type, absl::Span<float> values) {
-  if (type == WireType::kFloat32) {
-    return input->ReadRaw(values.data(), static_cast<int>(values.size() * sizeof(float)));
-  }
-  char halves[4096];  // an element may begin in one slice of the message and end in the next
-  while (!values.empty()) {
-    const absl::Span<float> some = values.subspan(0, sizeof(halves) / 2);
-    if (!input->ReadRaw(halves, static_cast<int>(2 * some.size()))) return false;
-    FromBfloat16Bytes(halves, some);
-    values.remove_prefix(some.size());
-  }
-  return true;
-}
-
-// The same to rows that do not lie one after the other.
-bool ReadSamples(CodedInputStream* input, WireType type, const ExpectedLookup::Feature& feature,
-                 float* to) {
-  if (feature.row_stride == feature.dim) {
-    return ReadFloats(input, type, absl::MakeSpan(to, feature.span()));
-  }
-  for (int64_t row = 0; row < feature.samples; ++row, to += feature.row_stride) {
-    if (!ReadFloats(input, type, absl::MakeSpan(to, feature.dim))) return false;
-  }
-  return true;
-}
-
-// A tensor, its elements aside: read_data(bytes) reads them, which come next, or says what is wrong
-// with them. It may be asked before the shape is known.
-absl::Status ReadTensor(CodedInputStream* input, v1::Tensor* head,
-                        absl::FunctionRef<absl::Status(size_t)> read_data) {
-  int bytes = 0;
-  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
-  while (const uint32_t tag = input->ReadTag()) {
-    uint64_t number = 0;
-    bool good = true;
-    switch (tag) {
-      case TagOf(v1::Tensor::kDtypeFieldNumber, kVarint):
-        good = input->ReadVarint64(&number);
-        head->set_dtype(static_cast<v1::DataType>(number));
-        break;
-      case TagOf(v1::Tensor::kShapeFieldNumber, kVarint):
-        good = input->ReadVarint64(&number);
-        head->add_shape(static_cast<int64_t>(number));
-        break;
-      case TagOf(v1::Tensor::kShapeFieldNumber, kBytes):
-        good = WireFormatLite::ReadPackedPrimitive<int64_t, WireFormatLite::TYPE_INT64>(
-            input, head->mutable_shape());
-        break;
-      case TagOf(v1::Tensor::kDataFieldNumber, kBytes):
-        if (!input->ReadVarintSizeAsInt(&bytes)) return Malformed();
-        RETURN_IF_ERROR(read_data(bytes));
-        break;
-      default:
-        good = WireFormatLite::SkipField(input, tag);
+// The elements of a tensor, which has the feature's shape, to where they are read.
+void CopyElements(const v1::Tensor& tensor, WireType type, const ExpectedLookup::Feature& feature,
+                  float* to) {
+  const int64_t runs = feature.row_stride == feature.dim ? 1 : feature.samples;
+  const size_t run = runs == 1 ? feature.span() : feature.dim;
+  const char* from = tensor.data().data();
+  for (int64_t i = 0; i < runs; ++i) {
+    if (type == WireType::kFloat32) {
+      std::memcpy(to, from, run * sizeof(float));
+    } else {
+      FromBfloat16Bytes(from, absl::MakeSpan(to, run));
     }
-    if (!good) return Malformed();
+    from += run * ElementBytes(type);
+    to += feature.row_stride;
   }
-  return input->CheckEntireMessageConsumedAndPopLimit(limit) ? absl::OkStatus() : Malformed();
 }
 
 void FromBfloat16Block(const ExpectedLookup& expected, float* floats) {
@@ -187,54 +126,22 @@ LookupAssembler::LookupAssembler(ExpectedLookup expected, BufferPool* pool)
   result_.step = expected_.step;
 }
 
-absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
-  using Result = v1::TrainLookupResult;
-  int64_t step = 0;
-  uint64_t shared_bytes = 0;
-  bool continues = false;
-  v1::BatchStatistics statistics;
-  v1::StepTimes times;
-  while (const uint32_t tag = input->ReadTag()) {
-    uint64_t number = 0;
-    bool good = true;
-    switch (tag) {
-      case TagOf(Result::kActivationsFieldNumber, kBytes):
-        RETURN_IF_ERROR(AddActivation(input));
-        break;
-      case TagOf(Result::kStepFieldNumber, kVarint):
-        good = input->ReadVarint64(&number);
-        step = static_cast<int64_t>(number);
-        break;
-      case TagOf(Result::kContinuesFieldNumber, kVarint):
-        good = input->ReadVarint64(&number);
-        continues = number != 0;
-        break;
-      case TagOf(Result::kStatisticsFieldNumber, kBytes):
-        good = WireFormatLite::ReadMessage(input, &statistics);
-        break;
-      case TagOf(Result::kTimesFieldNumber, kBytes):
-        good = WireFormatLite::ReadMessage(input, &times);
-        break;
-      case TagOf(Result::kSharedBytesFieldNumber, kVarint):
-        good = input->ReadVarint64(&shared_bytes);
-        break;
-      default:
-        good = WireFormatLite::SkipField(input, tag);
-    }
-    if (!good) return Malformed();
-  }
-  if (!input->ConsumedEntireMessage()) return Malformed();
-  if (step != expected_.step) {
+absl::StatusOr<bool> LookupAssembler::Add(const v1::TrainLookupResult& part) {
+  if (part.step() != expected_.step) {
     return absl::InternalError(
-        absl::StrCat("step: the server sent ", step, "; ", expected_.step, " was expected"));
+        absl::StrCat("step: the server sent ", part.step(), "; ", expected_.step, " was expected"));
   }
-  if (continues) return false;
-  result_.statistics = DecodeStatistics(statistics);
-  result_.times = DecodeTimes(times);
+  for (const v1::FeatureActivation& activation : part.activations()) {
+    RETURN_IF_ERROR(AddActivation(activation));
+  }
+  if (part.continues()) return false;
+  result_.statistics = DecodeStatistics(part.statistics());
+  result_.times = DecodeTimes(part.times());
   expected_.Settle();
-  if (shared_bytes > 0) {
+  if (part.shared_bytes() > 0) {
     if (next_ > 0) return absl::InternalError("the server sent activations and shared_bytes");
-    ASSIGN_OR_RETURN(memory_, ReadShared(expected_, shared_bytes, pool_, &result_.activations));
+    ASSIGN_OR_RETURN(memory_,
+                     ReadShared(expected_, part.shared_bytes(), pool_, &result_.activations));
     next_ = expected_.features.size();
   }
   if (next_ < expected_.features.size()) {
@@ -245,62 +152,27 @@ absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
   return true;
 }
 
-absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
+absl::Status LookupAssembler::AddActivation(const v1::FeatureActivation& activation) {
   if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);
   if (next_ == expected_.features.size()) {
     return absl::InternalError(
         absl::StrCat("activations: the server sent more than ", next_, ", which were expected"));
   }
   const ExpectedLookup::Feature& feature = expected_.features[next_];
-  std::string name;
-  absl::Status status;
-  bool has_activation = false;
-  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
-  while (const uint32_t tag = input->ReadTag()) {
-    bool good = true;
-    if (tag == TagOf(v1::FeatureActivation::kFeatureFieldNumber, kBytes)) {
-      good = WireFormatLite::ReadBytes(input, &name);
-    } else if (tag == TagOf(v1::FeatureActivation::kActivationFieldNumber, kBytes)) {
-      has_activation = true;
-      status = ReadActivation(input, feature);
-    } else {
-      good = WireFormatLite::SkipField(input, tag);
-    }
-    if (!good) return Malformed();
-    if (!status.ok()) break;
-  }
-  if (status.ok() && !input->CheckEntireMessageConsumedAndPopLimit(limit)) return Malformed();
-  if (status.ok() && name != feature.name) {
-    status = absl::InternalError(absl::StrCat("feature: the server sent \"", name, "\""));
-  }
-  if (status.ok() && !has_activation) {
-    status = absl::InternalError("the server sent no activation");
-  }
+  const v1::Tensor& tensor = activation.activation();
+  const absl::Status status =
+      activation.feature() == feature.name
+          ? CheckTensor(tensor, feature.samples, feature.dim, expected_.type)
+          : absl::InternalError(
+                absl::StrCat("feature: the server sent \"", activation.feature(), "\""));
   if (!status.ok()) {
     return absl::InternalError(absl::StrCat("activations[", next_, "] (feature \"", feature.name,
                                             "\").", status.message()));
   }
+  CopyElements(tensor, expected_.type, feature, memory_.get() + feature.offset);
   result_.activations.push_back(ActivationIn(feature, memory_.get()));
   ++next_;
   return absl::OkStatus();
-}
-
-absl::Status LookupAssembler::ReadActivation(CodedInputStream* input,
-                                             const ExpectedLookup::Feature& feature) {
-  const auto bytes =
-      static_cast<size_t>(feature.samples * feature.dim * ElementBytes(expected_.type));
-  v1::Tensor head;
-  bool read = false;
-  absl::Status status = ReadTensor(input, &head, [&](size_t size) {
-    if (size != bytes) return WrongDataSize(size);
-    read = true;
-    const bool good = ReadSamples(input, expected_.type, feature, memory_.get() + feature.offset);
-    return good ? absl::OkStatus() : Malformed();
-  });
-  RETURN_IF_ERROR(status);
-  status = CheckTensorHead(head, feature.samples, feature.dim, expected_.type);
-  if (status.ok() && !read && bytes > 0) status = WrongDataSize(0);
-  return status;
 }
 
 TrainLookupResult LookupAssembler::Take() {

@@ -1,5 +1,4 @@
-// The answer to a lookup on a Train stream, put together from its parts: activations go from the
-// received message straight to where the caller reads them. Internal to the client.
+// The answer to a lookup on a Train stream, put together from its parts. Internal to the client.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +15,6 @@
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/train_stream.h"
 #include "emberd/v1/train.pb.h"
-
-namespace google::protobuf::io {
-class CodedInputStream;
-}
 
 namespace emberd::client {
 
@@ -67,15 +62,13 @@ class LookupAssembler {
   // Takes memory from the pool when the first part with activations comes.
   LookupAssembler(ExpectedLookup expected, BufferPool* pool);
 
-  // Reads one TrainLookupResult, which ends where `input` ends. True if it was the last part.
-  absl::StatusOr<bool> Add(google::protobuf::io::CodedInputStream* input);
+  // True if it was the last part.
+  absl::StatusOr<bool> Add(const v1::TrainLookupResult& part);
   // After the last part.
   TrainLookupResult Take();
 
  private:
-  absl::Status AddActivation(google::protobuf::io::CodedInputStream* input);
-  absl::Status ReadActivation(google::protobuf::io::CodedInputStream* input,
-                              const ExpectedLookup::Feature& feature);
+  absl::Status AddActivation(const v1::FeatureActivation& activation);
 
   ExpectedLookup expected_;
   BufferPool* pool_;

@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -149,8 +148,6 @@ class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
 
 // Kept between steps. Those of a run are alike: a few blocks serve all of them.
 constexpr size_t kIdleBytes = size_t{256} << 20;
-
-using google::protobuf::io::CodedInputStream;
 
 class GrpcTrainStream final : public TrainStream {
  public:
@@ -330,39 +327,32 @@ class GrpcTrainStream final : public TrainStream {
   absl::Status OnMessage(grpc::ByteBuffer* message) {
     grpc::ProtoBufferReader reader(message);
     if (!reader.status().ok()) return ToAbslStatus(reader.status());
-    CodedInputStream input(&reader);
-    constexpr uint32_t kLengthDelimited = 2;
-    const uint32_t tag = input.ReadTag();
-    const auto limit = input.ReadLengthAndPushLimit();
-    absl::Status status = absl::InternalError("the server sent an invalid TrainResponse");
-    if ((tag & 7) == kLengthDelimited) {
-      switch (tag >> 3) {
-        case v1::TrainResponse::kStartedFieldNumber:
-          status = OnStarted(&input);
-          break;
-        case v1::TrainResponse::kLookupFieldNumber:
-          status = OnLookup(&input);
-          break;
-        case v1::TrainResponse::kUpdateFieldNumber:
-          status = OnUpdate(&input);
+    v1::TrainResponse response;
+    if (response.ParseFromZeroCopyStream(&reader)) {
+      switch (response.response_case()) {
+        case v1::TrainResponse::kStarted:
+          return OnStarted(response.started());
+        case v1::TrainResponse::kLookup:
+          return OnLookup(response.lookup());
+        case v1::TrainResponse::kUpdate:
+          return OnUpdate(response.update());
+        case v1::TrainResponse::RESPONSE_NOT_SET:
           break;
       }
     }
-    input.PopLimit(limit);
-    return status;
+    return absl::InternalError("the server sent an invalid TrainResponse");
   }
 
-  absl::Status OnStarted(CodedInputStream* input) {
+  absl::Status OnStarted(const v1::TrainStarted& started) {
     absl::MutexLock lock(&mutex_);
-    if (has_started_ || !started_.MergeFromCodedStream(input)) {
-      return absl::InternalError("the server sent an invalid or a second TrainStarted");
-    }
+    if (has_started_) return absl::InternalError("the server sent a second TrainStarted");
+    started_ = started;
     next_lookup_ = next_update_ = started_.next_step();
     has_started_ = true;
     return absl::OkStatus();
   }
 
-  absl::Status OnLookup(CodedInputStream* input) {
+  absl::Status OnLookup(const v1::TrainLookupResult& part) {
     LookupAssembler* assembler = nullptr;
     {
       absl::MutexLock lock(&mutex_);
@@ -370,7 +360,7 @@ class GrpcTrainStream final : public TrainStream {
         return absl::InternalError("the server answered a lookup that was not sent");
       assembler = &lookups_.front();
     }
-    ASSIGN_OR_RETURN(const bool complete, assembler->Add(input));
+    ASSIGN_OR_RETURN(const bool complete, assembler->Add(part));
     if (!complete) return absl::OkStatus();
     absl::MutexLock lock(&mutex_);
     lookup_results_.push_back(assembler->Take());
@@ -378,11 +368,9 @@ class GrpcTrainStream final : public TrainStream {
     return absl::OkStatus();
   }
 
-  absl::Status OnUpdate(CodedInputStream* input) {
-    v1::TrainUpdateResult message;
-    const bool good = message.MergeFromCodedStream(input);
+  absl::Status OnUpdate(const v1::TrainUpdateResult& message) {
     absl::MutexLock lock(&mutex_);
-    if (!good || updates_.empty() || message.step() != updates_.front().step) {
+    if (updates_.empty() || message.step() != updates_.front().step) {
       return absl::InternalError(absl::StrCat("the server answered an update of step ",
                                               message.step(), ", but another step is next"));
     }
