@@ -280,7 +280,7 @@ TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
   ASSERT_TRUE(input.ok()) << input.status();
   for (const int feature : {1, 2}) {
     float found = 0;
-    std::memcpy(&found, input->features[feature].rows.runs()[0].data, sizeof(found));
+    std::memcpy(&found, input->features[feature].data, sizeof(found));
     EXPECT_EQ(found, 5) << feature;
   }
 }

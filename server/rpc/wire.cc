@@ -201,13 +201,6 @@ absl::Status WireCursor::Copy(char* to, size_t size) {
   });
 }
 
-absl::StatusOr<SharedPieces> WireCursor::Share(size_t size) {
-  SharedPieces shared = {{}, slices_};
-  RETURN_IF_ERROR(
-      Walk(size, [&shared](absl::string_view piece) { shared.pieces.push_back(piece); }));
-  return shared;
-}
-
 absl::Status WireCursor::Skip(int wire_type) {
   const auto pass = [](absl::string_view) {};
   switch (wire_type) {

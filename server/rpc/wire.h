@@ -36,18 +36,6 @@ struct SharedBytes {
   std::shared_ptr<const void> owner;
 };
 
-// Bytes that lie in several places, and stay there until the last reference to `owner` goes.
-struct SharedPieces {
-  std::vector<absl::string_view> pieces;  // in order; none is empty
-  std::shared_ptr<const void> owner;
-
-  size_t size() const {
-    size_t size = 0;
-    for (const absl::string_view piece : pieces) size += piece.size();
-    return size;
-  }
-};
-
 // Bytes of a length-delimited field of `length` bytes, with its tag.
 size_t LengthDelimitedSize(int field, size_t length);
 
@@ -91,7 +79,6 @@ class WireCursor {
   static WireCursor Over(absl::string_view bytes);
 
   bool AtEnd() const { return remaining_ == 0; }
-  size_t remaining() const { return remaining_; }
 
   struct Tag {
     int field = 0;
@@ -103,8 +90,6 @@ class WireCursor {
   absl::StatusOr<size_t> ReadLength();
   // Copies `size` bytes, which must be there.
   absl::Status Copy(char* to, size_t size);
-  // Passes over `size` bytes, which must be there, and refers to them where they are.
-  absl::StatusOr<SharedPieces> Share(size_t size);
   absl::Status Skip(int wire_type);
 
  private:

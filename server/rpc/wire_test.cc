@@ -100,38 +100,6 @@ TEST(WireCursorTest, RefusesWhatIsCutShort) {
   }
 }
 
-// Pieces lie where the slices are, and stay when the message has gone.
-TEST(WireCursorTest, SharesBytesWhereTheyAre) {
-  const std::string bytes = "0123456789abcdefghijklmnopqrstuvwxyz";
-  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
-    auto first = std::make_shared<std::string>(bytes.substr(0, cut));
-    SharedPieces shared;
-    {
-      grpc::Slice slices[] = {grpc::Slice(first->data(), first->size(), grpc::Slice::STATIC_SLICE),
-                              grpc::Slice(), grpc::Slice(bytes.substr(cut))};
-      auto cursor = WireCursor::Over(grpc::ByteBuffer(slices, 3));
-      ASSERT_TRUE(cursor.ok());
-      char skipped;
-      ASSERT_TRUE(cursor->Copy(&skipped, 1).ok());
-      EXPECT_FALSE(cursor->Share(bytes.size()).ok()) << "more than is left";
-      auto found = cursor->Share(bytes.size() - 2);
-      ASSERT_TRUE(found.ok()) << found.status();
-      shared = *std::move(found);
-      EXPECT_EQ(cursor->remaining(), 1u);
-    }
-    EXPECT_EQ(shared.size(), bytes.size() - 2);
-    std::string all;
-    for (const absl::string_view piece : shared.pieces) {
-      EXPECT_FALSE(piece.empty());
-      all.append(piece.data(), piece.size());
-    }
-    EXPECT_EQ(all, bytes.substr(1, bytes.size() - 2));
-    if (cut > 1) {
-      EXPECT_EQ(shared.pieces[0].data(), first->data() + 1) << "it was copied";
-    }
-  }
-}
-
 TEST(StatusCodesTest, EveryCodeGoesThereAndBack) {
   for (int code = 0; code <= 16; ++code) {
     const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "because");

@@ -31,37 +31,26 @@ float ElementAt(const char* data, v1::DataType dtype, int64_t i) {
   return FromBfloat16(value);
 }
 
-absl::Status CheckFinite(const FeatureGradientView& view, int64_t dim, const std::string& path) {
-  for (const RowRuns::Run& run : view.rows.runs()) {
-    const int64_t count = (run.end - run.begin) * dim;
-    const int64_t bad = view.dtype == v1::FLOAT32 ? FindNonFiniteFloat32(run.data, count)
-                                                  : FindNonFiniteBfloat16(run.data, count);
-    if (bad < 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " is ", ElementAt(run.data, view.dtype, bad), " at sample ",
-                     run.begin + bad / dim, ", column ", bad % dim, "; gradients must be finite"));
-  }
-  return absl::OkStatus();
+// `count` elements, rows of `dim`.
+absl::Status CheckFinite(const FeatureGradientView& view, int64_t count, int64_t dim,
+                         const std::string& path) {
+  const int64_t bad = view.dtype == v1::FLOAT32 ? FindNonFiniteFloat32(view.data, count)
+                                                : FindNonFiniteBfloat16(view.data, count);
+  if (bad < 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, " is ", ElementAt(view.data, view.dtype, bad), " at sample ", bad / dim,
+                   ", column ", bad % dim, "; gradients must be finite"));
 }
 
-// The gradient of one feature, as it came.
-struct Incoming {
-  const v1::FeatureGradient& gradient;
-  const rpc::SharedPieces* data;  // null: in the tensor
-  int64_t data_bytes() const {
-    return static_cast<int64_t>(data == nullptr ? gradient.gradient().data().size() : data->size());
-  }
-};
-
 // Where the elements lie in shared memory.
-absl::StatusOr<const char*> FindShared(const Incoming& incoming, const std::string& path,
+absl::StatusOr<const char*> FindShared(const v1::FeatureGradient& gradient, const std::string& path,
                                        const RegionServer* regions, GradientInput* input) {
-  const v1::FeatureGradient& gradient = incoming.gradient;
   ASSIGN_OR_RETURN(const int64_t bytes, ShapeBytes(gradient.gradient(), path));
-  if (gradient.shared().size() != static_cast<uint64_t>(bytes) || incoming.data_bytes() > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": shared.size is ", gradient.shared().size(), " and data has ",
-                     incoming.data_bytes(), " bytes; they must be ", bytes, " and 0"));
+  const size_t sent = gradient.gradient().data().size();
+  if (gradient.shared().size() != static_cast<uint64_t>(bytes) || sent > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": shared.size is ",
+                                                   gradient.shared().size(), " and data has ", sent,
+                                                   " bytes; they must be ", bytes, " and 0"));
   }
   const v1::SharedBlock& block = gradient.shared();
   RETURN_IF_ERROR(FindBlock(regions, block, path + ": shared").status());
@@ -79,24 +68,9 @@ absl::StatusOr<const char*> FindShared(const Incoming& incoming, const std::stri
   return region->memory->data() + block.offset();
 }
 
-// The rows, which fill the tensor's shape.
-absl::StatusOr<RowRuns> FindRows(const Incoming& incoming, int64_t samples, int64_t dim,
-                                 const std::string& path, const RegionServer* regions,
-                                 GradientInput* input) {
-  const v1::Tensor& tensor = incoming.gradient.gradient();
-  if (incoming.gradient.has_shared()) {
-    ASSIGN_OR_RETURN(const char* const data, FindShared(incoming, path, regions, input));
-    return RowRuns(data, samples);
-  }
-  RETURN_IF_ERROR(CheckedSize(tensor, incoming.data_bytes(), path).status());
-  if (incoming.data == nullptr) return RowRuns(tensor.data().data(), samples);
-  return RowRuns(*incoming.data, samples, dim * ElementSize(tensor.dtype()));
-}
-
-absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch& batch,
+absl::Status ReadFeature(const v1::FeatureGradient& gradient, int feature, const KeptBatch& batch,
                          const RegionServer* regions, GradientInput* input) {
-  const v1::FeatureGradient& gradient = incoming.gradient;
-  // The view has its rows last: until then there is no gradient.
+  // The view has its data last: until then there is no gradient.
   FeatureGradientView* const view = &input->features[feature];
   const std::string path = absl::StrCat("gradient of feature '", gradient.feature(), "'");
   const v1::Tensor& tensor = gradient.gradient();
@@ -112,7 +86,12 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
   }
   view->dtype = tensor.dtype();
   view->shared = gradient.has_shared();
-  ASSIGN_OR_RETURN(view->rows, FindRows(incoming, samples, dim, path, regions, input));
+  if (gradient.has_shared()) {
+    ASSIGN_OR_RETURN(view->data, FindShared(gradient, path, regions, input));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(CheckedSize(tensor, path).status());
+  view->data = tensor.data().data();
   return absl::OkStatus();
 }
 
@@ -213,8 +192,7 @@ GradientReader::GradientReader(std::shared_ptr<const KeptBatch> batch, const Reg
   input_.features.resize(batch_->model->config.features_size());
 }
 
-void GradientReader::Add(const v1::ApplyGradientsRequest& part,
-                         absl::Span<const rpc::SharedPieces> data) {
+void GradientReader::Add(const v1::ApplyGradientsRequest& part) {
   if (!std::exchange(begun_, true)) {
     rest_.set_rng_seed(part.rng_seed());
     if (part.has_step()) rest_.set_step(part.step());
@@ -222,7 +200,7 @@ void GradientReader::Add(const v1::ApplyGradientsRequest& part,
   rest_.mutable_hyperparameters()->MergeFrom(part.hyperparameters());
   if (!status_.ok()) return;
   std::vector<int> features;
-  const absl::Status status = ReadFeatures(part, data, &features);
+  const absl::Status status = ReadFeatures(part, &features);
   // What stands before the one that cannot be read may have a bad value, which then came first.
   status_ = CheckValues(features);
   if (status_.ok()) status_ = status;
@@ -230,20 +208,17 @@ void GradientReader::Add(const v1::ApplyGradientsRequest& part,
 
 // Fills `features` with those that have been read.
 absl::Status GradientReader::ReadFeatures(const v1::ApplyGradientsRequest& part,
-                                          absl::Span<const rpc::SharedPieces> data,
                                           std::vector<int>* features) {
   const ServedModel& model = *batch_->model;
   for (int i = 0; i < part.gradients_size(); ++i, ++count_) {
     const v1::FeatureGradient& gradient = part.gradients(i);
     ASSIGN_OR_RETURN(const int feature,
                      FindFeature(model, gradient.feature(), "gradients", count_));
-    if (input_.features[feature].rows.given()) {
+    if (input_.features[feature].given()) {
       return absl::InvalidArgumentError(
           absl::StrCat("gradients[", count_, "].feature '", gradient.feature(), "' is repeated"));
     }
-    const bool apart = static_cast<size_t>(i) < data.size() && !data[i].pieces.empty();
-    RETURN_IF_ERROR(
-        ReadFeature({gradient, apart ? &data[i] : nullptr}, feature, *batch_, regions_, &input_));
+    RETURN_IF_ERROR(ReadFeature(gradient, feature, *batch_, regions_, &input_));
     features->push_back(feature);
   }
   return absl::OkStatus();
@@ -257,8 +232,9 @@ absl::Status GradientReader::CheckValues(absl::Span<const int> features) {
     const FeatureGradientView& view = input_.features[features[i]];
     if (table.on_nonfinite_gradient() == v1::SKIP_ROW) return;
     const std::string& name = batch_->model->config.features(features[i]).name();
-    checks[i] =
-        CheckFinite(view, table.embedding_dim(), absl::StrCat("gradient of feature '", name, "'"));
+    const int64_t dim = table.embedding_dim();
+    checks[i] = CheckFinite(view, batch_->feature_samples[features[i]] * dim, dim,
+                            absl::StrCat("gradient of feature '", name, "'"));
   });
   for (const absl::Status& check : checks) RETURN_IF_ERROR(check);
   return absl::OkStatus();

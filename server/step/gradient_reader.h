@@ -10,7 +10,6 @@
 #include "base/cpu_pool.h"
 #include "base/region_server.h"
 #include "emberd/v1/embedding_service.pb.h"
-#include "server/rpc/wire.h"
 #include "server/step/gradients.h"
 
 namespace emberd::step {
@@ -30,8 +29,8 @@ class GradientReader {
 
   // The next part of the request, whose gradients are checked now; it must outlive what Finish
   // returns. Its hyper-parameters are added to those of the parts before; step and seed are the
-  // first part's. `data`: see TrainMessage.
-  void Add(const v1::ApplyGradientsRequest& part, absl::Span<const rpc::SharedPieces> data = {});
+  // first part's.
+  void Add(const v1::ApplyGradientsRequest& part);
   // Whether nothing was wrong so far.
   bool ok() const { return status_.ok(); }
   // With the gradients that have come.
@@ -41,8 +40,7 @@ class GradientReader {
   absl::StatusOr<GradientInput> Finish();
 
  private:
-  absl::Status ReadFeatures(const v1::ApplyGradientsRequest& part,
-                            absl::Span<const rpc::SharedPieces> data, std::vector<int>* features);
+  absl::Status ReadFeatures(const v1::ApplyGradientsRequest& part, std::vector<int>* features);
   absl::Status CheckValues(absl::Span<const int> features);
 
   const std::shared_ptr<const KeptBatch> batch_;

@@ -12,11 +12,6 @@
 namespace emberd::step {
 namespace {
 
-struct KeptPieces {
-  std::shared_ptr<const void> pieces;
-  std::vector<char> copied;  // rows that lay in several pieces
-};
-
 // Writes the rows of one stack: [samples, width], zero where a feature has no gradient, and in
 // padding columns.
 void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
@@ -30,15 +25,12 @@ void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
     const int64_t first = batch.feature_sample_begin[plan.feature];
     const int64_t end = first + batch.feature_samples[plan.feature];
     const int64_t dim = stack.tables[plan.table_in_stack].embedding_dim;
-    const int64_t given = view.rows.given() ? dim : 0;
-    const RowRuns::Run* run = view.rows.runs().data();
+    const int64_t given = view.given() ? dim : 0;
     for (; next < samples.size() && samples[next] < end; ++next) {
       float* to_row = to + next * width;
       if (given > 0) {
         const int64_t row = samples[next] - first;
-        while (row >= run->end) ++run;
-        const char* from = run->data + (row - run->begin) * dim * ElementSize(view.dtype);
-        CopyFloats(from, view.dtype, dim, to_row);
+        CopyFloats(view.data + row * dim * ElementSize(view.dtype), view.dtype, dim, to_row);
       }
       std::fill(to_row + given, to_row + width, 0.0f);
     }
@@ -46,21 +38,16 @@ void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
   std::fill(to + next * width, to + samples.size() * width, 0.0f);
 }
 
-// Null if there is none.
-const char* FirstRow(const FeatureGradientView& view) {
-  return view.rows.runs().empty() ? nullptr : view.rows.runs()[0].data;
-}
-
 // Whether the gradients of a stack lie in shared memory as shards need them.
 bool LiesInPlace(const GradientInput& input, const preprocess::StackPlan& stack) {
   bool any = false;
   for (const preprocess::FeaturePlan& feature : stack.features) {
     const FeatureGradientView& view = input.features[feature.feature];
-    if (!view.rows.given()) continue;
+    if (!view.given()) continue;
     any = true;
     if (!view.shared || view.dtype != v1::FLOAT32 ||
         stack.tables[feature.table_in_stack].embedding_dim != stack.embedding_dim ||
-        reinterpret_cast<uintptr_t>(FirstRow(view)) % sizeof(float) != 0) {
+        reinterpret_cast<uintptr_t>(view.data) % sizeof(float) != 0) {
       return false;
     }
   }
@@ -72,8 +59,7 @@ std::vector<shard::FeatureRows<const float>> PlacesOfGradients(const GradientInp
                                                                const preprocess::StackPlan& stack) {
   std::vector<shard::FeatureRows<const float>> places;
   for (const preprocess::FeaturePlan& feature : stack.features) {
-    const auto* const first =
-        reinterpret_cast<const float*>(FirstRow(input.features[feature.feature]));
+    const auto* const first = reinterpret_cast<const float*>(input.features[feature.feature].data);
     places.push_back({first, stack.embedding_dim, stack.embedding_dim,
                       batch.feature_sample_begin[feature.feature],
                       batch.feature_samples[feature.feature]});
@@ -105,44 +91,9 @@ void CopyFloats(const char* elements, v1::DataType dtype, int64_t count, float* 
   }
 }
 
-RowRuns::RowRuns(const char* data, int64_t rows) : given_(true) {
-  if (rows > 0) runs_.push_back({0, rows, data});
-}
-
-RowRuns::RowRuns(rpc::SharedPieces pieces, int64_t rows, int64_t row_bytes) : given_(true) {
-  if (rows == 0 || row_bytes == 0) return;
-  const auto size = static_cast<size_t>(row_bytes);
-  // A piece makes at most one row that is copied.
-  const auto owner = std::make_shared<KeptPieces>();
-  std::vector<char>* const copied = &owner->copied;
-  owner->pieces = std::move(pieces.owner);
-  copied->reserve(std::min(pieces.pieces.size(), static_cast<size_t>(rows)) * size);
-  int64_t row = 0;
-  size_t begun = 0;  // bytes of `row` in `copied`
-  for (absl::string_view piece : pieces.pieces) {
-    if (begun > 0) {
-      const size_t more = std::min(size - begun, piece.size());
-      copied->insert(copied->end(), piece.begin(), piece.begin() + more);
-      piece.remove_prefix(more);
-      begun = (begun + more) % size;
-      if (begun > 0) continue;
-      runs_.push_back({row, row + 1, copied->data() + copied->size() - size});
-      ++row;
-    }
-    const auto whole = static_cast<int64_t>(piece.size() / size);
-    if (whole > 0) runs_.push_back({row, row + whole, piece.data()});
-    row += whole;
-    piece.remove_prefix(whole * size);
-    copied->insert(copied->end(), piece.begin(), piece.end());
-    begun = piece.size();
-  }
-  owner_ = owner;
-}
-
 bool AnyGiven(const GradientInput& input, const preprocess::StackPlan& stack) {
-  return std::any_of(stack.features.begin(), stack.features.end(), [&](const auto& feature) {
-    return input.features[feature.feature].rows.given();
-  });
+  return std::any_of(stack.features.begin(), stack.features.end(),
+                     [&](const auto& feature) { return input.features[feature.feature].given(); });
 }
 
 bool AnyInPlace(const GradientInput& input, const KeptBatch& batch) {

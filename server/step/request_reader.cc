@@ -177,11 +177,7 @@ absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& 
 }
 
 absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
-  return CheckedSize(tensor, static_cast<int64_t>(tensor.data().size()), path);
-}
-
-absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, int64_t data_bytes,
-                                    const std::string& path) {
+  const auto data_bytes = static_cast<int64_t>(tensor.data().size());
   ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
   const int64_t element = ElementSize(tensor.dtype());
   int64_t bytes = 0;

@@ -30,9 +30,6 @@ absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& 
 // Number of elements, after checking that no extent is negative and that data holds just these
 // elements.
 absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path);
-// The same of a tensor whose data, of `data_bytes` bytes, lies elsewhere.
-absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, int64_t data_bytes,
-                                    const std::string& path);
 
 // INT32 or INT64.
 absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::string& path);

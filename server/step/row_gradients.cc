@@ -104,28 +104,23 @@ void RowSums::SumFeature(const GradientInput& input, Stack* stack, size_t featur
   const preprocess::StackPlan& plan = batch_.model->plan.stacks[stack->index];
   const preprocess::FeaturePlan& of = plan.features[feature];
   const FeatureGradientView& view = input.features[of.feature];
-  if (stack->summed[feature] || !view.rows.given()) return;
+  if (stack->summed[feature] || !view.given()) return;
   stack->summed[feature] = true;
   const StackEntries& entries = *stack->entries;
   shard::RowSumArgs args;
+  args.gradients = view.data;
+  args.dtype = view.dtype;
+  args.first_sample = batch_.feature_sample_begin[of.feature];
+  args.dim = plan.tables[of.table_in_stack].embedding_dim;
   args.width = plan.embedding_dim;
   args.samples = entries.samples.data();
   args.offsets = entries.offsets.data();
   args.entries = entries.entries.data();
+  args.begin = entries.feature_offsets[feature];
+  args.end = entries.feature_offsets[feature + 1];
   args.sums = stack->sums;
   args.begun = stack->begun.data();
-  args.dtype = view.dtype;
-  args.dim = plan.tables[of.table_in_stack].embedding_dim;
-  args.end = entries.feature_offsets[feature];
-  const int32_t* const end = args.samples + entries.feature_offsets[feature + 1];
-  for (const RowRuns::Run& run : view.rows.runs()) {
-    args.gradients = run.data;
-    args.first_sample = batch_.feature_sample_begin[of.feature] + run.begin;
-    args.begin = args.end;
-    const int64_t next_sample = args.first_sample + run.end - run.begin;
-    args.end = std::lower_bound(args.samples + args.begin, end, next_sample) - args.samples;
-    finite_ = shard::AddToRowSums(args) && finite_;
-  }
+  finite_ = shard::AddToRowSums(args) && finite_;
 }
 
 void RowSums::CompleteSums(const GradientInput& input, Stack* stack) {

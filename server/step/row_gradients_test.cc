@@ -57,8 +57,7 @@ class RowGradientsTest : public testing::Test {
     for (const std::vector<float>* values : {f, g}) {
       FeatureGradientView& view = input.features.emplace_back();
       if (values == nullptr) continue;
-      view.rows = RowRuns(reinterpret_cast<const char*>(values->data()),
-                          static_cast<int64_t>(values->size()) / kDim);
+      view.data = reinterpret_cast<const char*>(values->data());
     }
     return input;
   }
@@ -110,7 +109,7 @@ TEST_F(RowGradientsTest, WhatWouldNotBeLessIsNotSummed) {
   EXPECT_FALSE(Sum(Input(nullptr, nullptr), Keep({3, 3, 3}, {3, 3}, 1)).has_value());
 }
 
-// As gradients come: in any order, in any pieces, and some not at all. f and g share a table, so
+// As gradients come: in any order, and some not at all. f and g share a table, so
 // what is summed of g must wait for f.
 TEST_F(RowGradientsTest, SumsMadeWhileGradientsComeAreTheSame) {
   const KeptBatch batch = Keep({3, 7, 3}, {7, 9, 3}, 3);
@@ -120,27 +119,19 @@ TEST_F(RowGradientsTest, SumsMadeWhileGradientsComeAreTheSame) {
     const auto expected = Sum(all, batch);
     ASSERT_TRUE(expected.has_value());
     for (const bool f_first : {true, false}) {
-      for (size_t cut = 0; cut <= g.size() * sizeof(float); ++cut) {
-        RowSums sums(batch, /*shard=*/0);
-        GradientInput so_far = Input(nullptr, nullptr);
-        sums.Advance(so_far);
-        if (f_is_given && f_first) so_far.features[0] = all.features[0];
-        sums.Advance(so_far);
-        const absl::string_view bytes(reinterpret_cast<const char*>(g.data()),
-                                      g.size() * sizeof(float));
-        rpc::SharedPieces pieces;
-        for (const absl::string_view piece : {bytes.substr(0, cut), bytes.substr(cut)}) {
-          if (!piece.empty()) pieces.pieces.push_back(piece);
-        }
-        so_far.features[1].rows = RowRuns(pieces, 3, kDim * sizeof(float));
-        sums.Advance(so_far);
-        if (f_is_given) so_far.features[0] = all.features[0];
-        const auto found = sums.Finish(so_far);
-        ASSERT_TRUE(found.has_value());
-        for (int row = 0; row < 3; ++row) {
-          EXPECT_EQ(Row(*found, row), Row(*expected, row))
-              << "row " << row << ", cut " << cut << ", f first: " << f_first;
-        }
+      RowSums sums(batch, /*shard=*/0);
+      GradientInput so_far = Input(nullptr, nullptr);
+      sums.Advance(so_far);
+      if (f_is_given && f_first) so_far.features[0] = all.features[0];
+      sums.Advance(so_far);
+      so_far.features[1] = all.features[1];
+      sums.Advance(so_far);
+      if (f_is_given) so_far.features[0] = all.features[0];
+      const auto found = sums.Finish(so_far);
+      ASSERT_TRUE(found.has_value());
+      for (int row = 0; row < 3; ++row) {
+        EXPECT_EQ(Row(*found, row), Row(*expected, row))
+            << "row " << row << ", f first: " << f_first;
       }
     }
   }
@@ -178,8 +169,8 @@ TEST_F(RowGradientsTest, StacksDoNotStandInEachOthersWay) {
       input.hyperparameters.resize(2);
       input.features.resize(2);
       const auto* const data = reinterpret_cast<const char*>(values.data());
-      if (first_is_given) input.features[first].rows = RowRuns(data, 4);
-      input.features[second].rows = RowRuns(data, 4);
+      if (first_is_given) input.features[first].data = data;
+      input.features[second].data = data;
       RowSums sums(kept, /*shard=*/0);
       sums.Advance(input);
       const auto sent = sums.Finish(input);

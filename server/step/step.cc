@@ -62,13 +62,11 @@ void CountRefusal(const ServedModel& model, const absl::Status& status) {
 
 }  // namespace
 
-void IncomingUpdate::Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
-                         std::vector<rpc::SharedPieces> data, bool last) {
-  parts_.push_back({std::move(part), std::move(data)});
+void IncomingUpdate::Add(std::shared_ptr<const v1::ApplyGradientsRequest> part, bool last) {
+  parts_.push_back(std::move(part));
   if (!begun()) return;
-  const Part& added = parts_.back();
-  reader_->Add(*added.request, added.data);
-  const auto& gradients = added.request->gradients();
+  reader_->Add(*parts_.back());
+  const auto& gradients = parts_.back()->gradients();
   // What lies in shared memory is read there by the shards, or all at once.
   if (std::any_of(gradients.begin(), gradients.end(),
                   [](const v1::FeatureGradient& gradient) { return gradient.has_shared(); })) {
@@ -83,7 +81,7 @@ void IncomingUpdate::Begin(std::shared_ptr<const KeptBatch> batch, const RegionS
                            Fanout* fanout) {
   batch_ = std::move(batch);
   reader_.emplace(batch_, regions, fanout->cpu());
-  for (const Part& part : parts_) reader_->Add(*part.request, part.data);
+  for (const auto& part : parts_) reader_->Add(*part);
   // What came before its batch is summed in one go, by several threads.
   if (!sum_rows_ || !parts_.empty()) return;
   for (int shard = 0; shard < static_cast<int>(fanout->shards().size()); ++shard) {
@@ -265,7 +263,7 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name, IncomingUp
       name.group_part.has_value() ? attempt(0) : mutations_->Make(name.mutation, context, attempt));
   if (!made.replayed && !name.skip) {
     std::vector<bool> given;
-    for (const FeatureGradientView& view : input.features) given.push_back(view.rows.given());
+    for (const FeatureGradientView& view : input.features) given.push_back(view.given());
     (*batch)->model->ObserveUpdate(given);
   }
   if (made.replayed) {

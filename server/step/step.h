@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -30,7 +29,6 @@
 #include "preprocess/batch/preprocessor.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/wire.h"
 #include "server/step/fanout.h"
 #include "server/step/gradient_reader.h"
 #include "server/step/gradients.h"
@@ -117,8 +115,7 @@ class IncomingUpdate {
   explicit IncomingUpdate(bool sum_rows) : sum_rows_(sum_rows) {}
 
   // The next part; see GradientReader.
-  void Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
-           std::vector<rpc::SharedPieces> data, bool last);
+  void Add(std::shared_ptr<const v1::ApplyGradientsRequest> part, bool last);
   // The batch is there. Once; `regions` (null: there are none) and `fanout` must outlive it.
   void Begin(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions, Fanout* fanout);
   bool begun() const { return reader_.has_value(); }
@@ -127,13 +124,9 @@ class IncomingUpdate {
   absl::StatusOr<GradientInput> Finish();
 
  private:
-  struct Part {
-    std::shared_ptr<const v1::ApplyGradientsRequest> request;
-    std::vector<rpc::SharedPieces> data;
-  };
-
   const bool sum_rows_;
-  std::deque<Part> parts_;  // all of them: gradients are read where they are
+  // All of them: gradients are read where they are.
+  std::vector<std::shared_ptr<const v1::ApplyGradientsRequest>> parts_;
   std::shared_ptr<const KeptBatch> batch_;
   std::optional<GradientReader> reader_;
   std::vector<std::shared_ptr<RowSums>> sums_;  // by shard; empty: none are made

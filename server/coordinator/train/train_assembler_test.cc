@@ -1,36 +1,34 @@
+#include "server/coordinator/train/train_assembler.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "server/coordinator/train/train_message.h"
 
 namespace emberd::coordinator {
 namespace train_assembler_test {
 
 using testing::HasSubstr;
 
-TrainMessage Lookup(int64_t step, const std::string& feature, bool continues) {
-  TrainMessage message;
-  v1::TrainRequest& request = message.request;
+v1::TrainRequest Lookup(int64_t step, const std::string& feature, bool continues) {
+  v1::TrainRequest request;
   request.mutable_lookup()->set_step(step);
   request.mutable_lookup()->set_continues(continues);
   request.mutable_lookup()->set_activation_dtype(v1::BFLOAT16);
   request.mutable_lookup()->add_features()->set_feature(feature);
-  return message;
+  return request;
 }
 
-TrainMessage Update(int64_t step, const std::string& feature, bool continues) {
-  TrainMessage message;
-  v1::TrainRequest& request = message.request;
+v1::TrainRequest Update(int64_t step, const std::string& feature, bool continues) {
+  v1::TrainRequest request;
   request.mutable_update()->set_step(step);
   request.mutable_update()->set_continues(continues);
   request.mutable_update()->add_gradients()->set_feature(feature);
   request.mutable_update()->add_hyperparameters()->set_table("of " + feature);
-  return message;
+  return request;
 }
 
 TEST(TrainAssemblerTest, PutsThePartsOfALookupTogether) {
   TrainAssembler assembler;
-  TrainMessage part = Lookup(3, "a", true);
+  v1::TrainRequest part = Lookup(3, "a", true);
   auto whole = assembler.Add(&part, 100);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_FALSE(whole->has_value());
@@ -51,9 +49,7 @@ TEST(TrainAssemblerTest, PutsThePartsOfALookupTogether) {
 // The first parts of an update are there before the last one comes.
 TEST(TrainAssemblerTest, HandsOnThePartsOfAnUpdate) {
   TrainAssembler assembler;
-  TrainMessage first = Update(3, "c", true);
-  const std::string bytes(8, 'g');
-  first.data = {{{bytes}, nullptr}};
+  v1::TrainRequest first = Update(3, "c", true);
   auto part = assembler.Add(&first, 10);
   ASSERT_TRUE(part.ok() && part->has_value()) << part.status();
   EXPECT_TRUE(assembler.in_request());
@@ -64,9 +60,8 @@ TEST(TrainAssemblerTest, HandsOnThePartsOfAnUpdate) {
   EXPECT_EQ((*part)->update->gradients->step(), 3);
   EXPECT_EQ((*part)->update->gradients->gradients(0).feature(), "c");
   EXPECT_EQ((*part)->update->gradients->hyperparameters(0).table(), "of c");
-  EXPECT_EQ((*part)->update->data[0].pieces[0].data(), bytes.data());
-  TrainMessage last = Update(3, "d", false);
-  last.request.mutable_update()->set_checkpoint("now");
+  v1::TrainRequest last = Update(3, "d", false);
+  last.mutable_update()->set_checkpoint("now");
   part = assembler.Add(&last, 20);
   ASSERT_TRUE(part.ok() && part->has_value()) << part.status();
   EXPECT_FALSE(assembler.in_request());
@@ -78,18 +73,18 @@ TEST(TrainAssemblerTest, HandsOnThePartsOfAnUpdate) {
 
 TEST(TrainAssemblerTest, ASkippedStepHasNoGradients) {
   TrainAssembler assembler;
-  TrainMessage skip;
-  skip.request.mutable_update()->set_step(3);
-  skip.request.mutable_update()->set_skip(true);
+  v1::TrainRequest skip;
+  skip.mutable_update()->set_step(3);
+  skip.mutable_update()->set_skip(true);
   auto whole = assembler.Add(&skip, 1);
   ASSERT_TRUE(whole.ok() && whole->has_value()) << whole.status();
   EXPECT_TRUE((*whole)->update->skip);
-  TrainMessage plain = Update(4, "a", false);
+  v1::TrainRequest plain = Update(4, "a", false);
   EXPECT_FALSE((*assembler.Add(&plain, 1))->update->skip);
-  TrainMessage first = Update(5, "a", true);
+  v1::TrainRequest first = Update(5, "a", true);
   ASSERT_TRUE(assembler.Add(&first, 1).ok());
-  skip.request.mutable_update()->set_step(5);
-  skip.request.mutable_update()->set_skip(true);
+  skip.mutable_update()->set_step(5);
+  skip.mutable_update()->set_skip(true);
   const absl::Status refused = assembler.Add(&skip, 1).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refused.message(),
@@ -99,12 +94,12 @@ TEST(TrainAssemblerTest, ASkippedStepHasNoGradients) {
 
 TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
   struct Case {
-    TrainMessage first;
-    TrainMessage second;
+    v1::TrainRequest first;
+    v1::TrainRequest second;
     std::string message;
   };
-  TrainMessage start;
-  start.request.mutable_start()->set_group("g");
+  v1::TrainRequest start;
+  start.mutable_start()->set_group("g");
   const Case cases[] = {
       {Lookup(3, "a", true), Lookup(4, "a", false),
        "step is 4 in a message of the request of step 3"},
@@ -113,13 +108,13 @@ TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
       {Lookup(3, "a", true), Update(3, "a", false), "before the lookup of step 3 is complete"},
       {Update(3, "a", true), Lookup(4, "a", false), "before the update of step 3 is complete"},
       {Lookup(3, "a", false), start, "start: it was sent already"},
-      {Lookup(3, "a", false), TrainMessage(), "neither lookup nor update"},
+      {Lookup(3, "a", false), v1::TrainRequest(), "neither lookup nor update"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.message);
     TrainAssembler assembler;
-    TrainMessage first = c.first;
-    TrainMessage second = c.second;
+    v1::TrainRequest first = c.first;
+    v1::TrainRequest second = c.second;
     ASSERT_TRUE(assembler.Add(&first, 1).ok());
     const absl::Status status = assembler.Add(&second, 1).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

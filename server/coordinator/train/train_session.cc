@@ -225,7 +225,7 @@ void TrainSession::TakePart(int64_t step, TrainUpdatePart part) {
     }
     if (handle != 0) resources_.path->ReadAhead(handle, &gradients);
   }
-  gradients.Add(std::move(part.gradients), std::move(part.data), part.last);
+  gradients.Add(std::move(part.gradients), part.last);
   if (!part.checkpoint.empty()) update_->checkpoint = std::move(part.checkpoint);
   update_->skip |= part.skip;
 }

@@ -22,7 +22,7 @@
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/resources.h"
 #include "server/coordinator/train/group_member.h"
-#include "server/coordinator/train/train_message.h"
+#include "server/coordinator/train/train_assembler.h"
 #include "server/step/step.h"
 
 namespace emberd::coordinator {

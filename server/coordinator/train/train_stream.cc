@@ -150,14 +150,15 @@ std::optional<absl::Status> TrainStream::EndIfDrained() {
 }
 
 absl::Status TrainStream::Take(const grpc::ByteBuffer& bytes) {
-  ASSIGN_OR_RETURN(TrainMessage message, DecodeTrainMessage(bytes));
+  v1::TrainRequest message;
+  RETURN_IF_ERROR(rpc::DecodeMessage(bytes, &message));
   const auto length = static_cast<int64_t>(bytes.Length());
   timer_.AddRequestBytes(length);
   if (!std::exchange(begun_, true)) {
-    if (!message.request.has_start()) {
+    if (!message.has_start()) {
       return absl::InvalidArgumentError("start: it is not set in the first message");
     }
-    return TakeStart(std::move(*message.request.mutable_start()));
+    return TakeStart(std::move(*message.mutable_start()));
   }
   {
     absl::MutexLock lock(&mutex_);

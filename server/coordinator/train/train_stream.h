@@ -23,7 +23,7 @@
 #include "base/blocking_pool.h"
 #include "server/coordinator/calls.h"
 #include "server/coordinator/resources.h"
-#include "server/coordinator/train/train_message.h"
+#include "server/coordinator/train/train_assembler.h"
 #include "server/coordinator/train/train_session.h"
 #include "server/rpc/call_context.h"
 

@@ -1,41 +1,21 @@
-// One message of a training stream, read so that gradients stay where gRPC has received them; and
-// requests that came in several messages.
+// Puts the messages of a training stream's requests together: lookups wholly, updates only as far
+// as it must be known whether one belongs to the other, for their parts are used as they come.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"
-#include "server/rpc/wire.h"
-
-namespace grpc {
-class ByteBuffer;
-}  // namespace grpc
 
 namespace emberd::coordinator {
-
-struct TrainMessage {
-  v1::TrainRequest request;
-  // Of request.update().gradients(i): what would be in gradient().data(). Empty, or not as many: it
-  // is in there.
-  std::vector<rpc::SharedPieces> data = {};
-};
-
-// INVALID_ARGUMENT if the bytes are no TrainRequest.
-absl::StatusOr<TrainMessage> DecodeTrainMessage(const grpc::ByteBuffer& bytes);
-
-// Puts the messages of a training stream's requests together: lookups wholly, updates only as far
-// as it must be known whether one belongs to the other, for their parts are used as they come.
 
 // A part of an update.
 struct TrainUpdatePart {
   std::shared_ptr<const v1::ApplyGradientsRequest> gradients;  // with the number of the step
-  std::vector<rpc::SharedPieces> data;                         // see TrainMessage
   // See TrainUpdate.
   std::string checkpoint;
   bool skip = false;
@@ -57,14 +37,15 @@ class TrainAssembler {
  public:
   // Takes the next message after the start; it is moved from. What this message completed, if it
   // did. INVALID_ARGUMENT if it does not belong where it stands.
-  absl::StatusOr<std::optional<TrainStepRequest>> Add(TrainMessage* message, int64_t bytes);
+  absl::StatusOr<std::optional<TrainStepRequest>> Add(v1::TrainRequest* message, int64_t bytes);
   // Whether a request has begun and is not complete.
   bool in_request() const { return lookup_.has_value() || update_.has_value(); }
 
  private:
   absl::StatusOr<std::optional<TrainStepRequest>> AddLookup(v1::TrainLookup* message,
                                                             int64_t bytes);
-  absl::StatusOr<std::optional<TrainStepRequest>> AddUpdate(TrainMessage* message, int64_t bytes);
+  absl::StatusOr<std::optional<TrainStepRequest>> AddUpdate(v1::TrainUpdate* message,
+                                                            int64_t bytes);
 
   // That have begun and are not complete.
   std::optional<TrainStepRequest> lookup_;

@@ -1,0 +1,84 @@
+#include "server/coordinator/train/train_assembler.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace emberd::coordinator {
+namespace {
+
+absl::Status CheckSameStep(int64_t step, int64_t of_message) {
+  if (step == of_message) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("step is ", of_message, " in a message of the request of step ", step));
+}
+
+absl::Status TooEarly(absl::string_view what, int64_t step, absl::string_view open,
+                      int64_t open_step) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " of step ", step, " begins before the ",
+                                                 open, " of step ", open_step, " is complete"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(v1::TrainRequest* message,
+                                                                    int64_t bytes) {
+  switch (message->request_case()) {
+    case v1::TrainRequest::kLookup:
+      return AddLookup(message->mutable_lookup(), bytes);
+    case v1::TrainRequest::kUpdate:
+      return AddUpdate(message->mutable_update(), bytes);
+    case v1::TrainRequest::kStart:
+      return absl::InvalidArgumentError("start: it was sent already, as the first message");
+    case v1::TrainRequest::REQUEST_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("request: neither lookup nor update is set");
+}
+
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddLookup(v1::TrainLookup* message,
+                                                                          int64_t bytes) {
+  if (update_.has_value()) return TooEarly("lookup", message->step(), "update", update_->step);
+  if (!lookup_.has_value()) {
+    lookup_.emplace().step = message->step();
+    lookup_->lookup.emplace().set_activation_dtype(message->activation_dtype());
+    if (message->has_shared()) lookup_->lookup->mutable_shared()->Swap(message->mutable_shared());
+  }
+  RETURN_IF_ERROR(CheckSameStep(lookup_->step, message->step()));
+  lookup_->bytes += bytes;
+  for (v1::FeatureIds& ids : *message->mutable_features()) {
+    *lookup_->lookup->add_features() = std::move(ids);
+  }
+  if (message->continues()) return std::nullopt;
+  return std::exchange(lookup_, std::nullopt);
+}
+
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddUpdate(v1::TrainUpdate* update,
+                                                                          int64_t bytes) {
+  if (lookup_.has_value()) return TooEarly("update", update->step(), "lookup", lookup_->step);
+  if (!update_.has_value()) update_.emplace(OpenUpdate{update->step()});
+  RETURN_IF_ERROR(CheckSameStep(update_->step, update->step()));
+  update_->skip |= update->skip();
+  if (update_->feature.empty() && update->gradients_size() > 0) {
+    update_->feature = update->gradients(0).feature();
+  }
+  if (update_->skip && (update->gradients_size() > 0 || !update_->feature.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("update.skip is true in step ", update_->step, ", but gradients of feature \"",
+                     update_->feature, "\" came with it; a skipped step has none"));
+  }
+  auto gradients = std::make_shared<v1::ApplyGradientsRequest>();
+  gradients->set_step(update->step());
+  gradients->mutable_gradients()->Swap(update->mutable_gradients());
+  gradients->mutable_hyperparameters()->Swap(update->mutable_hyperparameters());
+  TrainStepRequest part;
+  part.step = update->step();
+  part.bytes = bytes;
+  part.update = TrainUpdatePart{std::move(gradients), update->checkpoint(), update->skip(),
+                                !update->continues()};
+  if (part.update->last) update_.reset();
+  return part;
+}
+
+}  // namespace emberd::coordinator
