@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -11,15 +14,28 @@
 namespace emberd::rpc {
 namespace {
 
-// Field numbers of emberd.internal.v1.MessagePart.
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+
+// Fields of emberd.internal.v1.MessagePart.
 constexpr int kHeaderField = 1;
 constexpr int kPayloadSizeField = 2;
 constexpr int kPayloadField = 3;
+constexpr uint32_t kHeaderTag =
+    WireFormatLite::MakeTag(kHeaderField, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+constexpr uint32_t kPayloadSizeTag =
+    WireFormatLite::MakeTag(kPayloadSizeField, WireFormatLite::WIRETYPE_VARINT);
+constexpr uint32_t kPayloadTag =
+    WireFormatLite::MakeTag(kPayloadField, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 
 constexpr size_t kPayloadAlignment = 64;
 
 // What a message of up to this size takes is that of the call that brings it.
 constexpr size_t kSmallMessage = 4096;
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("malformed message: ", what));
+}
 
 // What stands before the payload in the first part.
 void BeginMessage(const OutgoingMessage& message, WireEncoder* encoder) {
@@ -79,37 +95,39 @@ std::string JoinMessage(const OutgoingMessage& message) {
 }
 
 absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc::ByteBuffer& part) {
-  ASSIGN_OR_RETURN(WireCursor cursor, WireCursor::Over(part));
-  return Add(std::move(cursor));
+  grpc::ByteBuffer read = part;  // shares the slices
+  grpc::ProtoBufferReader reader(&read);
+  if (!reader.status().ok()) return Malformed("it cannot be read");
+  CodedInputStream input(&reader);
+  return Add(&input);
 }
 
 absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(absl::string_view part) {
-  return Add(WireCursor::Over(part));
+  CodedInputStream input(reinterpret_cast<const uint8_t*>(part.data()),
+                         static_cast<int>(part.size()));
+  return Add(&input);
 }
 
-absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(WireCursor cursor) {
+absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(CodedInputStream* input) {
   std::string header;
-  while (!cursor.AtEnd()) {
-    ASSIGN_OR_RETURN(WireCursor::Tag tag, cursor.ReadTag());
-    absl::Status status;
-    if (tag.field == kHeaderField && tag.wire_type == kWireLengthDelimited && !started_) {
-      ASSIGN_OR_RETURN(size_t length, cursor.ReadLength());
-      header.resize(length);
-      status = cursor.Copy(header.data(), length);
-    } else if (tag.field == kPayloadSizeField && tag.wire_type == kWireVarint && !started_) {
-      ASSIGN_OR_RETURN(uint64_t size, cursor.ReadVarint());
-      status = Start(size, header.size());
+  while (const uint32_t tag = input->ReadTag()) {
+    bool good = true;
+    if (tag == kHeaderTag && !started_) {
+      good = WireFormatLite::ReadBytes(input, &header);
+    } else if (tag == kPayloadSizeTag && !started_) {
+      uint64_t size = 0;
+      if (!input->ReadVarint64(&size)) return Malformed("it ends inside a field");
+      RETURN_IF_ERROR(Start(size, header.size()));
       message_.header_ = std::exchange(header, {});
-    } else if (tag.field == kPayloadField && tag.wire_type == kWireLengthDelimited) {
-      status = AddPayload(&cursor);
+    } else if (tag == kPayloadTag) {
+      RETURN_IF_ERROR(AddPayload(input));
     } else {
-      status = cursor.Skip(tag.wire_type);
+      good = WireFormatLite::SkipField(input, tag);
     }
-    if (!status.ok()) return status;
+    if (!good) return Malformed("it ends inside a field");
   }
-  if (!started_) {
-    return absl::InvalidArgumentError("malformed message: its first chunk has no payload_size");
-  }
+  if (!input->ConsumedEntireMessage()) return Malformed("one of its fields has no valid number");
+  if (!started_) return Malformed("its first chunk has no payload_size");
   if (filled_ < message_.size_) return std::nullopt;
   started_ = false;
   return std::exchange(message_, IncomingMessage());
@@ -147,15 +165,19 @@ absl::StatusOr<std::shared_ptr<char>> TakePayload(uint64_t payload_size, size_t 
                                [room = std::move(room)](char* payload) { std::free(payload); });
 }
 
-absl::Status MessageAssembler::AddPayload(WireCursor* cursor) {
-  ASSIGN_OR_RETURN(size_t length, cursor->ReadLength());
-  if (!started_ || length > message_.size_ - filled_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "malformed message: more payload than payload_size = ", started_ ? message_.size_ : 0));
+absl::Status MessageAssembler::AddPayload(CodedInputStream* input) {
+  int length = 0;
+  if (!input->ReadVarintSizeAsInt(&length)) return Malformed("it ends inside a field");
+  const auto size = static_cast<size_t>(length);
+  if (!started_ || size > message_.size_ - filled_) {
+    return Malformed(
+        absl::StrCat("more payload than payload_size = ", started_ ? message_.size_ : 0));
   }
-  absl::Status status = cursor->Copy(message_.payload_.get() + filled_, length);
-  filled_ += length;
-  return status;
+  if (!input->ReadRaw(message_.payload_.get() + filled_, length)) {
+    return Malformed("it ends inside its payload");
+  }
+  filled_ += size;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<const char*> PayloadReader::Take(int64_t count, absl::string_view what) {

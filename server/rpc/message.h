@@ -22,6 +22,9 @@
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/wire.h"
 
+namespace google::protobuf::io {
+class CodedInputStream;
+}  // namespace google::protobuf::io
 namespace grpc {
 class ByteBuffer;
 }  // namespace grpc
@@ -96,9 +99,9 @@ class MessageAssembler {
   absl::StatusOr<std::optional<IncomingMessage>> Add(absl::string_view part);
 
  private:
-  absl::StatusOr<std::optional<IncomingMessage>> Add(WireCursor cursor);
+  absl::StatusOr<std::optional<IncomingMessage>> Add(google::protobuf::io::CodedInputStream* input);
   absl::Status Start(uint64_t payload_size, size_t header_size);
-  absl::Status AddPayload(WireCursor* cursor);
+  absl::Status AddPayload(google::protobuf::io::CodedInputStream* input);
 
   const MessageLimits limits_;
   bool started_ = false;

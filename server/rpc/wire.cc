@@ -11,19 +11,19 @@
 #include <grpcpp/support/status.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
 
 namespace emberd::rpc {
 namespace {
 
 using google::protobuf::io::CodedOutputStream;
 
+// Wire types of protobuf that are written here.
+constexpr int kWireVarint = 0;
+constexpr int kWireFixed64 = 1;
+constexpr int kWireLengthDelimited = 2;
+
 // Below this size a copy is cheaper than a slice of its own.
 constexpr size_t kCopyBelow = 512;
-
-absl::Status Truncated(absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("malformed message: it ends inside ", what));
-}
 
 void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
 
@@ -126,97 +126,6 @@ grpc::ByteBuffer WireEncoder::Finish() {
 std::string WireEncoder::FinishText() {
   assert(slices_.empty());
   return std::exchange(scratch_, {});
-}
-
-WireCursor WireCursor::Over(absl::string_view bytes) {
-  WireCursor cursor;
-  cursor.slices_ = std::make_shared<std::vector<grpc::Slice>>();
-  cursor.slices_->emplace_back(bytes.data(), bytes.size(), grpc::Slice::STATIC_SLICE);
-  cursor.remaining_ = bytes.size();
-  return cursor;
-}
-
-absl::StatusOr<WireCursor> WireCursor::Over(const grpc::ByteBuffer& buffer) {
-  WireCursor cursor;
-  cursor.slices_ = std::make_shared<std::vector<grpc::Slice>>();
-  if (!buffer.Valid()) return cursor;
-  if (!buffer.Dump(cursor.slices_.get()).ok()) {
-    return absl::InvalidArgumentError("malformed message: it cannot be decompressed");
-  }
-  for (const grpc::Slice& slice : *cursor.slices_) cursor.remaining_ += slice.size();
-  return cursor;
-}
-
-absl::StatusOr<WireCursor::Tag> WireCursor::ReadTag() {
-  ASSIGN_OR_RETURN(uint64_t key, ReadVarint());
-  const uint64_t field = key >> 3;
-  if (field == 0 || field > 536870911) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("malformed message: field number ", field, " is not in 1 .. 536870911"));
-  }
-  return Tag{static_cast<int>(field), static_cast<int>(key & 7)};
-}
-
-absl::StatusOr<uint64_t> WireCursor::ReadVarint() {
-  uint64_t value = 0;
-  for (int shift = 0; shift < 64; shift += 7) {
-    char byte;
-    RETURN_IF_ERROR(Copy(&byte, 1));
-    value |= static_cast<uint64_t>(byte & 0x7f) << shift;
-    if ((byte & 0x80) == 0) return value;
-  }
-  return absl::InvalidArgumentError("malformed message: a varint is longer than 10 bytes");
-}
-
-absl::StatusOr<size_t> WireCursor::ReadLength() {
-  ASSIGN_OR_RETURN(uint64_t length, ReadVarint());
-  if (length > remaining_) return Truncated("a field");
-  return static_cast<size_t>(length);
-}
-
-template <typename Use>
-absl::Status WireCursor::Walk(size_t size, const Use& use) {
-  if (size > remaining_) return Truncated("a value");
-  remaining_ -= size;
-  while (size > 0) {
-    const grpc::Slice& slice = (*slices_)[slice_];
-    const size_t here = std::min(size, slice.size() - offset_);
-    if (here > 0) {
-      use(absl::string_view(reinterpret_cast<const char*>(slice.begin()) + offset_, here));
-    }
-    size -= here;
-    offset_ += here;
-    if (offset_ == slice.size()) {
-      ++slice_;
-      offset_ = 0;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status WireCursor::Copy(char* to, size_t size) {
-  return Walk(size, [&to](absl::string_view piece) {
-    std::memcpy(to, piece.data(), piece.size());
-    to += piece.size();
-  });
-}
-
-absl::Status WireCursor::Skip(int wire_type) {
-  const auto pass = [](absl::string_view) {};
-  switch (wire_type) {
-    case kWireVarint:
-      return ReadVarint().status();
-    case kWireFixed64:
-      return Walk(8, pass);
-    case kWireFixed32:
-      return Walk(4, pass);
-    case kWireLengthDelimited: {
-      absl::StatusOr<size_t> length = ReadLength();
-      return length.ok() ? Walk(*length, pass) : length.status();
-    }
-    default:
-      return absl::InvalidArgumentError(absl::StrCat("malformed message: wire type ", wire_type));
-  }
 }
 
 }  // namespace emberd::rpc

@@ -1,6 +1,5 @@
 // Statuses and messages as gRPC carries them. Messages whose payload must not be copied are written
-// and read by hand: an encoder that lets large fields stay where they are, and a cursor over the
-// slices of a received message.
+// by an encoder that lets large fields stay where they are.
 #pragma once
 
 #include <cstdint>
@@ -68,45 +67,5 @@ class WireEncoder {
   std::string scratch_;
   std::vector<grpc::Slice> slices_;
 };
-
-// Reads a message that lies in several slices. Nothing is trusted: reads beyond the end fail with
-// INVALID_ARGUMENT.
-class WireCursor {
- public:
-  // `buffer` must outlive nothing: its slices are referenced.
-  static absl::StatusOr<WireCursor> Over(const grpc::ByteBuffer& buffer);
-  // `bytes` must outlive the cursor and what it shares.
-  static WireCursor Over(absl::string_view bytes);
-
-  bool AtEnd() const { return remaining_ == 0; }
-
-  struct Tag {
-    int field = 0;
-    int wire_type = 0;
-  };
-  absl::StatusOr<Tag> ReadTag();
-  absl::StatusOr<uint64_t> ReadVarint();
-  // Length of a length-delimited field, checked against what is left.
-  absl::StatusOr<size_t> ReadLength();
-  // Copies `size` bytes, which must be there.
-  absl::Status Copy(char* to, size_t size);
-  absl::Status Skip(int wire_type);
-
- private:
-  // Calls use(view) for each piece of the next `size` bytes, and passes over them.
-  template <typename Use>
-  absl::Status Walk(size_t size, const Use& use);
-
-  std::shared_ptr<std::vector<grpc::Slice>> slices_;
-  size_t slice_ = 0;
-  size_t offset_ = 0;
-  size_t remaining_ = 0;
-};
-
-// Wire types of protobuf that occur here.
-inline constexpr int kWireVarint = 0;
-inline constexpr int kWireFixed64 = 1;
-inline constexpr int kWireLengthDelimited = 2;
-inline constexpr int kWireFixed32 = 5;
 
 }  // namespace emberd::rpc

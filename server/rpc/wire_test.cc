@@ -60,46 +60,6 @@ TEST(WireEncoderTest, SizesMatchProtobufs) {
   }
 }
 
-// Every value that crosses a slice boundary must come out whole: the boundaries are the transport's
-// choice.
-TEST(WireCursorTest, ReadsValuesThatCrossSlices) {
-  v1::MutationId message;
-  message.set_client_id("a client with a name");
-  message.set_sequence(1234567890123456789u);
-  const std::string bytes = message.SerializeAsString();
-  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
-    grpc::Slice slices[] = {grpc::Slice(bytes.substr(0, cut)), grpc::Slice(),
-                            grpc::Slice(bytes.substr(cut))};
-    auto cursor = WireCursor::Over(grpc::ByteBuffer(slices, 3));
-    ASSERT_TRUE(cursor.ok());
-    ASSERT_EQ(cursor->ReadTag()->field, 1);
-    std::string name(cursor->ReadLength().value(), '\0');
-    ASSERT_TRUE(cursor->Copy(name.data(), name.size()).ok());
-    EXPECT_EQ(name, message.client_id());
-    ASSERT_EQ(cursor->ReadTag()->field, 2);
-    EXPECT_EQ(cursor->ReadVarint().value(), message.sequence());
-    EXPECT_TRUE(cursor->AtEnd());
-  }
-}
-
-TEST(WireCursorTest, RefusesWhatIsCutShort) {
-  v1::MutationId message;
-  message.set_client_id("abc");
-  message.set_sequence(300);
-  const std::string bytes = message.SerializeAsString();
-  for (size_t size = 0; size < bytes.size(); ++size) {
-    grpc::Slice slice(bytes.substr(0, size));
-    auto cursor = WireCursor::Over(grpc::ByteBuffer(&slice, 1));
-    absl::Status status;
-    while (status.ok() && !cursor->AtEnd()) {
-      auto tag = cursor->ReadTag();
-      status = tag.ok() ? cursor->Skip(tag->wire_type) : tag.status();
-    }
-    const bool at_field_boundary = size == 0 || size == 5;
-    EXPECT_EQ(status.ok(), at_field_boundary) << size;
-  }
-}
-
 TEST(StatusCodesTest, EveryCodeGoesThereAndBack) {
   for (int code = 0; code <= 16; ++code) {
     const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "because");
