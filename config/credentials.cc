@@ -5,11 +5,13 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <sys/stat.h>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "config/config.h"
 
@@ -125,6 +127,15 @@ absl::Status CheckToken(absl::string_view field, absl::string_view token) {
       field, ": a token of ", token.size(), " bytes",
       printable ? "" : ", not all of them printable,", " is not allowed; it must have ",
       kMinTokenBytes, " to ", kMaxTokenBytes, " printable ASCII characters without blanks"));
+}
+
+std::string FileMarks(const std::vector<std::string>& paths) {
+  return absl::StrJoin(paths, "\n", [](std::string* out, const std::string& path) {
+    struct stat file = {};
+    if (stat(path.c_str(), &file) != 0) return absl::StrAppend(out, "none");
+    absl::StrAppend(out, file.st_dev, ":", file.st_ino, ":", file.st_size, ":", file.st_mtim.tv_sec,
+                    ".", file.st_mtim.tv_nsec, ":", file.st_ctim.tv_sec, ".", file.st_ctim.tv_nsec);
+  });
 }
 
 }  // namespace emberd::config

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -36,5 +37,9 @@ absl::StatusOr<PemFiles> LoadPemFiles(const PemPaths& paths);
 absl::StatusOr<std::string> LoadToken(absl::string_view field, const std::string& path);
 // INVALID_ARGUMENT unless `token` has 16 to 4096 characters of printable ASCII, without blanks.
 absl::Status CheckToken(absl::string_view field, absl::string_view token);
+
+// What differs, without reading them, when one of these files was written or replaced, itself or
+// behind a link, which is how certificates are often replaced.
+std::string FileMarks(const std::vector<std::string>& paths);
 
 }  // namespace emberd::config

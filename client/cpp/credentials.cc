@@ -4,11 +4,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
 #include <utility>
 
 #include <grpc/support/log.h>
-#include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -59,35 +57,23 @@ absl::StatusOr<std::string> Token(const ClientOptions& options) {
   return options.token;
 }
 
-// Differs when one of the files was written or replaced.
-std::string Marks(std::initializer_list<const std::string*> files) {
-  std::string marks;
-  for (const std::string* const file : files) {
-    struct stat found = {};
-    if (file->empty() || stat(file->c_str(), &found) != 0) found = {};
-    absl::StrAppend(&marks, found.st_dev, ":", found.st_ino, ":", found.st_size, ":",
-                    found.st_mtim.tv_sec, ".", found.st_mtim.tv_nsec, ":", found.st_ctim.tv_sec,
-                    ".", found.st_ctim.tv_nsec, "/");
-  }
-  return marks;
-}
-
 std::string TlsMarks(const ClientOptions& options) {
   if (!options.tls.has_value()) return "";
-  return Marks({&options.tls->ca_file, &options.tls->certificate_file, &options.tls->key_file});
+  return config::FileMarks(
+      {options.tls->ca_file, options.tls->certificate_file, options.tls->key_file});
 }
 
 }  // namespace
 
 CredentialFiles::CredentialFiles(const ClientOptions& options)
-    : options_(options), tls_(TlsMarks(options)), token_(Marks({&options.token_file})) {}
+    : options_(options), tls_(TlsMarks(options)), token_(config::FileMarks({options.token_file})) {}
 
 std::optional<Credentials> CredentialFiles::Renewed() {
   const absl::Time now = SteadyNow();
   if (now < next_look_) return std::nullopt;
   next_look_ = now + kEvery;
   std::string tls = TlsMarks(options_);
-  std::string token = Marks({&options_.token_file});
+  std::string token = config::FileMarks({options_.token_file});
   if (tls == tls_ && token == token_) return std::nullopt;
   absl::StatusOr<Credentials> read = LoadCredentials(options_);
   if (!read.ok()) {

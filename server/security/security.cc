@@ -9,11 +9,9 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/client_interceptor.h>
-#include <sys/stat.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -330,7 +328,7 @@ CredentialsWatch::CredentialsWatch(Security* security, std::function<void()> cha
       changed_(std::move(changed)),
       every_(every),
       files_(security->Files()),
-      seen_(Marks()),
+      seen_(config::FileMarks(files_)),
       thread_([this] { Run(); }) {}
 
 CredentialsWatch::~CredentialsWatch() {
@@ -367,7 +365,7 @@ void CredentialsWatch::Run() {
 }
 
 bool CredentialsWatch::IsTime(bool asked) {
-  std::string marks = Marks();
+  std::string marks = config::FileMarks(files_);
   const bool calm = marks == seen_;
   seen_ = std::move(marks);
   if (!asked && (!calm || seen_ == read_)) return false;
@@ -390,16 +388,6 @@ void CredentialsWatch::Reload(bool asked) {
   }
   broken_ = !changed.ok();
   if (changed_) changed_();
-}
-
-std::string CredentialsWatch::Marks() const {
-  return absl::StrJoin(files_, "\n", [](std::string* out, const std::string& file) {
-    struct stat info = {};
-    // What stands behind a link, which is how certificates are often replaced.
-    if (stat(file.c_str(), &info) != 0) return absl::StrAppend(out, "none");
-    absl::StrAppend(out, info.st_dev, " ", info.st_ino, " ", info.st_size, " ", info.st_mtim.tv_sec,
-                    ".", info.st_mtim.tv_nsec);
-  });
 }
 
 }  // namespace emberd::security

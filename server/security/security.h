@@ -177,8 +177,6 @@ class CredentialsWatch {
   // Whether to reload now; `asked`: somebody wants it.
   bool IsTime(bool asked);
   void Reload(bool asked);
-  // What says, without reading them, that files have changed.
-  std::string Marks() const;
 
   Security* const security_;
   const std::function<void()> changed_;
