@@ -366,8 +366,7 @@ Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
 
 void CombineActivations(absl::Span<const host::GatherResult> results, const ServedModel& model,
                         const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
-                        const SharedOutput& output, absl::Span<const int> order, CpuPool* cpu,
-                        const std::function<void(size_t)>& combined) {
+                        const SharedOutput& output, absl::Span<const int> order, CpuPool* cpu) {
   if (order.empty()) return;
   std::vector<std::vector<FeatureStart>> starts(results.size());
   ParallelFor(cpu, static_cast<int64_t>(results.size()),
@@ -398,7 +397,6 @@ void CombineActivations(absl::Span<const host::GatherResult> results, const Serv
         to += output.layout.strides[i];
       }
     }
-    if (combined != nullptr) combined(index);
   };
   ParallelFor(cpu, static_cast<int64_t>(order.size()), combine);
 }

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -76,14 +75,10 @@ Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
 // all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
 // zero. The results have passed CheckGatherResult, and ArrangeUniqueRows. `output`:
 // where they are written, and shards may have written some already. `cpu`: may be null.
-//
-// The features of `order`, by their index in the config, begun in that order. `combined`,
-// if not null, is called with each index in `order` when that feature's activations are there, from
-// any thread.
+// `order`: the features to combine, by their index in the config.
 void CombineActivations(absl::Span<const host::GatherResult> results, const ServedModel& model,
                         const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
                         const SharedOutput& output, absl::Span<const int> order,
-                        CpuPool* cpu = nullptr,
-                        const std::function<void(size_t)>& combined = nullptr);
+                        CpuPool* cpu = nullptr);
 
 }  // namespace emberd::step

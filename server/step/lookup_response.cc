@@ -74,17 +74,10 @@ std::vector<absl::Span<const int>> CutIntoMessages(const LookupOutput& output,
       features.remove_prefix(std::exchange(count, 0));
       bytes = 0;
     }
-    bytes += BytesToSend(output, features[count++]);
+    bytes += output.activations.features[features[count++]].bytes.size();
   }
   messages.push_back(features);
   return messages;
-}
-
-v1::TrainLookupResult HeadOfPart(int64_t step) {
-  v1::TrainLookupResult head;
-  head.set_step(step);
-  head.set_continues(true);
-  return head;
 }
 
 // A TrainResponse with a lookup; `head`: the small fields of its result.
@@ -104,26 +97,7 @@ grpc::ByteBuffer EncodeMessage(const v1::TrainLookupResult& head, const LookupOu
   return encoder.Finish();
 }
 
-// The messages of these features; the last has this head.
-std::deque<grpc::ByteBuffer> EncodeMessages(const v1::TrainLookupResult& last_head,
-                                            const LookupOutput& output,
-                                            absl::Span<const int> features) {
-  std::deque<grpc::ByteBuffer> messages;
-  const std::vector<absl::Span<const int>> cut = CutIntoMessages(output, features);
-  for (const absl::Span<const int>& some : cut) {
-    const bool last = &some == &cut.back();
-    messages.push_back(
-        EncodeMessage(last ? last_head : HeadOfPart(last_head.step()), output, some));
-  }
-  return messages;
-}
-
 }  // namespace
-
-size_t BytesToSend(const LookupOutput& output, int feature) {
-  if (output.activations.shared_bytes > 0) return 0;
-  return output.activations.features[feature].bytes.size();
-}
 
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
   using Response = v1::LookupResponse;
@@ -155,22 +129,24 @@ std::string EncodeLookupText(const LookupOutput& output) {
   return text;
 }
 
-std::deque<grpc::ByteBuffer> EncodeTrainActivations(int64_t step, const LookupOutput& output,
-                                                    absl::Span<const int> features) {
-  return EncodeMessages(HeadOfPart(step), output, features);
-}
-
 std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
-                                               size_t sent, const v1::StepTimes& times) {
+                                               const v1::StepTimes& times) {
   absl::Span<const int> features;
   if (output.activations.shared_bytes == 0) features = absl::MakeConstSpan(output.order);
-  features.remove_prefix(std::min(sent, features.size()));
+  v1::TrainLookupResult last;
+  last.set_step(step);
+  last.set_shared_bytes(output.activations.shared_bytes);
+  *last.mutable_statistics() = output.statistics;
+  *last.mutable_times() = times;
   v1::TrainLookupResult head;
   head.set_step(step);
-  head.set_shared_bytes(output.activations.shared_bytes);
-  *head.mutable_statistics() = output.statistics;
-  *head.mutable_times() = times;
-  return EncodeMessages(head, output, features);
+  head.set_continues(true);
+  std::deque<grpc::ByteBuffer> messages;
+  const std::vector<absl::Span<const int>> cut = CutIntoMessages(output, features);
+  for (const absl::Span<const int>& some : cut) {
+    messages.push_back(EncodeMessage(&some == &cut.back() ? last : head, output, some));
+  }
+  return messages;
 }
 
 }  // namespace emberd::step

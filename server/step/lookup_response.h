@@ -26,22 +26,14 @@ struct LookupOutput {
   v1::BatchStatistics statistics;
 };
 
-// What a feature has to send, but for names and shapes.
-size_t BytesToSend(const LookupOutput& output, int feature);
-
 // A LookupResponse.
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output);
 // The same bytes, copied: of a small one, that costs less.
 std::string EncodeLookupText(const LookupOutput& output);
 
-// TrainResponses with the result of a step's lookup, without its batch handle. First, as often as
-// there are some, features whose activations are there: the next ones in the order of the request.
-// In messages of about 1 MiB: each but the last ends with the activation that brings it to that
-// size.
-std::deque<grpc::ByteBuffer> EncodeTrainActivations(int64_t step, const LookupOutput& output,
-                                                    absl::Span<const int> features);
-// Then all that is left after `sent` features, cut in the same way.
+// TrainResponses with the result of a step's lookup, without its batch handle, in messages of about
+// 1 MiB: each but the last ends with the activation that brings it to that size.
 std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
-                                               size_t sent, const v1::StepTimes& times);
+                                               const v1::StepTimes& times);
 
 }  // namespace emberd::step

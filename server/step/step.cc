@@ -36,13 +36,6 @@ class WorkTimer {
 // What room is made for, in errors.
 constexpr char kAnswer[] = "the answer";
 
-// Of each feature in the order of the request.
-std::vector<size_t> BytesInOrder(const LookupOutput& output) {
-  std::vector<size_t> bytes;
-  for (const int feature : output.order) bytes.push_back(BytesToSend(output, feature));
-  return bytes;
-}
-
 constexpr int64_t kTinyAnswer = int64_t{64} << 10;  // bytes
 
 // A few ids are sorted sooner than another thread wakes up.
@@ -189,11 +182,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   output.activations = ActivationsIn(*memory, *model, *batch, dtype);
   // The room is given back when gRPC has sent the activations.
   output.activations.owner = KeepBoth(std::move(room), std::move(output.activations.owner));
-  CombinedInOrder in_order(BytesInOrder(output), rpc::kPartBytes, [&](size_t begin, size_t end) {
-    hooks->OnCombined(output, absl::MakeConstSpan(output.order).subspan(begin, end - begin));
-  });
-  CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu(),
-                     [&](size_t index) { in_order.Add(index); });
+  CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu());
   times->set_combine_us(combining.worked_us());
   return output;
 }

@@ -1,7 +1,7 @@
 // The one path of a step, for unary calls and training streams alike:
 //
 //   lookup:  decode -> make room for the answer -> sort -> [agree on cuts] -> cut ->
-//            [may gather] -> gather -> keep -> combine, and forward what is there
+//            [may gather] -> gather -> keep -> combine
 //   update:  read the parts as they come -> claim -> stage on all shards -> [all staged] -> commit
 //   on all shards
 //            (a unary one again, if another attempt at it was in the way: see mutations.h)
@@ -40,45 +40,6 @@
 
 namespace emberd::step {
 
-// What is made in any order, by several threads, and told of in one order, as soon as enough is
-// there.
-//
-// Thread-safe.
-class CombinedInOrder {
- public:
-  // `bytes`: of each thing. `tell` is called with the range of those that are there and that it has
-  // not been called with, when they have `enough` bytes; by one thread at a time. Whoever waits for
-  // the last thing takes the rest: it is never called with that.
-  CombinedInOrder(std::vector<size_t> bytes, size_t enough,
-                  std::function<void(size_t begin, size_t end)> tell)
-      : bytes_(std::move(bytes)),
-        enough_(enough),
-        tell_(std::move(tell)),
-        is_there_(bytes_.size()) {}
-
-  // Thing `index` is there.
-  void Add(size_t index) {
-    absl::MutexLock lock(&mutex_);
-    is_there_[index] = true;
-    while (end_ < is_there_.size() && is_there_[end_]) waiting_ += bytes_[end_++];
-    if (waiting_ < enough_ || end_ == is_there_.size()) return;
-    tell_(std::exchange(begin_, end_), end_);
-    waiting_ = 0;
-  }
-
- private:
-  const std::vector<size_t> bytes_;
-  const size_t enough_;
-  const std::function<void(size_t, size_t)> tell_;
-
-  absl::Mutex mutex_;
-  std::vector<bool> is_there_ ABSL_GUARDED_BY(mutex_);
-  // Those that are there and have not been told of, and their bytes.
-  size_t begin_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t end_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
 // What happens between the stages of a step. This base does nothing: a unary call is a group of
 // one. Methods may wait for as long as they like; an error ends the step.
 class StepHooks {
@@ -96,10 +57,6 @@ class StepHooks {
   virtual bool owns_batch() const { return false; }
   // All shards have gathered, and keep the batch under this handle.
   virtual void OnKept(uint64_t batch_handle) {}
-  // The activations of these features are in `output`: the next in the order of the request, of a
-  // message part or more. The last come with the answer. From any thread, one call at
-  // a time.
-  virtual void OnCombined(const LookupOutput& output, absl::Span<const int> features) {}
   // All shards hold this update, which is committed next.
   virtual absl::Status BeforeCommit() { return absl::OkStatus(); }
 };

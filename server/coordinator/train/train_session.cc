@@ -19,9 +19,8 @@ int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration)
 // The exchanges of the ranks during a lookup, and what it waits for before it reads rows.
 class TrainSession::LookupHooks final : public step::StepHooks {
  public:
-  LookupHooks(TrainSession* session, const TrainStepRequest& request, v1::StepTimes* times,
-              const Forward* forward)
-      : session_(session), step_(request.step), times_(times), forward_(*forward) {}
+  LookupHooks(TrainSession* session, int64_t step, v1::StepTimes* times)
+      : session_(session), step_(step), times_(times) {}
 
   absl::StatusOr<bool> AnyNeedsCuts(bool mine) override {
     return session_->member_->AnyNeedsCuts(step_, mine, session_->context_, &cuts_wait_);
@@ -40,18 +39,11 @@ class TrainSession::LookupHooks final : public step::StepHooks {
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
   bool owns_batch() const override { return true; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
-  void OnCombined(const step::LookupOutput& output, absl::Span<const int> features) override {
-    forward_(output, features);
-    forwarded_ += features.size();
-  }
-  size_t forwarded() const { return forwarded_; }
 
  private:
   TrainSession* const session_;
   const int64_t step_;
   v1::StepTimes* const times_;
-  const Forward& forward_;
-  size_t forwarded_ = 0;
   RankWait cuts_wait_;
 };
 
@@ -196,9 +188,8 @@ void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
   }
 }
 
-absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& request,
-                                                       const Forward& forward) {
-  auto output = TryLookup(request, forward);
+absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& request) {
+  auto output = TryLookup(request);
   if (!output.ok()) output = Explain(output.status());
   if (output.ok()) {
     metrics_->ObserveLookup(output->times);
@@ -242,16 +233,14 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step) {
   return result;
 }
 
-absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest& request,
-                                                          const Forward& forward) {
+absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest& request) {
   RETURN_IF_ERROR(Failure());
   const absl::Time began = SteadyNow();
   TrainLookupOutput output;
   output.times.set_slowest_rank(-1);
-  LookupHooks hooks(this, request, &output.times, &forward);
+  LookupHooks hooks(this, request.step, &output.times);
   ASSIGN_OR_RETURN(output.lookup, resources_.path->Lookup(model_, *request.lookup, context_, &hooks,
                                                           &output.times));
-  output.forwarded = hooks.forwarded();
   absl::MutexLock lock(&mutex_);
   const auto found = steps_.find(request.step);  // gone if the trainer did not wait for the answer
   if (found != steps_.end()) found->second.lookup_time = SteadyNow() - began;

@@ -66,7 +66,6 @@ class StreamCheckpoints {
 struct TrainLookupOutput {
   step::LookupOutput lookup;
   v1::StepTimes times;
-  size_t forwarded = 0;  // features that need no more sending, the first of lookup.order
 };
 
 // Three threads may use it at once, one each: the reader of the stream (Admit..., EndRequests), one
@@ -95,14 +94,8 @@ class TrainSession {
   // The trainer sends no more: updates do not wait for lookups that will not come.
   void EndRequests();
 
-  // Features of `output`, in the order of the request, whose activations are there, while others
-  // are still to come. One call at a time.
-  using Forward =
-      std::function<void(const step::LookupOutput& output, absl::Span<const int> features)>;
-
-  // Admitted steps, in order. After the calls of `forward`, the result is for the features that are
-  // left.
-  absl::StatusOr<TrainLookupOutput> Lookup(const TrainStepRequest& request, const Forward& forward);
+  // Admitted steps, in order.
+  absl::StatusOr<TrainLookupOutput> Lookup(const TrainStepRequest& request);
   // The next part of an update, whose step is admitted when all of them are there.
   void TakePart(int64_t step, TrainUpdatePart part);
   // All parts have been taken.
@@ -131,8 +124,7 @@ class TrainSession {
     bool skip = false;
   };
 
-  absl::StatusOr<TrainLookupOutput> TryLookup(const TrainStepRequest& request,
-                                              const Forward& forward);
+  absl::StatusOr<TrainLookupOutput> TryLookup(const TrainStepRequest& request);
   absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step, PartialUpdate* update);
   // Waits until the lookup of a step may read rows.
   absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);

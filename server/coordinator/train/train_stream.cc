@@ -258,16 +258,11 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
   }
   while (std::optional<Work> work = Next(&lookups_)) {
     const TrainStepRequest& request = work->request;
-    const auto forward = [&](const step::LookupOutput& output, absl::Span<const int> features) {
-      DeliverParts(work->place, step::EncodeTrainActivations(request.step, output, features));
-    };
-    auto output = session->Lookup(request, forward);
+    auto output = session->Lookup(request);
     if (output.ok()) {
       ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
-      Deliver(
-          work->place,
-          step::EncodeTrainLookup(request.step, output->lookup, output->forwarded, output->times),
-          /*of_lookup=*/true);
+      Deliver(work->place, step::EncodeTrainLookup(request.step, output->lookup, output->times),
+              /*of_lookup=*/true);
     } else {
       Deliver(work->place, output.status());
     }
@@ -342,9 +337,12 @@ void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer, bool o
     last_sign_ = SteadyNow();
     if (answer.ok()) {
       if (of_lookup) untaken_lookups_.insert(place);
-      Answer& of_place = answers_[place];
-      for (grpc::ByteBuffer& message : *answer) Append(std::move(message), &of_place);
-      of_place.complete = true;
+      const auto [known, is_new] = answers_.try_emplace(place, *std::move(answer));
+      if (is_new) {  // else the stream ends there
+        for (const grpc::ByteBuffer& message : *known->second) {
+          timer_.AddResponseBytes(static_cast<int64_t>(message.Length()));
+        }
+      }
     } else {
       no_more_ = true;
       EndAt(place, answer.status());
@@ -354,29 +352,8 @@ void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer, bool o
   if (end.has_value()) End(*end);
 }
 
-void TrainStream::DeliverParts(int64_t place, Messages messages) {
-  std::optional<absl::Status> end;
-  {
-    absl::MutexLock lock(&mutex_);
-    last_sign_ = SteadyNow();
-    untaken_lookups_.insert(place);
-    for (grpc::ByteBuffer& message : messages) Append(std::move(message), &answers_[place]);
-    end = WriteDue();
-  }
-  if (end.has_value()) End(*end);
-}
-
-void TrainStream::Append(grpc::ByteBuffer message, Answer* answer) {
-  if (answer->complete) return;  // the stream ends there
-  timer_.AddResponseBytes(static_cast<int64_t>(message.Length()));
-  answer->messages.push_back(std::move(message));
-}
-
 void TrainStream::EndAt(int64_t place, const absl::Status& status) {
-  Answer& answer = answers_[std::min(place, refused_place_.value_or(place))];
-  if (answer.complete) return;
-  answer.complete = true;
-  answer.status = status;
+  answers_.try_emplace(std::min(place, refused_place_.value_or(place)), status);
 }
 
 std::optional<absl::Status> TrainStream::WriteDue() {
@@ -387,21 +364,20 @@ std::optional<absl::Status> TrainStream::WriteDue() {
     }
     const auto found = answers_.find(write_place_);
     if (found == answers_.end()) return std::nullopt;
-    Answer& due = found->second;
-    if (!due.messages.empty()) {
-      outgoing_ = std::move(due.messages.front());
-      due.messages.pop_front();
-      writing_ = true;
-      StartWrite(&outgoing_);
-    } else if (!due.complete) {
-      return std::nullopt;
-    } else if (!due.status.ok()) {
+    absl::StatusOr<Messages>& due = found->second;
+    if (!due.ok()) {
       finished_ = true;
-      return due.status;
-    } else {
+      return due.status();
+    }
+    if (due->empty()) {
       answers_.erase(found);
       AnswerTaken();
+      continue;
     }
+    outgoing_ = std::move(due->front());
+    due->pop_front();
+    writing_ = true;
+    StartWrite(&outgoing_);
   }
   return std::nullopt;
 }

@@ -55,13 +55,6 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     TrainStepRequest request;
   };
   using Messages = std::deque<grpc::ByteBuffer>;
-  // Of a request: messages, which may be written while others are still to come, or after them the
-  // status that ends the stream.
-  struct Answer {
-    Messages messages;
-    bool complete = false;
-    absl::Status status;
-  };
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -87,11 +80,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void WorkerDone();
 
-  // The answer of a place, or the rest of it: messages, or the status that ends the stream there.
+  // The answer of a place: messages, or the status that ends the stream there.
   void Deliver(int64_t place, absl::StatusOr<Messages> answer, bool of_lookup = false);
-  // The next messages of the answer to a lookup, of which more will come.
-  void DeliverParts(int64_t place, Messages messages);
-  void Append(grpc::ByteBuffer message, Answer* answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the stream at a place, if nothing that came before has done so.
   void EndAt(int64_t place, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The answer that is due has been taken as a whole.
@@ -137,7 +127,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   int working_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time last_sign_ ABSL_GUARDED_BY(mutex_);  // of the trainer, or of work for it
 
-  std::map<int64_t, Answer> answers_ ABSL_GUARDED_BY(mutex_);
+  // By place: messages, or the status that ends the stream there.
+  std::map<int64_t, absl::StatusOr<Messages>> answers_ ABSL_GUARDED_BY(mutex_);
   std::set<int64_t> untaken_lookups_ ABSL_GUARDED_BY(mutex_);  // places
   std::optional<int64_t> end_place_ ABSL_GUARDED_BY(mutex_);   // where the trainer half-closed
   int64_t write_place_ ABSL_GUARDED_BY(mutex_) = 0;
