@@ -36,9 +36,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> UnarySteps::ApplyGradients(
       .model_id = request.model_id(), .handle = handle, .mutation = mutation};
   step::StepHooks no_hooks;
   v1::StepTimes times;
-  step::IncomingUpdate update(/*sum_rows=*/false);
-  update.Add({std::shared_ptr<const void>(), &request}, /*last=*/true);
-  const auto made = resources_->path->Update(name, &update, context, &no_hooks, &times);
+  const auto made = resources_->path->Update(name, request, context, &no_hooks, &times);
   if (!made.ok()) {
     if (absl::IsNotFound(made.status())) {  // no batch is kept of a model that is only looked up
       const auto model = resources_->registry->Find(request.model_id(), context);

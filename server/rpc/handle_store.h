@@ -87,13 +87,6 @@ class HandleStore {
     return found->second.value;
   }
 
-  // The value, whoever has it; null for an unknown handle.
-  std::shared_ptr<T> Find(uint64_t handle) const {
-    absl::MutexLock lock(&mutex_);
-    const auto found = entries_.find(handle);
-    return found == entries_.end() ? nullptr : found->second.value;
-  }
-
   void Unclaim(uint64_t handle) {
     absl::MutexLock lock(&mutex_);
     const auto found = entries_.find(handle);

@@ -212,9 +212,8 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
     ShardGradients& to = (*gradients)[i];
     to.in_place = ReadsInPlace(input, batch, shard);
     if (alone && !to.in_place) {
-      const std::shared_ptr<RowSums> sums =
-          input.sums.empty() ? SumRows(batch, shard) : input.sums[shard];
-      if (auto summed = sums->Finish(input)) {
+      const auto take_block = [&](int64_t bytes) { return shards_[i].TakeBlock(bytes); };
+      if (auto summed = SumsForShard(input, batch, shard, take_block)) {
         to = *std::move(summed);
         return;
       }
@@ -222,12 +221,6 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
     to.block = shards_[i].TakeBlock(GradientBytes(input, batch, shard, to.in_place));
     to.input = GradientsForShard(input, batch, shard, to.in_place, to.block);
   });
-}
-
-std::shared_ptr<RowSums> Fanout::SumRows(const KeptBatch& batch, int shard) const {
-  host::ShardBackend& backend = shards_[shard];
-  return std::make_shared<RowSums>(batch, shard,
-                                   [&backend](int64_t bytes) { return backend.TakeBlock(bytes); });
 }
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,

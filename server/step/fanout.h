@@ -97,9 +97,6 @@ class Fanout {
                                                       const UpdateName& name,
                                                       rpc::CallContext* context);
 
-  // Sums of an update's gradients for a shard, to be made while they come.
-  std::shared_ptr<RowSums> SumRows(const KeptBatch& batch, int shard) const;
-
   // Memory of clients that shards were lent and nobody refers to. To be called often.
   void TakeBackRegions() {
     for (size_t i = 0; i < shards_.size(); ++i) shards_[i].TakeBackRegions();

@@ -184,67 +184,55 @@ absl::Status DecodeStep(const v1::ApplyGradientsRequest& request, const ServedMo
   return absl::OkStatus();
 }
 
-}  // namespace
-
-GradientReader::GradientReader(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
-                               CpuPool* cpu)
-    : batch_(std::move(batch)), regions_(regions), cpu_(cpu) {
-  input_.features.resize(batch_->model->config.features_size());
-}
-
-void GradientReader::Add(const v1::ApplyGradientsRequest& part) {
-  if (!std::exchange(begun_, true)) {
-    rest_.set_rng_seed(part.rng_seed());
-    if (part.has_step()) rest_.set_step(part.step());
-  }
-  rest_.mutable_hyperparameters()->MergeFrom(part.hyperparameters());
-  if (!status_.ok()) return;
-  std::vector<int> features;
-  const absl::Status status = ReadFeatures(part, &features);
-  // What stands before the one that cannot be read may have a bad value, which then came first.
-  status_ = CheckValues(features);
-  if (status_.ok()) status_ = status;
-}
-
 // Fills `features` with those that have been read.
-absl::Status GradientReader::ReadFeatures(const v1::ApplyGradientsRequest& part,
-                                          std::vector<int>* features) {
-  const ServedModel& model = *batch_->model;
-  for (int i = 0; i < part.gradients_size(); ++i, ++count_) {
-    const v1::FeatureGradient& gradient = part.gradients(i);
+absl::Status ReadFeatures(const v1::ApplyGradientsRequest& request, const KeptBatch& batch,
+                          const RegionServer* regions, GradientInput* input,
+                          std::vector<int>* features) {
+  for (int i = 0; i < request.gradients_size(); ++i) {
+    const v1::FeatureGradient& gradient = request.gradients(i);
     ASSIGN_OR_RETURN(const int feature,
-                     FindFeature(model, gradient.feature(), "gradients", count_));
-    if (input_.features[feature].given()) {
+                     FindFeature(*batch.model, gradient.feature(), "gradients", i));
+    if (input->features[feature].given()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("gradients[", count_, "].feature '", gradient.feature(), "' is repeated"));
+          absl::StrCat("gradients[", i, "].feature '", gradient.feature(), "' is repeated"));
     }
-    RETURN_IF_ERROR(ReadFeature(gradient, feature, *batch_, regions_, &input_));
+    RETURN_IF_ERROR(ReadFeature(gradient, feature, batch, regions, input));
     features->push_back(feature);
   }
   return absl::OkStatus();
 }
 
 // All at once; names the first that has a bad value.
-absl::Status GradientReader::CheckValues(absl::Span<const int> features) {
+absl::Status CheckValues(const GradientInput& input, const KeptBatch& batch,
+                         absl::Span<const int> features, CpuPool* cpu) {
   std::vector<absl::Status> checks(features.size());
-  ParallelFor(cpu_, static_cast<int64_t>(features.size()), [&](int64_t i) {
-    const v1::TableConfig& table = batch_->model->TableOfFeature(features[i]);
-    const FeatureGradientView& view = input_.features[features[i]];
+  ParallelFor(cpu, static_cast<int64_t>(features.size()), [&](int64_t i) {
+    const v1::TableConfig& table = batch.model->TableOfFeature(features[i]);
     if (table.on_nonfinite_gradient() == v1::SKIP_ROW) return;
-    const std::string& name = batch_->model->config.features(features[i]).name();
+    const std::string& name = batch.model->config.features(features[i]).name();
     const int64_t dim = table.embedding_dim();
-    checks[i] = CheckFinite(view, batch_->feature_samples[features[i]] * dim, dim,
-                            absl::StrCat("gradient of feature '", name, "'"));
+    checks[i] = CheckFinite(input.features[features[i]], batch.feature_samples[features[i]] * dim,
+                            dim, absl::StrCat("gradient of feature '", name, "'"));
   });
   for (const absl::Status& check : checks) RETURN_IF_ERROR(check);
   return absl::OkStatus();
 }
 
-absl::StatusOr<GradientInput> GradientReader::Finish() {
-  RETURN_IF_ERROR(status_);
-  RETURN_IF_ERROR(DecodeHyperparameters(rest_, *batch_->model, &input_));
-  RETURN_IF_ERROR(DecodeStep(rest_, *batch_->model, &input_));
-  return std::move(input_);
+}  // namespace
+
+absl::StatusOr<GradientInput> ReadGradients(const v1::ApplyGradientsRequest& request,
+                                            const KeptBatch& batch, const RegionServer* regions,
+                                            CpuPool* cpu) {
+  GradientInput input;
+  input.features.resize(batch.model->config.features_size());
+  std::vector<int> features;
+  const absl::Status status = ReadFeatures(request, batch, regions, &input, &features);
+  // What stands before the one that cannot be read may have a bad value, which then came first.
+  RETURN_IF_ERROR(CheckValues(input, batch, features, cpu));
+  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(DecodeHyperparameters(request, *batch.model, &input));
+  RETURN_IF_ERROR(DecodeStep(request, *batch.model, &input));
+  return input;
 }
 
 }  // namespace emberd::step

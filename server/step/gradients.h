@@ -81,8 +81,6 @@ std::shared_ptr<const void> KeepBoth(First first, Second second) {
 // Copies `count` elements, float32 or bfloat16 at any alignment, as floats.
 void CopyFloats(const char* elements, v1::DataType dtype, int64_t count, float* to);
 
-class RowSums;
-
 // One feature's gradient: [samples, dim] in the request's memory, at any alignment; not given:
 // zero.
 struct FeatureGradientView {
@@ -101,8 +99,6 @@ struct GradientInput {
   std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
   int64_t step = -1;
   uint64_t rng_seed = 0;
-  // By shard: sums of rows that were begun while gradients came. Empty: none were.
-  std::vector<std::shared_ptr<RowSums>> sums;
 };
 
 // The gradients of an update for one shard, and what of ApplyCommand holds them.

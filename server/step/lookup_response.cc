@@ -1,6 +1,5 @@
 #include "server/step/lookup_response.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <utility>
 

@@ -1,7 +1,6 @@
 // Gradients that are summed by row before they are sent. Catches: sums where they are more bytes
 // than what they are made of, sums that hide a gradient from the shard's own judgement (a sum that
-// is not finite), a sample's gradient in another row's sum, sums in the order in which
-// gradients came, and rows without a gradient that hold
+// is not finite), a sample's gradient in another row's sum, and rows without a gradient that hold
 // what was in memory before. That the tables get the same bits is in unique_rows_test.cc.
 #include "server/step/row_gradients.h"
 
@@ -62,7 +61,7 @@ class RowGradientsTest : public testing::Test {
     return input;
   }
   static std::optional<ShardGradients> Sum(const GradientInput& input, const KeptBatch& batch) {
-    return RowSums(batch, /*shard=*/0).Finish(input);
+    return SumsForShard(input, batch, /*shard=*/0);
   }
   // The live columns of a row of the sums.
   static std::vector<float> Row(const ShardGradients& sums, int row) {
@@ -109,34 +108,6 @@ TEST_F(RowGradientsTest, WhatWouldNotBeLessIsNotSummed) {
   EXPECT_FALSE(Sum(Input(nullptr, nullptr), Keep({3, 3, 3}, {3, 3}, 1)).has_value());
 }
 
-// As gradients come: in any order, and some not at all. f and g share a table, so
-// what is summed of g must wait for f.
-TEST_F(RowGradientsTest, SumsMadeWhileGradientsComeAreTheSame) {
-  const KeptBatch batch = Keep({3, 7, 3}, {7, 9, 3}, 3);
-  const std::vector<float> f = {1e8, 2, 10, 20, 1, 200}, g = {0.5, 0.25, 4, 8, -1e8, 3};
-  for (const bool f_is_given : {true, false}) {
-    const GradientInput all = Input(f_is_given ? &f : nullptr, &g);
-    const auto expected = Sum(all, batch);
-    ASSERT_TRUE(expected.has_value());
-    for (const bool f_first : {true, false}) {
-      RowSums sums(batch, /*shard=*/0);
-      GradientInput so_far = Input(nullptr, nullptr);
-      sums.Advance(so_far);
-      if (f_is_given && f_first) so_far.features[0] = all.features[0];
-      sums.Advance(so_far);
-      so_far.features[1] = all.features[1];
-      sums.Advance(so_far);
-      if (f_is_given) so_far.features[0] = all.features[0];
-      const auto found = sums.Finish(so_far);
-      ASSERT_TRUE(found.has_value());
-      for (int row = 0; row < 3; ++row) {
-        EXPECT_EQ(Row(*found, row), Row(*expected, row))
-            << "row " << row << ", f first: " << f_first;
-      }
-    }
-  }
-}
-
 // Two stacks, of which one gets no gradients, or is not summed.
 TEST_F(RowGradientsTest, StacksDoNotStandInEachOthersWay) {
   const std::shared_ptr<const ServedModel> model = *MakeServedModel(
@@ -171,9 +142,7 @@ TEST_F(RowGradientsTest, StacksDoNotStandInEachOthersWay) {
       const auto* const data = reinterpret_cast<const char*>(values.data());
       if (first_is_given) input.features[first].data = data;
       input.features[second].data = data;
-      RowSums sums(kept, /*shard=*/0);
-      sums.Advance(input);
-      const auto sent = sums.Finish(input);
+      const auto sent = Sum(input, kept);
       ASSERT_TRUE(sent.has_value());
       const auto& of_first = sent->input.stacks[0];
       const size_t width = model->plan.stacks[0].embedding_dim;

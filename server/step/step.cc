@@ -1,7 +1,5 @@
 #include "server/step/step.h"
 
-#include <algorithm>
-
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/cpu_pool.h"
@@ -9,6 +7,7 @@
 #include "base/steady_time.h"
 #include "server/rpc/message.h"
 #include "server/step/activations.h"
+#include "server/step/gradient_reader.h"
 #include "server/step/request_reader.h"
 
 namespace emberd::step {
@@ -54,39 +53,6 @@ void CountRefusal(const ServedModel& model, const absl::Status& status) {
 }
 
 }  // namespace
-
-void IncomingUpdate::Add(std::shared_ptr<const v1::ApplyGradientsRequest> part, bool last) {
-  parts_.push_back(std::move(part));
-  if (!begun()) return;
-  reader_->Add(*parts_.back());
-  const auto& gradients = parts_.back()->gradients();
-  // What lies in shared memory is read there by the shards, or all at once.
-  if (std::any_of(gradients.begin(), gradients.end(),
-                  [](const v1::FeatureGradient& gradient) { return gradient.has_shared(); })) {
-    sums_.clear();
-  }
-  // Those of the last part are made by several threads, when it is known that it is the last.
-  if (!reader_->ok() || last || gradients.empty()) return;
-  for (const auto& sums : sums_) sums->Advance(reader_->input());
-}
-
-void IncomingUpdate::Begin(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
-                           Fanout* fanout) {
-  batch_ = std::move(batch);
-  reader_.emplace(batch_, regions, fanout->cpu());
-  for (const auto& part : parts_) reader_->Add(*part);
-  // What came before its batch is summed in one go, by several threads.
-  if (!sum_rows_ || !parts_.empty()) return;
-  for (int shard = 0; shard < static_cast<int>(fanout->shards().size()); ++shard) {
-    sums_.push_back(fanout->SumRows(*batch_, shard));
-  }
-}
-
-absl::StatusOr<GradientInput> IncomingUpdate::Finish() {
-  auto input = reader_->Finish();
-  if (input.ok()) input->sums = std::move(sums_);
-  return input;
-}
 
 absl::StatusOr<LookupOutput> StepPath::Lookup(const ServedModelPtr& model,
                                               const v1::LookupRequest& request,
@@ -224,12 +190,8 @@ absl::Status StepPath::Keep(const ServedModelPtr& model, const preprocess::Prepr
   return status;
 }
 
-void StepPath::ReadAhead(uint64_t handle, IncomingUpdate* update) {
-  std::shared_ptr<const KeptBatch> batch = batches_.Find(handle);
-  if (batch != nullptr) update->Begin(std::move(batch), options_.regions, fanout_);
-}
-
-absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name, IncomingUpdate* update,
+absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
+                                              const v1::ApplyGradientsRequest& gradients,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               v1::StepTimes* times) {
   const auto batch = Claim(name.model_id, name.handle);
@@ -239,8 +201,7 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name, IncomingUp
   GradientInput input;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    if (!update->begun()) update->Begin(*batch, options_.regions, fanout_);
-    ASSIGN_OR_RETURN(input, update->Finish());
+    ASSIGN_OR_RETURN(input, ReadGradients(gradients, **batch, options_.regions, fanout_->cpu()));
   }
   const auto attempt = [&](uint64_t number) {
     UpdateName attempted = name;

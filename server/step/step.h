@@ -2,7 +2,7 @@
 //
 //   lookup:  decode -> make room for the answer -> sort -> [agree on cuts] -> cut ->
 //            [may gather] -> gather -> keep -> combine
-//   update:  read the parts as they come -> claim -> stage on all shards -> [all staged] -> commit
+//   update:  claim -> read -> stage on all shards -> [all staged] -> commit
 //   on all shards
 //            (a unary one again, if another attempt at it was in the way: see mutations.h)
 //
@@ -10,18 +10,12 @@
 // See docs/step.md.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/region_server.h"
@@ -30,11 +24,9 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/step/fanout.h"
-#include "server/step/gradient_reader.h"
 #include "server/step/gradients.h"
 #include "server/step/lookup_response.h"
 #include "server/step/mutations.h"
-#include "server/step/row_gradients.h"
 #include "server/step/served_model.h"
 #include "server/step/shared_tensors.h"
 
@@ -59,34 +51,6 @@ class StepHooks {
   virtual void OnKept(uint64_t batch_handle) {}
   // All shards hold this update, which is committed next.
   virtual absl::Status BeforeCommit() { return absl::OkStatus(); }
-};
-
-// An update between its first part and its last: as soon as its batch is known, what comes is
-// checked, and summed where the shards are to be sent sums.
-//
-// Not thread-safe. Must outlive the use of what Finish returns.
-class IncomingUpdate {
- public:
-  // `sum_rows`: sums are made while gradients come, as far as that is worth it. The update must
-  // have no other rank then.
-  explicit IncomingUpdate(bool sum_rows) : sum_rows_(sum_rows) {}
-
-  // The next part; see GradientReader.
-  void Add(std::shared_ptr<const v1::ApplyGradientsRequest> part, bool last);
-  // The batch is there. Once; `regions` (null: there are none) and `fanout` must outlive it.
-  void Begin(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions, Fanout* fanout);
-  bool begun() const { return reader_.has_value(); }
-
-  // After Begin and the last part; once.
-  absl::StatusOr<GradientInput> Finish();
-
- private:
-  const bool sum_rows_;
-  // All of them: gradients are read where they are.
-  std::vector<std::shared_ptr<const v1::ApplyGradientsRequest>> parts_;
-  std::shared_ptr<const KeptBatch> batch_;
-  std::optional<GradientReader> reader_;
-  std::vector<std::shared_ptr<RowSums>> sums_;  // by shard; empty: none are made
 };
 
 // A batch between its preprocessing and its lookups, of which there may be several.
@@ -135,18 +99,16 @@ class StepPath {
                                       rpc::CallContext* context, StepHooks* hooks,
                                       v1::StepTimes* times);
 
-  // Updates the rows of the batch that `name` names, and forgets the batch. All parts of `update`
-  // have come. The handle and the mutation in them do not count, nor does the attempt in the name.
+  // Updates the rows of the batch that `name` names, and forgets the batch. The handle and the
+  // mutation in `gradients` do not count, nor does the attempt in the name.
   // After an error the batch is still there, and some shards may have made the update if it came
   // from the commit: the same update under the same name finishes it, here or at another
   // coordinator, which does not need the batch for that. NOT_FOUND: there is no batch, and no shard
   // has made the update; it may be tried under the same name with another batch.
-  absl::StatusOr<MadeMutation> Update(const UpdateName& name, IncomingUpdate* update,
+  absl::StatusOr<MadeMutation> Update(const UpdateName& name,
+                                      const v1::ApplyGradientsRequest& gradients,
                                       rpc::CallContext* context, StepHooks* hooks,
                                       v1::StepTimes* times);
-  // Lets `update`, of the batch of that handle, be read as it comes. Nothing if there is no batch:
-  // then all is read by Update.
-  void ReadAhead(uint64_t handle, IncomingUpdate* update);
 
   // Gives back a batch that will not be updated. NOT_FOUND if there is none, UNAVAILABLE while an
   // update uses it.

@@ -1,5 +1,5 @@
 // Messages of a training stream, cut into slices as the first byte says, and given to the
-// assembler. Catches: bytes that crash the reader, and a part of an update that is kept.
+// assembler. Catches: bytes that crash the reader, and a whole request that is kept.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -39,9 +39,9 @@ EMBERD_FUZZ_TARGET(train, data, size) {
   }
   fuzz::accepted = fuzz::Canonical<v1::TrainRequest>(bytes) == bytes;
   coordinator::TrainAssembler assembler;
-  const bool update = message.has_update();
+  const bool continues = message.lookup().continues() || message.update().continues();
   const auto taken = assembler.Add(&message, static_cast<int64_t>(size));
-  Require(!taken.ok() || !update || taken->has_value(), "a part of an update is handed on");
+  Require(!taken.ok() || continues || taken->has_value(), "a whole request is handed on");
   return 0;
 }
 

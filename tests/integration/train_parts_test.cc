@@ -1,7 +1,6 @@
-// Requests and answers of a training stream that are many messages long: parts of an update are
-// read, and summed, before the last one has come; parts of an answer leave before the last one has
-// been made. A failure here means that a table gets other bits because of how an update was cut,
-// that half an update is made, or that an answer is not what was asked for.
+// Requests and answers of a training stream that are many messages long. A failure here means that
+// a table gets other bits because of how an update was cut, that half an update is made, or that an
+// answer is not what was asked for.
 //
 // Covers: server/step/step.cc, server/step/gradient_reader.cc,
 // server/coordinator/train/train_stream.cc
@@ -201,7 +200,7 @@ TEST_F(TrainPartsTest, ASlowTrainerGetsItsAnswers) {
   EndTrain(&call);
 }
 
-// Sums of rows are made while parts come; how they are cut and ordered must not show.
+// How parts are cut and ordered must not show.
 TEST_F(TrainPartsTest, HoweverAnUpdateIsCutTheTablesAreTheSame) {
   const std::vector<std::vector<Order>> cuts = {
       {{0, 1, 2, 3, 4, 5}},         {{0}, {1}, {2}, {3}, {4}, {5}}, {{5}, {4}, {3}, {2}, {1}, {0}},

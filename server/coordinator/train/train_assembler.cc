@@ -57,28 +57,28 @@ absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddLookup(v1::Tr
 absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddUpdate(v1::TrainUpdate* update,
                                                                           int64_t bytes) {
   if (lookup_.has_value()) return TooEarly("update", update->step(), "lookup", lookup_->step);
-  if (!update_.has_value()) update_.emplace(OpenUpdate{update->step()});
+  if (!update_.has_value()) {
+    update_.emplace().step = update->step();
+    update_->update.emplace().gradients.set_step(update->step());
+  }
   RETURN_IF_ERROR(CheckSameStep(update_->step, update->step()));
-  update_->skip |= update->skip();
-  if (update_->feature.empty() && update->gradients_size() > 0) {
-    update_->feature = update->gradients(0).feature();
+  update_->bytes += bytes;
+  TrainUpdateRequest& whole = *update_->update;
+  for (v1::FeatureGradient& gradient : *update->mutable_gradients()) {
+    *whole.gradients.add_gradients() = std::move(gradient);
   }
-  if (update_->skip && (update->gradients_size() > 0 || !update_->feature.empty())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("update.skip is true in step ", update_->step, ", but gradients of feature \"",
-                     update_->feature, "\" came with it; a skipped step has none"));
+  for (v1::StepHyperparameters& of_table : *update->mutable_hyperparameters()) {
+    *whole.gradients.add_hyperparameters() = std::move(of_table);
   }
-  auto gradients = std::make_shared<v1::ApplyGradientsRequest>();
-  gradients->set_step(update->step());
-  gradients->mutable_gradients()->Swap(update->mutable_gradients());
-  gradients->mutable_hyperparameters()->Swap(update->mutable_hyperparameters());
-  TrainStepRequest part;
-  part.step = update->step();
-  part.bytes = bytes;
-  part.update = TrainUpdatePart{std::move(gradients), update->checkpoint(), update->skip(),
-                                !update->continues()};
-  if (part.update->last) update_.reset();
-  return part;
+  whole.skip |= update->skip();
+  if (whole.skip && whole.gradients.gradients_size() > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "update.skip is true in step ", update_->step, ", but gradients of feature \"",
+        whole.gradients.gradients(0).feature(), "\" came with it; a skipped step has none"));
+  }
+  if (!update->checkpoint().empty()) whole.checkpoint = update->checkpoint();
+  if (update->continues()) return std::nullopt;
+  return std::exchange(update_, std::nullopt);
 }
 
 }  // namespace emberd::coordinator

@@ -1,9 +1,7 @@
-// Puts the messages of a training stream's requests together: lookups wholly, updates only as far
-// as it must be known whether one belongs to the other, for their parts are used as they come.
+// Puts the messages of a training stream's requests together.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -13,29 +11,25 @@
 
 namespace emberd::coordinator {
 
-// A part of an update.
-struct TrainUpdatePart {
-  std::shared_ptr<const v1::ApplyGradientsRequest> gradients;  // with the number of the step
+struct TrainUpdateRequest {
+  v1::ApplyGradientsRequest gradients;  // with the number of the step
   // See TrainUpdate.
   std::string checkpoint;
   bool skip = false;
-  bool last = false;
 };
 
-// A lookup, or a part of an update: one of the two is set.
+// One of the two is set.
 struct TrainStepRequest {
   int64_t step = 0;
   int64_t bytes = 0;  // of its messages on the wire
   std::optional<v1::LookupRequest> lookup;
-  std::optional<TrainUpdatePart> update;
-
-  bool complete() const { return lookup.has_value() || update->last; }
+  std::optional<TrainUpdateRequest> update;
 };
 
 // Not thread-safe.
 class TrainAssembler {
  public:
-  // Takes the next message after the start; it is moved from. What this message completed, if it
+  // Takes the next message after the start; it is moved from. The request that it completed, if it
   // did. INVALID_ARGUMENT if it does not belong where it stands.
   absl::StatusOr<std::optional<TrainStepRequest>> Add(v1::TrainRequest* message, int64_t bytes);
   // Whether a request has begun and is not complete.
@@ -49,12 +43,7 @@ class TrainAssembler {
 
   // That have begun and are not complete.
   std::optional<TrainStepRequest> lookup_;
-  struct OpenUpdate {
-    int64_t step = 0;
-    bool skip = false;
-    std::string feature = {};  // the first that has a gradient
-  };
-  std::optional<OpenUpdate> update_;
+  std::optional<TrainStepRequest> update_;
 };
 
 }  // namespace emberd::coordinator

@@ -46,29 +46,29 @@ TEST(TrainAssemblerTest, PutsThePartsOfALookupTogether) {
   EXPECT_EQ((*whole)->lookup->activation_dtype(), v1::BFLOAT16);
 }
 
-// The first parts of an update are there before the last one comes.
-TEST(TrainAssemblerTest, HandsOnThePartsOfAnUpdate) {
+TEST(TrainAssemblerTest, PutsThePartsOfAnUpdateTogether) {
   TrainAssembler assembler;
-  v1::TrainRequest first = Update(3, "c", true);
-  auto part = assembler.Add(&first, 10);
-  ASSERT_TRUE(part.ok() && part->has_value()) << part.status();
+  v1::TrainRequest part = Update(3, "c", true);
+  auto whole = assembler.Add(&part, 10);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_FALSE(whole->has_value());
   EXPECT_TRUE(assembler.in_request());
-  EXPECT_FALSE((*part)->lookup.has_value());
-  EXPECT_FALSE((*part)->complete());
-  EXPECT_EQ((*part)->step, 3);
-  EXPECT_EQ((*part)->bytes, 10);
-  EXPECT_EQ((*part)->update->gradients->step(), 3);
-  EXPECT_EQ((*part)->update->gradients->gradients(0).feature(), "c");
-  EXPECT_EQ((*part)->update->gradients->hyperparameters(0).table(), "of c");
-  v1::TrainRequest last = Update(3, "d", false);
-  last.mutable_update()->set_checkpoint("now");
-  part = assembler.Add(&last, 20);
-  ASSERT_TRUE(part.ok() && part->has_value()) << part.status();
+  part = Update(3, "d", false);
+  part.mutable_update()->set_checkpoint("now");
+  whole = assembler.Add(&part, 20);
+  ASSERT_TRUE(whole.ok() && whole->has_value()) << whole.status();
   EXPECT_FALSE(assembler.in_request());
-  EXPECT_TRUE((*part)->complete());
-  EXPECT_EQ((*part)->bytes, 20);
-  EXPECT_EQ((*part)->update->gradients->gradients(0).feature(), "d");
-  EXPECT_EQ((*part)->update->checkpoint, "now");
+  EXPECT_FALSE((*whole)->lookup.has_value());
+  EXPECT_EQ((*whole)->step, 3);
+  EXPECT_EQ((*whole)->bytes, 30);
+  const v1::ApplyGradientsRequest& gradients = (*whole)->update->gradients;
+  EXPECT_EQ(gradients.step(), 3);
+  ASSERT_EQ(gradients.gradients_size(), 2);
+  EXPECT_EQ(gradients.gradients(0).feature(), "c");
+  EXPECT_EQ(gradients.gradients(1).feature(), "d");
+  ASSERT_EQ(gradients.hyperparameters_size(), 2);
+  EXPECT_EQ(gradients.hyperparameters(0).table(), "of c");
+  EXPECT_EQ((*whole)->update->checkpoint, "now");
 }
 
 TEST(TrainAssemblerTest, ASkippedStepHasNoGradients) {

@@ -200,35 +200,13 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& r
   return output;
 }
 
-void TrainSession::TakePart(int64_t step, TrainUpdatePart part) {
-  ops::StageTimer timer(resources_.metrics, ops::Stage::kDecode);
-  if (!update_.has_value()) {
-    update_.emplace(
-        PartialUpdate{step::IncomingUpdate(/*sum_rows=*/member_->options().size() == 1)});
-  }
-  step::IncomingUpdate& gradients = update_->gradients;
-  if (!gradients.begun()) {
-    uint64_t handle = 0;
-    {
-      absl::MutexLock lock(&mutex_);
-      const auto found = steps_.find(step);
-      if (found != steps_.end()) handle = found->second.handle;
-    }
-    if (handle != 0) resources_.path->ReadAhead(handle, &gradients);
-  }
-  gradients.Add(std::move(part.gradients), part.last);
-  if (!part.checkpoint.empty()) update_->checkpoint = std::move(part.checkpoint);
-  update_->skip |= part.skip;
-}
-
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step) {
-  auto result = TryUpdate(step, &*update_);
-  update_.reset();
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(const TrainStepRequest& request) {
+  auto result = TryUpdate(request);
   if (!result.ok()) result = Explain(result.status());
   if (result.ok()) {
     metrics_->ObserveUpdate(result->times());
   } else {
-    FailStep(absl::StrCat("update of step ", step), result.status());
+    FailStep(absl::StrCat("update of step ", request.step), result.status());
   }
   return result;
 }
@@ -261,7 +239,9 @@ void TrainSession::Gathered(int64_t step, uint64_t handle) {
   next_gather_ = step + 1;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, PartialUpdate* update) {
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(const TrainStepRequest& request) {
+  const int64_t step = request.step;
+  const TrainUpdateRequest& update = *request.update;
   const absl::Time began = SteadyNow();
   v1::TrainUpdateResult result;
   result.set_step(step);
@@ -271,15 +251,15 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, Part
   step::UpdateName name;
   name.model_id = model_->id;
   name.group_part = member_->Part(step);
-  name.skip = update->skip;
+  name.skip = update.skip;
   {
     absl::MutexLock lock(&mutex_);
     name.handle = steps_.at(step).handle;
   }
-  checkpoints_.BeforeStep(update->checkpoint, *name.group_part, context_);
+  checkpoints_.BeforeStep(update.checkpoint, *name.group_part, context_);
   UpdateHooks hooks(this, step, times);
   ASSIGN_OR_RETURN(const step::MadeMutation made,
-                   resources_.path->Update(name, &update->gradients, context_, &hooks, times));
+                   resources_.path->Update(name, update.gradients, context_, &hooks, times));
   checkpoints_.AfterStep(context_);
   checkpoints_.Tell(&result);
   host::SetRowCounts(made.rows, &result);

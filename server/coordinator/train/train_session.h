@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -96,10 +95,7 @@ class TrainSession {
 
   // Admitted steps, in order.
   absl::StatusOr<TrainLookupOutput> Lookup(const TrainStepRequest& request);
-  // The next part of an update, whose step is admitted when all of them are there.
-  void TakePart(int64_t step, TrainUpdatePart part);
-  // All parts have been taken.
-  absl::StatusOr<v1::TrainUpdateResult> Update(int64_t step);
+  absl::StatusOr<v1::TrainUpdateResult> Update(const TrainStepRequest& request);
 
   // Whether a request has failed, or the trainer is gone.
   bool failed() { return !Failure().ok(); }
@@ -117,15 +113,8 @@ class TrainSession {
   TrainSession(const CoordinatorResources& resources, step::ServedModelPtr model,
                std::unique_ptr<GroupMember> member, rpc::CallContext* context);
 
-  // An update whose parts have begun to come.
-  struct PartialUpdate {
-    step::IncomingUpdate gradients;
-    std::string checkpoint = {};
-    bool skip = false;
-  };
-
   absl::StatusOr<TrainLookupOutput> TryLookup(const TrainStepRequest& request);
-  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step, PartialUpdate* update);
+  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(const TrainStepRequest& request);
   // Waits until the lookup of a step may read rows.
   absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);
   // Waits until the update of a step may be made.
@@ -150,9 +139,7 @@ class TrainSession {
   const std::unique_ptr<GroupMember> member_;
   rpc::CallContext* const context_;
   ops::GroupMetrics* const metrics_;
-  // Of the thread for updates.
-  StreamCheckpoints checkpoints_;
-  std::optional<PartialUpdate> update_;
+  StreamCheckpoints checkpoints_;  // of the thread for updates
 
   absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

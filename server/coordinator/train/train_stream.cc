@@ -193,10 +193,6 @@ absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
     grant_.ReleaseBytes(request.bytes);
     return RefuseLookup();
   }
-  if (!request.complete()) {
-    updates_.push_back({0, std::move(request)});
-    return absl::OkStatus();
-  }
   RETURN_IF_ERROR(is_lookup ? session_->AdmitLookup(request.step)
                             : session_->AdmitUpdate(request.step));
   ++(is_lookup ? open_steps_ : pending_updates_);
@@ -221,7 +217,7 @@ std::optional<TrainStream::Work> TrainStream::Next(std::deque<Work>* queue) {
   if (queue->empty()) return std::nullopt;
   Work work = std::move(queue->front());
   queue->pop_front();
-  if (work.request.complete()) ++working_;
+  ++working_;
   return work;
 }
 
@@ -273,23 +269,17 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
 }
 
 void TrainStream::RunUpdates() {
-  int64_t bytes = 0;  // of the parts of the update
   while (std::optional<Work> work = Next(&updates_)) {
     TrainSession* session = nullptr;
     {
       absl::MutexLock lock(&mutex_);
       session = session_.get();
     }
-    TrainStepRequest& request = work->request;
-    const bool complete = request.complete();
-    session->TakePart(request.step, *std::move(request.update));
-    bytes += request.bytes;
-    if (!complete) continue;
-    auto result = session->Update(request.step);
+    auto result = session->Update(work->request);
     {
       // Who has the answer may send as much again at once.
       absl::MutexLock lock(&mutex_);
-      grant_.ReleaseBytes(std::exchange(bytes, 0));
+      grant_.ReleaseBytes(work->request.bytes);
     }
     if (result.ok()) {
       v1::TrainResponse response;

@@ -48,8 +48,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void EndIfSilent(absl::Duration silence);
 
  private:
-  // A request in its place in the order of answers; of an update, a part, and the last has the
-  // place.
+  // A request in its place in the order of answers.
   struct Work {
     int64_t place = 0;
     TrainStepRequest request;
