@@ -1,10 +1,9 @@
 #include "config/optimizers.h"
 
-#include <algorithm>
-#include <iterator>
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -155,11 +154,9 @@ std::vector<SlotInfo> OptimizerSlots(const OptimizerConfig& optimizer) {
 absl::Status CheckSlotValues(const OptimizerConfig& optimizer, const std::string& table,
                              const std::string& slot, absl::Span<const int64_t> ids,
                              absl::Span<const float> values) {
-  const bool any = slot.empty() || optimizer.has_custom() ||
-                   std::find(std::begin(kSigned), std::end(kSigned), slot) != std::end(kSigned);
+  const bool any = slot.empty() || optimizer.has_custom() || absl::c_linear_search(kSigned, slot);
   if (any) return absl::OkStatus();
-  const auto bad =
-      std::find_if(values.begin(), values.end(), [](float value) { return value < 0; });
+  const auto bad = absl::c_find_if(values, [](float value) { return value < 0; });
   if (bad == values.end()) return absl::OkStatus();
   const size_t columns = values.size() / ids.size();
   const size_t place = bad - values.begin();

@@ -1,6 +1,5 @@
 #include "config/shared_tables.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -62,9 +61,8 @@ std::vector<std::string> ContradictingFlags(const v1::ModelConfig& model) {
   for (int g = 0; g < model.plan().groups_size(); ++g) {
     const v1::StackGroup& group = model.plan().groups(g);
     for (int i = 0; i < group.tables_size(); ++i) {
-      const auto table =
-          std::find_if(model.tables().begin(), model.tables().end(),
-                       [&](const v1::TableConfig& t) { return t.name() == group.tables(i); });
+      const auto table = absl::c_find_if(
+          model.tables(), [&](const auto& t) { return t.name() == group.tables(i); });
       if (table == model.tables().end() || !IsShared(*table)) continue;
       flags.push_back(absl::StrCat(FieldPath(FieldPath("plan", "groups", g), "tables", i), " ",
                                    QuotedText(group.tables(i))));
@@ -81,7 +79,7 @@ std::string ResourceText(const v1::TableResource& resource) {
 }
 
 bool HasSharedTables(const v1::ModelConfig& model) {
-  return std::any_of(model.tables().begin(), model.tables().end(), IsShared);
+  return absl::c_any_of(model.tables(), IsShared);
 }
 
 absl::Status CheckResources(const v1::ModelConfig& model) {
