@@ -286,36 +286,17 @@ absl::Status CheckGatherResult(const host::GatherResult& result, const ServedMod
   return absl::OkStatus();
 }
 
-ArrangedStacks ArrangeAhead(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
-                            int shard, BufferPool& pool, CpuPool& cpu) {
-  ArrangedStacks arranged(model.plan.stacks.size());
-  const int partitions = model.plan.topology.sparsecores_per_shard;
-  for (const preprocess::StackBatchView& view : batch.ShardView(shard)) {
-    const shard::StackSpec& spec = model.shard_stacks[view.stack];
-    if (spec.result_mode == v1::PARTIAL_SUMS) continue;
-    auto entries =
-        shard::ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool, cpu);
-    if (entries.ok()) arranged[view.stack] = *std::move(entries);
-  }
-  return arranged;
-}
-
 absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
                                int shard, BufferPool& pool, CpuPool& cpu,
-                               host::GatherResult* result, ArrangedStacks ahead) {
+                               host::GatherResult* result) {
   if (result->rows.empty()) return absl::OkStatus();
   result->later.resize(model.plan.stacks.size());
   const std::vector<preprocess::StackBatchView> views = batch.ShardView(shard);
   for (const host::StackRowsView& rows : result->rows) {
     const shard::StackSpec& spec = model.shard_stacks[rows.stack];
-    ahead.resize(model.plan.stacks.size());
-    std::optional<shard::StackEntries>& entries = ahead[rows.stack];
-    const shard::LaterSums::Rows answer = {rows.rows, rows.rounded};
     auto later =
-        entries.has_value()
-            ? shard::LaterSums::Make(*std::move(entries), spec, answer)
-            : shard::LaterSums::Make(views[rows.stack], spec,
-                                     model.plan.topology.sparsecores_per_shard, answer, pool, cpu);
+        shard::LaterSums::Make(views[rows.stack], spec, model.plan.topology.sparsecores_per_shard,
+                               {rows.rows, rows.rounded}, pool, cpu);
     if (!later.ok()) return absl::InternalError(later.status().message());
     const shard::LaterSums& sums = *(result->later[rows.stack] = *std::move(later));
     host::StackSumsView& view = result->stacks.emplace_back();

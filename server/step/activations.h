@@ -46,20 +46,13 @@ int64_t MaxGatherBytes(const ServedModel& model,
 absl::Status CheckGatherResult(const host::GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
 
-// By stack: the entries of a batch on one shard, arranged for unique rows that are still to come.
-// None: of a stack that returns none, or whose turn is when they have come.
-using ArrangedStacks = std::vector<std::optional<shard::StackEntries>>;
-ArrangedStacks ArrangeAhead(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
-                            int shard, BufferPool& pool, CpuPool& cpu);
-
 // A shard may return unique rows instead of partial sums. Arranges those in the answer of shard
 // `shard` so that CombineActivations makes of them, as it goes, the sums that the shard would have
 // sent otherwise, bit for bit; `result->stacks` then has all stacks, in plan order. `result` has
-// passed CheckGatherResult. INTERNAL if the rows are not as many as the batch has here. `ahead`:
-// ArrangeAhead's, or empty.
+// passed CheckGatherResult. INTERNAL if the rows are not as many as the batch has here.
 absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
                                int shard, BufferPool& pool, CpuPool& cpu,
-                               host::GatherResult* result, ArrangedStacks ahead = {});
+                               host::GatherResult* result);
 
 // The type of the rows, if all shards have answered with rows of one type that are the sums of
 // samples (LaterSums::single_rows). The results have passed ArrangeUniqueRows.

@@ -60,14 +60,6 @@ absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
   std::vector<std::unique_ptr<host::GatherCall>> calls;
   for (size_t i = 0; i < shards_.size(); ++i) calls.push_back(start(i));
 
-  // Meanwhile, where there will be something to do it for.
-  std::vector<ArrangedStacks> ahead(shards_.size());
-  if (rows_come_of_ == model->id) {
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      ahead[i] = ArrangeAhead(*model, *batch, static_cast<int>(i), pool_, options_.threads->cpu);
-    }
-  }
-  bool rows_came = false;
   absl::Status error;
   for (size_t i = 0; i < shards_.size(); ++i) {
     const absl::Time began = SteadyNow();
@@ -79,9 +71,8 @@ absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
-      rows_came |= !result->rows.empty();
       status = Annotate(ArrangeUniqueRows(*model, *batch, static_cast<int>(i), pool_,
-                                          options_.threads->cpu, &*result, std::move(ahead[i])),
+                                          options_.threads->cpu, &*result),
                         shards_[i].name());
     }
     if (status.ok()) {
@@ -90,7 +81,6 @@ absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
       error = status;
     }
   }
-  rows_come_of_ = rows_came ? model->id : 0;
   if (error.ok()) return results;
   calls.clear();  // cancels what is still under way
   if (handle != 0) Release(model->id, handle);

@@ -1,7 +1,6 @@
 // What is asked of several shards at once: above all what a step asks, gather, update and release.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -123,8 +122,6 @@ class Fanout {
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
   BufferPool pool_;
-  // The model whose last gather brought unique rows; 0: the last gather brought none. A hint.
-  std::atomic<uint64_t> rows_come_of_ = 0;
 };
 
 }  // namespace emberd::step

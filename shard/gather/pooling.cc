@@ -149,11 +149,6 @@ absl::StatusOr<std::shared_ptr<const LaterSums>> LaterSums::Make(
     BufferPool& pool, CpuPool& cpu) {
   ASSIGN_OR_RETURN(StackEntries entries,
                    ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool, cpu));
-  return Make(std::move(entries), spec, rows);
-}
-
-absl::StatusOr<std::shared_ptr<const LaterSums>> LaterSums::Make(StackEntries entries,
-                                                                 const StackSpec& spec, Rows rows) {
   if (rows.rounded && (!entries.single_rows || !MayRound(spec))) {
     return absl::InvalidArgumentError(
         absl::StrCat("stack ", spec.name, ": rounded rows, which the batch does not allow"));

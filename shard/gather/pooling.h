@@ -72,10 +72,6 @@ class LaterSums {
       const preprocess::StackBatchView& view, const StackSpec& spec, int partitions, Rows rows,
       BufferPool& pool, CpuPool& cpu);
 
-  // The same of entries that ArrangeForUniqueRows has made of the view.
-  static absl::StatusOr<std::shared_ptr<const LaterSums>> Make(StackEntries entries,
-                                                               const StackSpec& spec, Rows rows);
-
   // They name rows by their places in `rows`.
   const StackEntries& entries() const { return entries_; }
   absl::Span<const int32_t> samples() const {
