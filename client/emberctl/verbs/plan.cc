@@ -7,12 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/status.h"
-#include "client/cpp/options.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
 #include "client/emberctl/verbs/verb.h"
 #include "config/config.h"
-#include "emberd/v1/program_service.pb.h"
 #include "preprocess/batch/csr.h"
 
 namespace emberd::emberctl {
@@ -139,41 +137,6 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
       "the memory, add shards, or store rows in 16 bits"));
 }
 
-struct ProgramOptions {
-  std::string model;
-  int64_t samples = 0;
-};
-
-// Compiles the lookup, says what it would hold, and gives it back.
-absl::Status ShowProgram(Session& session, const ProgramOptions& options) {
-  ASSIGN_OR_RETURN(const auto model, session.DescribeModel(options.model));
-  v1::CompileRequest request;
-  request.set_client_id(client::RandomUuid());
-  request.mutable_spec()->set_kind(v1::ProgramSpec::LOOKUP);
-  request.mutable_spec()->set_model(options.model);
-  for (const v1::FeatureConfig& feature : model.config().features()) {
-    v1::ProgramInput* const input = request.mutable_spec()->add_inputs();
-    input->set_feature(feature.name());
-    input->set_max_samples(options.samples);
-  }
-  ASSIGN_OR_RETURN(const auto compiled, session.Call<v1::CompileResponse>(request));
-  v1::ReleaseRequest release;
-  release.set_all_of_client(request.client_id());
-  RETURN_IF_ERROR(session.Call<v1::ReleaseResponse>(release).status());
-  if (session.json) return PrintJson(compiled, session.out);
-  session.out << "program " << compiled.fingerprint() << (compiled.cached() ? ", in use" : "")
-              << ": " << Bytes(compiled.bytes_per_sparsecore()) << " on each SparseCore\n";
-  Table lines = {{"STACK", "SAMPLES", "ROOM FOR IDS", "MAX IDS", "MAX UNIQUE", "SIZE", "KERNEL"}};
-  for (const v1::StackProgram& stack : compiled.stacks()) {
-    lines.push_back({stack.stack(), stack.samples(), stack.id_capacity(),
-                     Limit(stack.limits().max_ids_per_partition()),
-                     Limit(stack.limits().max_unique_ids_per_partition()),
-                     Bytes(stack.bytes_per_sparsecore()), stack.kernel()});
-  }
-  PrintColumns(lines, session.out);
-  return absl::OkStatus();
-}
-
 struct ValidateOptions {
   std::string path;
   std::string kind = "auto";  // "model", "cluster", or "auto": by the file's first field
@@ -250,17 +213,6 @@ void AddPlan(CLI::App& app, Session& session) {
       subject->add_option("--model", options->file, "ModelConfig as text proto or JSON");
   subject->require_option(1);
   AddClusterShapeOptions(plan, file, &options->cluster);
-}
-
-void AddProgram(CLI::App& app, Session& session) {
-  auto [program, options] = AddVerb(app, session, "program",
-                                    "Show what a compiled lookup of all features of a model holds",
-                                    "emberctl program my_model --samples 4096", ShowProgram);
-  program->add_option("MODEL", options->model, "Name of the model")->required();
-  program
-      ->add_option("--samples", options->samples,
-                   "Samples of each feature; default: those that the model is planned for")
-      ->check(Within(int64_t{1}, (int64_t{1} << 31) - 1));
 }
 
 void AddValidate(CLI::App& app, Session& session) {
