@@ -619,6 +619,18 @@ class LayerTest(Case):
         with self.assertRaisesRegex(LookupError, f"at {self.cluster.address} they cannot be found"):
             emberd.keras.DistributedEmbedding.from_config(config)
 
+    def test_a_layer_that_was_never_built_declares_nothing_when_it_is_loaded(self):
+        kept, trained = {}, self.make()
+        self.train(trained, np.ones((8, 2), np.int32))
+        trained.save_own_variables(kept)
+        layer = self.make(model="never_built")
+        with self.assertRaisesRegex(ValueError, "never built"):
+            layer.load_own_variables(kept)
+        self.assertNotIn("never_built", [one.name for one in self.client.models()])
+        layer.build()
+        layer.load_own_variables(kept)
+        self.assertIn("never_built", [one.name for one in self.client.models()])
+
     def test_a_checkpoint_is_gone_back_to(self):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
             layer = emberd.keras.DistributedEmbedding(emberd.keras.FeatureConfig("t", self.table(), (8, 2), (8, 4)), client=client,
