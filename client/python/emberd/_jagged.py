@@ -18,6 +18,8 @@ from .arrays import Floats, Ids, Ragged, Sparse, as_ints, as_ragged, as_row_ids,
 def to_array(value: Any, what: str) -> Any:
     """A tensor as NumPy sees it, without a copy where it is on the CPU."""
     try:
+        if type(value) is torch.Tensor and value.is_cpu and not value.requires_grad:  # the common case, in half the time
+            return value.numpy()
         return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
     except (RuntimeError, TypeError) as error:
         raise TypeError(f"{what}: this tensor cannot be read: {error}") from error
@@ -60,8 +62,8 @@ def prepare(ids: Any) -> Dict[str, Ids]:
     if is_jagged(ids):
         return split_jagged(ids)
     check_mapping(ids, "ids")
-    result: Dict[str, Ids] = {name: map_arrays(functools.partial(to_array, what=f'feature "{name}"'), value)
-                              for name, value in ids.items()}
+    result: Dict[str, Ids] = {name: to_array(value, f'feature "{name}"') if type(value) is torch.Tensor else
+                              map_arrays(functools.partial(to_array, what=f'feature "{name}"'), value) for name, value in ids.items()}
     for name, value in ids.items():
         if isinstance(value, Sparse) and isinstance(value.indices, torch.Tensor):
             found: Any = result[name]
@@ -80,7 +82,7 @@ def learned_weights(ids: Any) -> Dict[str, torch.Tensor]:
         parts: Any = torch.split(weights, [as_ragged(one, name)[0].size for name, one in split.items()])
         return dict(zip(split, parts))
     check_mapping(ids, "ids")
-    given = {name: getattr(value, "weights", None) for name, value in ids.items()}
+    given = {name: getattr(value, "weights", None) for name, value in ids.items() if type(value) is not torch.Tensor}
     return {name: weights for name, weights in given.items() if isinstance(weights, torch.Tensor) and weights.requires_grad}
 
 

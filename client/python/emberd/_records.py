@@ -35,6 +35,8 @@ DENSE, RAGGED, SPARSE = 0, 1, 2
 
 _Block = ctypes.c_int64 * 5  # emberd_block: address, features, samples, dim, floats from one feature to the next
 
+_FIRST_OF_TUPLE = tuple.__basicsize__  # where the addresses of its items begin
+
 addressof = ctypes.addressof
 byte_at: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
@@ -74,11 +76,11 @@ def _reads_numpy() -> bool:
         return False
     form = _Form(0)
     for one in (np.arange(6, dtype=np.int32).reshape(3, 2), np.ones(5, np.float32)):
-        form.learn([one], struct.pack("P", 0), None)
-        found = form.refilled([one])
+        form.learn((one,), struct.pack("P", 0), None)
+        found = form.refilled((one,))
         if found is None or struct.unpack("P", found[0]) != (one.__array_interface__["data"][0],):
             return False
-        if any(form.refilled([other]) for other in (one.astype(np.int64), one[:-1], one[::-1], one[None])):
+        if any(form.refilled((other,)) for other in (one.astype(np.int64), one[:-1], one[::-1], one[None])):
             return False
     return True
 
@@ -92,22 +94,21 @@ class _Form:
         self._column = column  # of the address of the values, in words of 8 bytes
         self._last: Optional[Tuple[bytes, bytes, Any, Any]] = None  # kinds of arrays, records, their type, what to keep
 
-    def fill(self, arrays: List[Any]) -> Optional[Tuple[Any, Any]]:
+    def fill(self, arrays: Tuple[Any, ...]) -> Optional[Tuple[Any, Any]]:
         """The records of these arrays, and what they point at besides them. None if an array is of another kind than before,
         or cannot be read where it lies."""
         return self.refilled(arrays) if self._last is not None and _reads_numpy() else None
 
-    def refilled(self, arrays: List[Any]) -> Optional[Tuple[Any, Any]]:
+    def refilled(self, arrays: Tuple[Any, ...]) -> Optional[Tuple[Any, Any]]:
         assert self._last is not None
         kinds, records, kind_of_records, (kept, _) = self._last
         count = len(arrays)
         filled = kind_of_records.from_buffer_copy(records)
-        objects = _layout("P", count).pack(*map(id, arrays))
-        if _native.lib().numpy_addresses(objects, kinds, count, filled, len(records) // count, 8 * self._column):
+        if _native.lib().numpy_addresses(id(arrays) + _FIRST_OF_TUPLE, kinds, count, filled, len(records) // count, 8 * self._column):
             return filled, kept
         return None
 
-    def learn(self, arrays: List[Any], records: bytes, kept: Any) -> None:
+    def learn(self, arrays: Tuple[Any, ...], records: bytes, kept: Any) -> None:
         """Arrays and their records, for later steps. kept: what the records point at besides them."""
         if arrays and all(type(one) is np.ndarray and one.size and one.ndim <= 2 for one in arrays):
             dtypes = [one.dtype for one in arrays]  # kept, so that no other one is made in their place
@@ -120,6 +121,14 @@ class _Form:
 def _form(record: str, names: Tuple[str, ...]) -> _Form:
     """Of records in use for these features."""
     return _Form(_ADDRESS_COLUMN[record])
+
+
+class RowShapes(Dict[str, Tuple[int, ...]]):
+    """Of the gradients of a model, by feature, without the first dimension. They do not change."""
+
+    def __init__(self, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+        super().__init__(shapes)
+        self.form: Callable[[Tuple[str, ...]], _Form] = functools.lru_cache(maxsize=16)(lambda _: _Form(_ADDRESS_COLUMN[_GRADIENT]))
 
 
 def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
@@ -165,14 +174,14 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
 
 
 def check_mapping(given: Any, what: str) -> None:
-    if not isinstance(given, Mapping):
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise _native.refuse_kind(given, what, "a mapping: " + ('{"learning_rate": 0.1}' if what == "hyper" else '{"name of a feature": array, ...}'))
 
 
 def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
     """The records, how many they are, and what they point at, which must stay as long as they are read."""
     check_mapping(features, "ids")
-    arrays = list(features.values())
+    arrays = tuple(features.values())
     form = _form(_FEATURE_IDS, tuple(features))
     filled = form.fill(arrays)
     if filled is not None:
@@ -224,13 +233,12 @@ def pack_batch(ids: Mapping[str, Ids], dims: Mapping[str, int], partial: bool) -
     check_mapping(ids, "ids")
     if ids.keys() != dims.keys():
         check_features(ids, dims, partial)
-    given, wanted, shapes = ids, len(ids), {}
-    for name, value in ids.items():
-        if type(value) is Sequences:
-            if given is ids:
-                given = dict(ids)
-            given[name] = value.unrolled(f'feature "{name}"')  # type: ignore[index]
-            shapes[name] = activation_shape(value, (), dims.get(name, 0))
+    given, wanted = ids, len(ids)
+    shapes: Dict[str, Tuple[int, ...]] = {}
+    if Sequences in set(map(type, ids.values())):
+        sequences = {name: value for name, value in ids.items() if type(value) is Sequences}
+        given = {**ids, **{name: value.unrolled(f'feature "{name}"') for name, value in sequences.items()}}
+        shapes = {name: activation_shape(value, (), dims.get(name, 0)) for name, value in sequences.items()}
     if wanted < len(dims):
         given = {**given, **{name: _NO_IDS for name in dims if name not in ids}}
     records, count, kept = pack_ids(given)
@@ -244,8 +252,9 @@ def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int,
     strides: columns of a larger matrix stay where they lie; otherwise every gradient is in one piece.
     """
     check_mapping(gradients, "gradients")
-    arrays = list(gradients.values())
-    form = _form(_GRADIENT, (*gradients, *map(str, shapes.values())))
+    arrays = tuple(gradients.values())
+    names = tuple(gradients)
+    form = shapes.form(names) if type(shapes) is RowShapes else _form(_GRADIENT, (*names, *map(str, shapes.values())))
     filled = form.fill(arrays)
     if filled is not None:
         return filled[0], filled[1][0], len(arrays), (filled, arrays)

@@ -379,7 +379,7 @@ class Model:
         self.features = {one["name"]: Feature(one["name"], one["table"], one["embedding_dim"], tuple(one["output_shape"]))
                          for one in self.description["features"]}
         # Of gradients, without the first dimension.
-        self._row_shapes = {name: (*one.output_shape[1:], one.embedding_dim) for name, one in self.features.items()}
+        self._row_shapes = _records.RowShapes({name: (*one.output_shape[1:], one.embedding_dim) for name, one in self.features.items()})
         self._inner_shapes = {name: one.output_shape[1:] for name, one in self.features.items() if len(one.output_shape) > 1}
         self._dims = {name: one.embedding_dim for name, one in self.features.items()}
 

@@ -417,6 +417,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def _shared_by_stacks(self, values: Mapping[str, Dict[str, float]]) -> Hyper:
         """New values of hyper-parameters by table, as the server takes them: those of a stack are equal."""
         of_stack: Dict[str, str] = {}
+        alike = list(values.values())
+        if all(one == alike[0] for one in alike):  # said once
+            return dict(alike[0])
         for table in values:
             if table not in self.frozen:
                 first = of_stack.setdefault(self.model.tables[table].stack, table)
@@ -427,11 +430,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                         f"{name}: {values[table].get(different[0])} of table {table!r} is not allowed beside {values[first].get(different[0])} of table "
                         f"{first!r}; they are stacked, and share one. lr_by_table=True of the module leaves tables unstacked, of a model that is "
                         f"declared anew; requires_grad_(False, tables=[{table!r}]) freezes one")
-        shared = {table: values[of_stack.get(self.model.tables[table].stack, table)] for table in values}
-        alike = list(shared.values())
-        if all(one == alike[0] for one in alike):  # said once
-            return dict(alike[0])
-        return dict(shared)
+        return {table: values[of_stack.get(self.model.tables[table].stack, table)] for table in values}
 
     def _update(self, values: Mapping[str, Dict[str, float]], checkpoint: Optional[str]) -> None:
         hyper = self._shared_by_stacks(values)
@@ -448,7 +447,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 gradient = leaf.grad
                 if self.reduction == "mean" and self._steps.size > 1:
                     gradient = gradient * (1.0 / self._steps.size)
-                gradients[name] = (self._rows(name, gradient) if isinstance(leaf, Columns) else gradient).detach().numpy()
+                gradients[name] = to_array(self._rows(name, gradient) if isinstance(leaf, Columns) else gradient, name)
         self._steps.update(self._current, gradients, hyper, checkpoint)
         self._forget()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Union
 
 import torch
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 # Hyper-parameters of torch's optimizers, which this one does not take by these names.
 _OF_TORCH = frozenset(("momentum", "betas", "eps", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay",
                        "initial_accumulator_value", "alpha", "centered", "rho", "lambd", "t0", "etas", "step_sizes"))
+
+
+class _Kind:
+    """What a group of a table with this optimizer may have."""
+
+    def __init__(self, optimizer: config.Optimizer) -> None:
+        self.name = type(optimizer).__name__
+        self.fields = {one.name: None for one in dataclasses.fields(optimizer) if one.name != "learning_rate" and "float" in str(one.type)}
+        self.refused = _OF_TORCH.difference(self.fields)
+        self.multiplies_decay = bool(getattr(optimizer, "multiply_weight_decay_factor_by_learning_rate", None))
 
 
 class EmbeddingOptimizer(torch.optim.Optimizer):
@@ -40,6 +51,11 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
                            **({"weight_decay": _decay(decays[table.name], "weight_decay")} if table.name in decays else {})})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
+        self._kinds = {table.name: _Kind(config.named(table.optimizer or collection.config.optimizer or "adagrad", config.Optimizer, "optimizer"))
+                       for table in collection.config.tables}
+        self._features: Dict[str, List[str]] = {table.name: [] for table in collection.config.tables}
+        for feature in collection.config.features:
+            self._features[feature.table].append(feature.name)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """TypeError: there is a group for each table, and rows of tables are no parameters."""
@@ -50,20 +66,20 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
 
     def _values_of(self, group: Mapping[str, Any]) -> Dict[str, float]:
         """New values of hyper-parameters of this step."""
-        table = next(one for one in self.collection.config.tables if one.name == group["table"])
-        kind = config.named(table.optimizer or self.collection.config.optimizer or "adagrad", config.Optimizer, "optimizer")
-        fields = [one.name for one in dataclasses.fields(kind) if one.name != "learning_rate" and "float" in str(one.type)]
-        for name in _OF_TORCH.difference(fields).intersection(group):
-            raise errors.InvalidArgument(f"group of table {table.name!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
-                                         f"{type(kind).__name__}, of which a step may have lr, weight_decay, {', '.join(fields)}")
-        values = {"learning_rate": _native.real(group["lr"], f"group of table {table.name!r}: lr")}
-        if "weight_decay" in group and "weight_decay" not in fields:
+        table = group["table"]
+        kind = self._kinds[table]
+        if not kind.refused.isdisjoint(group):
+            name = next(name for name in group if name in kind.refused)
+            raise errors.InvalidArgument(f"group of table {table!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
+                                         f"{kind.name}, of which a step may have lr, weight_decay, {', '.join(kind.fields)}")
+        rate = group["lr"]
+        values = {"learning_rate": rate if type(rate) is float and math.isfinite(rate) else _native.real(rate, f"group of table {table!r}: lr")}
+        if "weight_decay" in group and "weight_decay" not in kind.fields:
             if "weight_decay_factor" in group:
-                raise errors.InvalidArgument(f"group of table {table.name!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
-            decay = _decay(group["weight_decay"], f"group of table {table.name!r}: weight_decay")
-            multiplied = getattr(kind, "multiply_weight_decay_factor_by_learning_rate", None)
-            values["weight_decay_factor"] = decay if multiplied else decay * values["learning_rate"]
-        values.update((name, _native.real(group[name], f"group of table {table.name!r}: {name}")) for name in fields if name in group)
+                raise errors.InvalidArgument(f"group of table {table!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
+            decay = _decay(group["weight_decay"], f"group of table {table!r}: weight_decay")
+            values["weight_decay_factor"] = decay if kind.multiplies_decay else decay * values["learning_rate"]
+        values.update((name, _native.real(group[name], f"group of table {table!r}: {name}")) for name in group if name in kind.fields)
         return values
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -85,8 +101,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
     def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
         """Makes the activations of the step the parameters, so that their gradients can be inspected."""
         for group in self.param_groups:
-            mine = [leaves[feature.name] for leaves in parts for feature in self.collection.config.features
-                    if feature.table == group["table"] and feature.name in leaves]
+            mine = [leaves[name] for leaves in parts for name in self._features[group["table"]] if name in leaves]
             group["params"] = mine or [self._placeholders[group["table"]]]
 
     @torch.no_grad()
@@ -109,7 +124,9 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         still to come."""
         if self.collection._parts:
             self.collection._forget_parts()
-        super().zero_grad(set_to_none=True)
+        for group in self.param_groups:
+            for leaf in group["params"]:
+                leaf.grad = None
 
 
 def _decay(value: Any, what: str) -> float:
