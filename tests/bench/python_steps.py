@@ -151,19 +151,19 @@ class Trainer:
                                                    group=self.case.group(), optimizer=emberd.Adagrad(learning_rate=0.01),
                                                    **options)
 
-    def emberd_seconds(self, steps, learn=None, **options):
+    def emberd_seconds(self, steps, learn=None, ahead=True, warm_up=2, **options):
         """With the ids of the next batch sent ahead. `learn` instead of the net."""
         ebc = self.collection(**options)
         sparse = ebc.optimizer()
-        batches = emberd.torch.Prefetcher(({"ids": dict(self.ids)} for _ in range(steps)), ebc)
-        each = iter(batches)
+        batches = ({"ids": dict(self.ids)} for _ in range(steps))
+        each = iter(emberd.torch.Prefetcher(batches, ebc) if ahead else batches)
 
         def step(_):
             found = list(ebc(next(each)["ids"]).values())
             (learn or self.learn)(found)
             sparse.step()
             sparse.zero_grad()
-        seconds = median_seconds(step, steps)
+        seconds = median_seconds(step, steps, warm_up)
         ebc.finish()
         return seconds
 
@@ -202,6 +202,17 @@ def pipelined(case):
     row("pipelined/gain", max(gains), "times", 1.6)
 
 
+def busy(case):
+    """A trainer that takes all cores: what comes of ids that are sent ahead, once it is known which way is faster, and of pipelining."""
+    trainer, steps = Trainer(case), 110
+    turns = [(trainer.emberd_seconds(steps - 60, ahead=False), trainer.emberd_seconds(steps, warm_up=70),
+              trainer.emberd_seconds(steps, warm_up=70, pipelined=True)) for _ in range(TURNS)]
+    plain, ahead, piped = (statistics.median(one) for one in zip(*turns))
+    row("busy/plain/examples", case.batch / plain, "examples/s")
+    row("busy/prefetched/gain", plain / ahead, "times", 1)
+    row("busy/pipelined/gain", plain / piped, "times", 1)
+
+
 def main():
     program = sys.argv[1]
     overhead(program)
@@ -213,6 +224,7 @@ def main():
             training(case, bag)
             if bag == 1:
                 pipelined(case)
+                busy(case)
 
 
 if __name__ == "__main__":

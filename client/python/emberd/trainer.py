@@ -13,6 +13,7 @@ from typing import Any, Callable, Deque, Iterable, Iterator, List, Mapping, Opti
 import numpy as np
 
 from . import _native, errors
+from ._pace import Pace
 from .arrays import Hyper, Ids
 from .client import Lookup, Model
 from .steps import Step, Steps
@@ -33,25 +34,21 @@ def ids_of(batch: Any) -> Any:
     return getattr(given, "ids", given)
 
 
-def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], depth: int,
-          forget: Callable[[List[Sent]], None]) -> Iterator[Tuple[Sent, Any]]:
-    """What `send` gave for a batch, and the batch. Before one is given, `depth` of them have been sent, its own included. `forget`
+def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forget: Callable[[List[Sent]], None]) -> Iterator[Tuple[Sent, Any]]:
+    """What `send` gave for a batch, and the batch. Before one is given, as many as `pace` says have been sent, its own included. `forget`
     hears at the end of those that were sent and not given, as where a loop is left."""
-    _native.whole(depth, "depth", 1, 4)
-
-    def given() -> Iterator[Tuple[Sent, Any]]:
-        waiting: Deque[Tuple[Sent, Any]] = deque()
-        try:
-            for batch in batches:
-                waiting.append((send(batch), batch))
-                if len(waiting) >= depth:
-                    yield waiting.popleft()
-            while waiting:
+    waiting: Deque[Tuple[Sent, Any]] = deque()
+    pace.pause()
+    try:
+        for batch in batches:
+            waiting.append((send(batch), batch))
+            while len(waiting) >= pace.depth:
                 yield waiting.popleft()
-        finally:
-            forget([sent for sent, _ in waiting])
-
-    return given()
+                pace.step()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        forget([sent for sent, _ in waiting])
 
 
 class Checkpointed:

@@ -185,7 +185,7 @@ def kinds():
         "array of rows": Kind(lambda world: world.model.read_rows("t", IDS)),
         "array of gradients": Kind(World.gradients),
         "iterator of export": Kind(lambda world: world.model.export("t", rows_at_a_time=1), lambda one: next(one)[1].shape, CLOSE),
-        "iterator of ahead": Kind(lambda world: emberd.trainer.ahead([{"t": IDS}] * 999, world.trainer().send, 2, lambda _: None),
+        "iterator of ahead": Kind(lambda world: emberd.trainer.ahead([{"t": IDS}] * 999, world.trainer().send, emberd._pace.Pace(2), lambda _: None),
                                   lambda one: next(one)[1]["t"].tolist(), CLOSE),
     }
     found = {**values(), **live}

@@ -6,6 +6,7 @@ and a loop over prefetched batches that cannot be left.
 
 import tempfile
 import unittest
+import unittest.mock
 
 from cluster import ClusterTest, counting_model, emberd, has_torch, main
 
@@ -86,7 +87,7 @@ class AheadTest(ClusterTest):
         one = {"t": np.ones((1, 4), np.float32)}
 
         def given():
-            return emberd.trainer.ahead([{"t": [1]}] * 9, trainer.send, 3, trainer.forget)
+            return emberd.trainer.ahead([{"t": [1]}] * 9, trainer.send, emberd._pace.Pace(3), trainer.forget)
 
         for step, _ in given():
             trainer.receive(step)
@@ -101,6 +102,44 @@ class AheadTest(ClusterTest):
         step, _ = trainer.begin({"t": [2]})
         trainer.update(step, one)
         self.assertEqual((step, trainer.model.read_rows("t", [1, 2])[:, 0].tolist()), (3, [-3, -1]))
+
+
+class PaceTest(unittest.TestCase):
+    """Would catch: ids that go on being sent ahead where that makes steps slower, or that are not where it makes them faster."""
+
+    def loop(self, paces, steps, seconds):
+        """How many were sent before each batch was given, of steps that take seconds(step, sent)."""
+        now, sent, found = [0.0], [], []
+        with unittest.mock.patch.object(emberd._pace.time, "perf_counter", lambda: now[0]):
+            for step, _ in emberd.trainer.ahead(range(steps), lambda batch: sent.append(batch) or batch, paces.of(3), lambda _: None):
+                found.append(min(3, len(sent) - step))
+                now[0] += seconds(step, found[-1])
+        self.assertEqual(sent, list(range(steps)))
+        return found[:-2]  # behind the last ones there is nothing to send
+
+    def test_the_faster_way_is_gone_on_with(self):
+        for alone, best in ((1.0, 1), (1.4, 3), (1.19, 3)):  # the last: hardly faster
+            paces = emberd._pace.Paces()
+            found = self.loop(paces, 1000, lambda step, sent: (alone if sent == 1 else 1.2) + (50 if step in (25, 55) else 0))
+            self.assertEqual(found[:20], [3] * 20)
+            self.assertEqual({found[25], found[45]}, {3})
+            self.assertEqual({found[35], found[55]}, {1})
+            self.assertEqual(set(found[70:]), {best})
+            self.assertEqual(self.loop(paces, 10, lambda step, sent: 1.0), [best] * 8)  # the next epoch goes on so
+
+    def test_it_is_found_out_again(self):
+        found = self.loop(emberd._pace.Paces(), 1500, lambda step, sent: 1.0 if (sent == 1) == (step < 800) else 1.2)
+        self.assertEqual(set(found[70:800]), {1})
+        self.assertEqual(set(found[1150:]), {3})
+
+    def test_time_between_two_loops_does_not_count(self):
+        paces, clock = emberd._pace.Paces(), [0.0]
+        for _ in range(20):  # epochs that end within a turn
+            clock[0] += 1000
+            self.loop(paces, 17, lambda step, sent: 1.0 if sent > 1 else 1.2)
+        self.assertEqual(paces.of(3).depth, 3)
+        with self.assertRaisesRegex(emberd.InvalidArgument, "depth: 5 is not allowed"):
+            paces.of(5)
 
 
 @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed")

@@ -460,14 +460,22 @@ class PrefetcherTest(Case):
         self.assertEqual(numbers, list(range(12)))
         return seen, sha(ebc.model)
 
+    def changing_pace(self):
+        """Ids are sent ahead, and not, by turns, in each loop from its second step on."""
+        return unittest.mock.patch.multiple(emberd._pace.Pace, FIRST=2, UNCOUNTED=1, COUNTED=1, AGAIN=1)
+
     def test_prefetching_changes_nothing(self):
         expected = self.train("none", 0, False)
         for depth in (1, 2, 4):
             self.assertEqual(self.train(f"depth{depth}", depth, False), expected)
+            with self.changing_pace():
+                self.assertEqual(self.train(f"changing{depth}", depth, False), expected)
 
     def test_pipelined_training_is_the_same_each_time(self):
         expected = self.train("pipelined0", 2, True)
         self.assertEqual(self.train("pipelined1", 3, True), expected)
+        with self.changing_pace():
+            self.assertEqual(self.train("pipelined2", 2, True), expected)
         self.assertNotEqual(expected, self.train("plain", 2, False))
 
     def test_other_ids_than_those_prefetched_are_refused(self):

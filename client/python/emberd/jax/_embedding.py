@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _native
+from .._pace import Paces
 from .._records import check_mapping
 from ..arrays import Hyper, Ids
 from ..client import Model
@@ -39,6 +40,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         self._trainer = Trainer(model, group, rank, size, pipelined=pipelined, consistency=consistency,
                                 staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
         self._in_jit = Lookups(self._trainer)
+        self._paces = Paces()
 
     def __repr__(self) -> str:
         return f"emberd.jax.Embedding({self.model.name!r}, group={self._behind().group!r})"
@@ -76,7 +78,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
         """
         get = ids_of if ids is None else ids
-        return ahead(batches, lambda batch: self.send(get(batch)), depth, self._forget)
+        return ahead(batches, lambda batch: self.send(get(batch)), self._paces.of(depth), self._forget)
 
     def _forget(self, steps: List[int]) -> None:
         self._in_jit.wait()  # some of those before may be on their way through JAX

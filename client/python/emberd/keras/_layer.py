@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from .. import config
+from .._pace import Paces
 from .._place import default_client, find_again, planned_samples
 from ..arrays import Dense, Ragged, Sequences, as_floats, map_arrays
 from ..client import Client, Model
@@ -68,6 +69,7 @@ class _Tables:
         self.trainer: Any = None
         self.call: Any = None
         self.turns: Any = None
+        self.paces = Paces()
 
     def declare(self, name: str) -> Model:
         """Makes the tables, or finds them."""
@@ -276,7 +278,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             trainer = self._held.trainer if isinstance(self._held.trainer, Trainer) else self._held.trainer._trainer
             trainer.forget([int(one[PREPROCESSED]["step"][0]) for one in batches])
 
-        return ahead(batches, send, depth, forget)
+        return ahead(batches, send, self._held.paces.of(depth), forget)
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
         """In the structure of feature_configs."""

@@ -15,6 +15,7 @@ import torch.distributed
 
 from .. import _native, _records, config, errors
 from .._jagged import Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
+from .._pace import Paces
 from .._place import serves
 from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
 from ..client import Client, Lookup, Model
@@ -143,6 +144,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
         self._spared = 0  # how many of them, the first, zero_grad() has left for a backward that is still to come
         self._optimizers: List[EmbeddingOptimizer] = []
+        self._paces = Paces()
 
     @_uncompiled
     def forward(self, ids: Any) -> Any:
