@@ -82,7 +82,7 @@ class Case:
 
     def python_seconds(self, steps):
         with self.model.train(self.group()) as stream:
-            gradient = stream.empty_gradients({"every": np.empty((self.batch, WIDTH))})["every"]
+            gradient = stream.empty_gradients({NAMES[0]: np.empty((self.batch, WIDTH))})[NAMES[0]]
             gradient[:] = 1e-3
             gradients = {name: gradient for name in NAMES}
 
