@@ -55,6 +55,7 @@ class TrainStream(_native.Uncopied):
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False
         self._asked: Dict[int, _records.Asked] = {}  # of lookups under way
+        self._checkpoints = 0  # that were asked for, and whose outcome has not come
         self._shapes: Dict[int, Mapping[str, Tuple[int, ...]]] = {}  # of rows of gradients, where they are not those of the model
 
     def __repr__(self) -> str:
@@ -127,7 +128,7 @@ class TrainStream(_native.Uncopied):
                                                          None if copy else ctypes.byref(lease))
         _native.hold(lease.value, kept)
         _native.check(error)
-        return self._update_sent()
+        return self._update_sent(checkpoint)
 
     def empty_gradients(self, like: Mapping[str, Any]) -> Dict[str, Floats]:
         """Arrays for gradients, with any contents: by feature, float32 of the shapes of `like`, as of a Lookup.
@@ -161,9 +162,10 @@ class TrainStream(_native.Uncopied):
         an update. checkpoint: as in send_update.
         """
         _native.check(_native.lib().stream_send_skip(self._handle.get(), self._send_update, _native.text(checkpoint, "checkpoint", optional=True)))
-        return self._update_sent()
+        return self._update_sent(checkpoint)
 
-    def _update_sent(self) -> int:
+    def _update_sent(self, checkpoint: Optional[str]) -> int:
+        self._checkpoints += bool(checkpoint)
         self._shapes.pop(self._send_update, None)
         self._send_update += 1
         return self._send_update - 1
@@ -180,8 +182,11 @@ class TrainStream(_native.Uncopied):
         self._receive("stream_receive_update", update, timeout)
         self._receive_update += 1
         _native.sweep_leases()
-        end = _native.lib().stream_take_checkpoint(self._handle.get())
-        said = _native.text_of(Handle(end, "text_free")) if end else {"checkpoint": "", "error": ""}
+        end = _native.lib().stream_take_checkpoint(self._handle.get()) if self._checkpoints else None
+        if not end:
+            return Applied(update.step, update.rows_updated, update.rows_skipped)
+        self._checkpoints -= 1
+        said = _native.text_of(Handle(end, "text_free"))
         return Applied(update.step, update.rows_updated, update.rows_skipped, checkpoint=said["checkpoint"],
                        checkpoint_error=said["error"])
 
@@ -190,9 +195,10 @@ class TrainStream(_native.Uncopied):
         receive = getattr(_native.lib(), function)
         error = _native.null()
         left = None if timeout is None else _native.milliseconds(timeout, "timeout")
+        found, wrong = ctypes.byref(result), ctypes.byref(error)
         while True:
             wait = _native.WAIT_MS if left is None else min(left, _native.WAIT_MS)
-            if receive(self._handle.get(), wait, ctypes.byref(result), ctypes.byref(error)):
+            if receive(self._handle.get(), wait, found, wrong):
                 return _native.check(error.value)
             if left is not None:
                 left -= wait
