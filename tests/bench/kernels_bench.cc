@@ -228,7 +228,7 @@ class KernelBench {
     for (const TorchBatch& batch : batches) ours.push_back(Step(batch));
     for (const bool huge_pages : {true, false}) {
       const std::vector<TorchSeconds> theirs =
-          RunTorch(kRows, 64, batches, {.huge_pages = huge_pages});
+          RunPeer("torch_steps.py", kRows, 64, batches, {.huge_pages = huge_pages});
       if (theirs.empty()) {
         std::printf("torch: no rows, %s has no working PyTorch (python3-torch)\n",
                     PeerPython().c_str());

@@ -11,8 +11,9 @@
 //
 // The rows .../pytorch and .../fbgemm are printed where PyTorch and FBGEMM (fbgemm_gpu) are
 // installed: `examples` is theirs at their best, `threads` and `tables` are how that was, `gain` is
-// how many times as fast emberd's step is. Their Python is EMBERD_PYTHON of CMake, unless
-// EMBERD_BENCH_PYTHON in the environment names another one.
+// how many times as fast emberd's step is. So are .../ranks2/torchrec_{row_wise,table_wise} and
+// .../ranks2/tensorflow (its parameter servers), which have two trainers, beside two of emberd.
+// torch_peer.h says where their Python is.
 #include <fstream>
 #include <map>
 #include <memory>
@@ -134,31 +135,24 @@ class StepBench {
   // table-batched embeddings, with huge pages; whichever is fastest of one thread or as many as
   // there are processors, and of one table with all rows or one for each feature.
   void Peers(const std::string& name, const StepShape& shape) {
-    TorchBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
-    for (int f = 0; f < shape.features; ++f) {
-      for (const int32_t id : MakeIds(shape, f)) {
-        batch.ids.push_back(static_cast<uint32_t>(id + f * shape.rows));
-      }
-    }
-    const TorchWays ways = {.tables = absl::StrCat("1,", shape.features),
-                            .threads = absl::StrCat("1,", sysconf(_SC_NPROCESSORS_ONLN))};
-    for (const auto& [peer, run] :
-         {std::pair("/pytorch", &RunTorch), std::pair("/fbgemm", &RunFbgemm)}) {
-      const auto seconds = run(int64_t{shape.features} * shape.rows, shape.width, {batch}, ways);
-      if (seconds.empty()) continue;  // it is not installed
-      Add(absl::StrCat(name, peer, "/examples"), shape.batch / seconds[0].step, "examples/s");
-      Add(absl::StrCat(name, peer, "/threads"), seconds[0].threads, "threads");
-      Add(absl::StrCat(name, peer, "/tables"), seconds[0].tables, "tables");
-      Add(absl::StrCat(name, peer, "/gain"), seconds[0].step / step_seconds_, "times");
-    }
+    Peer(name + "/pytorch", "torch_steps.py", "1,", shape, step_seconds_);
+    Peer(name + "/fbgemm", "fbgemm_steps.py", "1,", shape, step_seconds_);
   }
 
-  // The same batch divided between two ranks, who agree on mini-batches and on the update.
-  void TwoRanks(const std::string& name, StepOptions options) {
+  // The same batch divided between two ranks, who agree on mini-batches and on the update; and, if
+  // asked for, between two trainers of the peers that have such.
+  void TwoRanks(const std::string& name, StepOptions options, bool peers) {
     options.ranks = 2;
     const StepSeconds seconds = RunSteps(client_options_, options);
     Add(name + "/ranks2/examples", options.shape.batch / seconds.step, "examples/s");
     Add(name + "/ranks2/wait_for_ranks", seconds.ranks / seconds.step, "share of step");
+    if (!peers) return;
+    const std::string ours = name + "/ranks2";
+    for (const std::string sharding : {"row_wise", "table_wise"}) {
+      Peer(ours + "/torchrec_" + sharding, "torchrec_steps.py " + sharding, "", options.shape,
+           seconds.step);
+    }
+    Peer(ours + "/tensorflow", "tensorflow_steps.py", "", options.shape, seconds.step);
   }
 
   // A trainer that computes as long as the server has taken for its lookup and update.
@@ -182,6 +176,25 @@ class StepBench {
  private:
   void Add(const std::string& name, double value, const std::string& unit, double limit = 0) {
     report_->Add({name, value, unit, 1, StepShape().width, limit});
+  }
+
+  // `one_table`: "1,", if a single table with all rows is to be tried as well. `ours`: seconds.
+  void Peer(const std::string& name, const std::string& script, const std::string& one_table,
+            const StepShape& shape, double ours) {
+    TorchBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
+    for (int f = 0; f < shape.features; ++f) {
+      for (const int32_t id : MakeIds(shape, f)) {
+        batch.ids.push_back(static_cast<uint32_t>(id + f * shape.rows));
+      }
+    }
+    const auto seconds = RunPeer(script, int64_t{shape.features} * shape.rows, shape.width, {batch},
+                                 {.tables = absl::StrCat(one_table, shape.features),
+                                  .threads = absl::StrCat("1,", sysconf(_SC_NPROCESSORS_ONLN))});
+    if (seconds.empty()) return;
+    Add(name + "/examples", shape.batch / seconds[0].step, "examples/s");
+    Add(name + "/threads", seconds[0].threads, "threads");
+    Add(name + "/tables", seconds[0].tables, "tables");
+    Add(name + "/gain", seconds[0].step / ours, "times");
   }
 
   testing::Cluster& cluster_;
@@ -212,7 +225,7 @@ EMBERD_BENCHMARK(step, argc, argv) {
       if (report.Wants(name)) {
         tcp.Plain(name, options);
         if (full) tcp.Peers(name, options.shape);
-        tcp.TwoRanks(name, options);
+        tcp.TwoRanks(name, options, full);
         tcp.Pipelined(name, options);
       }
       if (report.Wants(name + "/shards")) shards.Plain(name + "/shards", options);
@@ -220,7 +233,7 @@ EMBERD_BENCHMARK(step, argc, argv) {
       if (report.Wants(name + "/shared")) {
         shared.Plain(name + "/shared", options);
         if (full) shared.Peers(name + "/shared", options.shape);
-        shared.TwoRanks(name + "/shared", options);
+        shared.TwoRanks(name + "/shared", options, full);
         shared.Pipelined(name + "/shared", options);
       }
     }

@@ -3,6 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iostream>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
@@ -17,13 +21,24 @@ void WriteIds(const std::string& path, const std::vector<uint32_t>& ids) {
       .write(reinterpret_cast<const char*>(wide.data()), wide.size() * sizeof(int64_t));
 }
 
+}  // namespace
+
+std::string PeerPython(bool tensorflow) {
+  const char* named = std::getenv(tensorflow ? "EMBERD_BENCH_TENSORFLOW" : "EMBERD_BENCH_PYTHON");
+  if (named != nullptr) return named;
+  const std::string made =
+      BuildPath(tensorflow ? "python-tensorflow/bin/python" : "python-torchrec/bin/python");
+  return access(made.c_str(), X_OK) == 0 ? made : EMBERD_PYTHON;
+}
+
 std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int width,
                                   const std::vector<TorchBatch>& batches, const TorchWays& ways) {
+  const std::string python = PeerPython(script == "tensorflow_steps.py");
   const absl::StatusOr<TempDir> folder = TempDir::Create();
   if (!folder.ok()) return {};
   // -W ignore: newer versions of PyTorch warn about the sparse gradients that they make.
   std::string command =
-      absl::StrCat(ways.huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", PeerPython(),
+      absl::StrCat(ways.huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", python,
                    " -B -W ignore ", SourcePath("tests/bench/"), script, " ", rows, " ", width, " ",
                    ways.tables, " ", ways.threads);
   for (const TorchBatch& batch : batches) {
@@ -41,24 +56,11 @@ std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int w
     results.push_back(seconds);
   }
   const int status = pclose(output);
-  return status == 0 && results.size() == batches.size() ? results : std::vector<TorchSeconds>();
-}
-
-}  // namespace
-
-std::string PeerPython() {
-  const char* named = std::getenv("EMBERD_BENCH_PYTHON");
-  return named != nullptr ? named : EMBERD_PYTHON;
-}
-
-std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<TorchBatch>& batches,
-                                   const TorchWays& ways) {
-  return RunPeer("torch_steps.py", rows, width, batches, ways);
-}
-
-std::vector<TorchSeconds> RunFbgemm(int64_t rows, int width, const std::vector<TorchBatch>& batches,
-                                    const TorchWays& ways) {
-  return RunPeer("fbgemm_steps.py", rows, width, batches, ways);
+  if (status == 0 && results.size() == batches.size()) return results;
+  std::cerr << script << ": left out, for "
+            << (WEXITSTATUS(status) == 3 ? "what it needs is not installed in " : "it fails with ")
+            << python << " (tests/bench/README.md)" << std::endl;
+  return {};
 }
 
 }  // namespace emberd::bench

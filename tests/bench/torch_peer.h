@@ -1,4 +1,4 @@
-// Runs the same batches through PyTorch, and through FBGEMM, in processes of their own.
+// Runs the same batches through PyTorch, FBGEMM, torchrec and TensorFlow, in their own processes.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,14 @@ struct TorchSeconds {
   int threads = 0, tables = 0;
 };
 
-// EMBERD_PYTHON of CMake, unless EMBERD_BENCH_PYTHON in the environment names another one.
-std::string PeerPython();
+// The Python that EMBERD_BENCH_PYTHON names, of TensorFlow EMBERD_BENCH_TENSORFLOW; else that of
+// the environment python-torchrec or python-tensorflow of the build folder, or EMBERD_PYTHON of
+// CMake.
+std::string PeerPython(bool tensorflow = false);
 
-// Each batch in float32. Empty where PyTorch is not installed or fails.
-std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<TorchBatch>& batches,
-                                   const TorchWays& ways);
-
-// The same by FBGEMM's table-batched embeddings on the CPU (fbgemm_gpu).
-std::vector<TorchSeconds> RunFbgemm(int64_t rows, int width, const std::vector<TorchBatch>& batches,
-                                    const TorchWays& ways);
+// Each batch in float32, by a script of this folder, as "torchrec_steps.py row_wise": in processes
+// of its own. Empty, after a line that says so, where what it needs is not installed, or it fails.
+std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int width,
+                                  const std::vector<TorchBatch>& batches, const TorchWays& ways);
 
 }  // namespace emberd::bench
