@@ -17,8 +17,12 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -178,6 +182,34 @@ TEST(Lane, ClientsWantTheirServer) {
   });
   EXPECT_EQ(SendTo(pool), nullptr);
   EXPECT_EQ(pool.lanes(), 0);
+}
+
+// Would catch: a process that asks for random numbers for ever where it may not have them.
+TEST(Lane, InvitesNobodyWithoutRandomNumbers) {
+  const auto server = Serve(Echo);
+  bool filtered = false;
+  LocalInvitation invitation;
+  absl::Status given, started;
+  std::thread([&] {  // the filter is this thread's
+    sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_getrandom, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program = {.len = std::size(steps), .filter = steps};
+    filtered = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+               prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+    if (!filtered) return;
+    given = RandomBytes(8).status();
+    started = LocalServer::Start({}, nullptr, nullptr).status();
+    invitation = server->Invite({});
+  })
+      .join();
+  if (!filtered) GTEST_SKIP() << "the system takes no filter of its calls";
+  EXPECT_EQ(given, absl::UnavailableError("no random numbers: Function not implemented"));
+  EXPECT_EQ(started, given);
+  EXPECT_EQ(invitation.socket + invitation.ticket, "");
 }
 
 TEST(Lane, OtherUsersStayOutside) {

@@ -62,8 +62,8 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(Options options,
 }
 
 absl::Status LocalServer::Listen() {
-  socket_name_ =
-      absl::StrCat(options_.name, "/", absl::BytesToHexString(RandomBytes(kHalfTicketBytes)));
+  ASSIGN_OR_RETURN(const std::string random, RandomBytes(kHalfTicketBytes));
+  socket_name_ = absl::StrCat(options_.name, "/", absl::BytesToHexString(random));
   const AbstractAddress address(socket_name_);
   listener_ = NewSocket();
   wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -84,7 +84,8 @@ LocalServer::~LocalServer() {
 }
 
 LocalInvitation LocalServer::Invite(LocalPeer peer) {
-  LocalInvitation invitation{socket_name_, RandomBytes(kLocalTicketBytes)};
+  LocalInvitation invitation{socket_name_, RandomBytes(kLocalTicketBytes).value_or("")};
+  if (invitation.ticket.empty()) return {};
   MutexLock lock(&mutex_);
   if (tickets_.size() == kMaxTickets) tickets_.pop_front();
   tickets_.push_back({invitation.ticket, std::move(peer), SteadyNow() + options_.ticket_life});
@@ -211,12 +212,13 @@ AbstractAddress::AbstractAddress(const std::string& name) {
   length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-std::string RandomBytes(size_t size) {
+absl::StatusOr<std::string> RandomBytes(size_t size) {
   std::string bytes(size, '\0');
-  size_t filled = 0;
-  while (filled < size) {
+  for (size_t filled = 0; filled < size;) {
     const ssize_t got = getrandom(bytes.data() + filled, size - filled, 0);
-    if (got > 0) filled += got;
+    if (got < 0 && errno != EINTR)
+      return absl::UnavailableError(absl::StrCat("no random numbers: ", strerror(errno)));
+    filled += std::max<ssize_t>(got, 0);
   }
   return bytes;
 }

@@ -83,6 +83,7 @@ class LocalServer {
   // Its guests go first.
   ~LocalServer();
 
+  // To nowhere, if the system gives no random numbers.
   LocalInvitation Invite(LocalPeer peer);
   // Has the thread look which guests are over.
   void Wake();
@@ -158,7 +159,7 @@ struct AbstractAddress {
   socklen_t length = 0;  // 0: the name is too long
 };
 
-// Bytes that nobody can guess.
-std::string RandomBytes(size_t size);
+// Bytes that nobody can guess. UNAVAILABLE if the system gives none.
+absl::StatusOr<std::string> RandomBytes(size_t size);
 
 }  // namespace emberd

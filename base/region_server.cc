@@ -1,7 +1,6 @@
 #include "base/region_server.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -12,16 +11,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace emberd {
-namespace {
-
-// Nobody can guess it, so to know it is to have been given the region. Never 0.
-uint64_t NewRegionName() {
-  uint64_t name = 0;
-  while (name == 0) std::memcpy(&name, RandomBytes(sizeof(name)).data(), sizeof(name));
-  return name;
-}
-
-}  // namespace
 
 class RegionServer::Peer final : public LocalGuest {
  public:
@@ -110,7 +99,10 @@ regions::Answer RegionServer::Give(Peer* peer, uint64_t bytes,
     return {0, left};
   }
   auto region = SharedRegion::Create(options_.name.c_str(), bytes);
-  if (!region.ok()) return {0, left};
+  // Nobody can guess it, so to know it is to have been given the region.
+  uint64_t name = 0;
+  RandomBytes(sizeof(name)).value_or("").copy(reinterpret_cast<char*>(&name), sizeof(name));
+  if (!region.ok() || name == 0) return {0, left};
   *bytes_ += static_cast<int64_t>(bytes);
   // It counts until the last reference goes, not until its owner does.
   SharedRegion* const raw = region->get();
@@ -118,7 +110,6 @@ regions::Answer RegionServer::Give(Peer* peer, uint64_t bytes,
     kept.reset();
     *counted -= static_cast<int64_t>(bytes);
   });
-  const uint64_t name = NewRegionName();
   regions_[name] = {*given, peer};
   ++peer->regions;
   return {name, bytes};

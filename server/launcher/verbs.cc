@@ -87,7 +87,8 @@ absl::Status CheckHealth(const HealthOptions& options) {
 
 absl::StatusOr<std::string> MakeToken(const NewToken& token) {
   ASSIGN_OR_RETURN(std::string text, OldText(token.file));
-  const std::string secret = absl::WebSafeBase64Escape(RandomBytes(kTokenBytes));
+  ASSIGN_OR_RETURN(const std::string random, RandomBytes(kTokenBytes));
+  const std::string secret = absl::WebSafeBase64Escape(random);
   if (!text.empty() && text.back() != '\n') text.push_back('\n');
   absl::StrAppend(&text, "tokens { name: \"", absl::CEscape(token.name),
                   "\" role: ", v1::Token::Role_Name(token.role), " sha256: \"", Sha256Hex(secret),
