@@ -1,9 +1,12 @@
 #include "server/coordinator/coordinator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/train/group_member.h"
@@ -43,6 +46,9 @@ void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response)
 }
 
 constexpr absl::Duration kUnpinDeadline = absl::Seconds(2);
+// How long a drop waits for a checkpoint that fixes its moment.
+constexpr absl::Duration kDropPatience = absl::Seconds(10);
+constexpr absl::Duration kDropPause = absl::Milliseconds(10);
 
 }  // namespace
 
@@ -148,8 +154,14 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
   const bool read_only = known != nullptr && known->read_only();
   std::unique_ptr<ChangePause> pause;  // until it is gone
   const auto settle = [&](const step::ServedModelPtr& model) {
-    pause = checkpoints_.MakePause(model);
-    return pause->Settle(context).status();
+    const absl::Time give_up = std::min(SteadyNow() + kDropPatience, context->deadline());
+    while (true) {
+      pause = checkpoints_.MakePause(model);
+      absl::Status settled = pause->Settle(context).status();
+      // One that shares its tables may be fixing the moment of a checkpoint, which ends soon.
+      if (!absl::IsAborted(settled) || SteadyNow() > give_up) return settled;
+      absl::SleepFor(kDropPause);
+    }
   };
   ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), settle, context));
   if (!read_only) RETURN_IF_ERROR(auto_checkpoints_.RowsGivenUp(request.name()));

@@ -295,6 +295,7 @@ void EntryWriter::Describe(const LogRecord& record, LogEntry* entry) const {
 #undef EMBERD_KIND
     case LogRecord::kCheckpoints:
       for (const auto& made : record.checkpoints().made()) DescribeKind(made, entry);
+      absl::StrAppend(&entry->details, " (models: ", record.checkpoints().made_size(), ")");
       return;
     case LogRecord::KIND_NOT_SET:
       return;
