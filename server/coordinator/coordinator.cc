@@ -128,14 +128,17 @@ void Coordinator::Sweep() {
 
 absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
     const v1::DeclareModelRequest& request, rpc::CallContext* context) {
+  bool back = false;  // its rows have come back
   const auto find_rows = [&](const v1::ModelConfig& config) {
-    return auto_checkpoints_.FindRows(config, request.restore_from());
+    auto rows = auto_checkpoints_.FindRows(config, request.restore_from());
+    back = rows.ok() && rows->has_value() && request.restore_from().empty();
+    return rows;
   };
   ASSIGN_OR_RETURN(auto declared,
                    registry_.Declare(request.config(), find_rows, context, request.filled()));
   v1::DeclareModelResponse response;
   response.set_model_id(declared.model->id);
-  response.set_created(declared.created);
+  response.set_created(declared.created && !back);
   response.set_unfilled(declared.unfilled);
   response.set_history(declared.model->history);
   *response.mutable_plan() =

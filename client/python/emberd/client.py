@@ -14,7 +14,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -370,8 +370,7 @@ class Model:
         self.name: str = self.description["name"]
         self.id = int(self.description["id"])
         self.created: bool = self.description["created"]  # False: it was there already
-        # Whether who has this object knows that it was there before. `created` does not say so where a cluster has restored it by itself.
-        self._known = found
+        self._known = found  # whether who has this object knows that it was there before
         self._unfilled = int(self.description["unfilled"])  # of a model that is being filled: which of its declarations this is; else 0
         self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],
                                           one["optimizer"], tuple(one["slots"]))
@@ -387,6 +386,18 @@ class Model:
     def _goes_on(self) -> bool:
         """Whether it is no surprise that its tables have been trained."""
         return self._known or self.name in self.client._restored
+
+    def _trained_by(self) -> Dict[str, int]:
+        """Groups of which the newest checkpoint or a coordinator knows that they have trained the tables, and by how many steps."""
+        groups: Dict[str, int] = {}
+        ways: List[Callable[[], Mapping[str, int]]] = [lambda: statistics.updates_of_groups(self.client._handle, self.name),
+                                                       lambda: self.client.checkpoints(self.name)[0].groups]
+        for known in ways:
+            try:
+                groups.update(known())
+            except (errors.Error, IndexError):  # there is no checkpoint, or nowhere to keep one, or this is not ours to know
+                pass
+        return groups
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return _model_again, (self.client, self.name)

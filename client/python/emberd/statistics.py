@@ -138,6 +138,12 @@ def of_model(client: Handle, model: str, hot_rows: int, table: Optional[str] = N
         status["serves"], status["lost"], tuple(_hot_rows(said["shards"], model, hot_rows, table)))
 
 
+def updates_of_groups(client: Handle, model: str) -> Dict[str, int]:
+    """By group, as ModelStatistics.updates, of those that have made some."""
+    said = administer(client, "GetStats", without_shards=True)
+    return {one["group"]: int(one["updates"]) for one in said["groups"] if one["model"] == model and int(one["updates"])}
+
+
 def _hot_rows(shards: List[Dict[str, Any]], model: str, most: int, only: Optional[str]) -> List[HotRow]:
     """Each row is on one shard; all of them have looked some up."""
     lookups: Dict[str, int] = {}

@@ -382,8 +382,10 @@ class Steps:
             if self.expected is not None and reached != self.expected:
                 raise RowsLost(f"the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group "
                                f"{self.group!r}, are at step {reached}; load a dense part and tables of the same step")
-            if reached and self.expected is None and not (self._goes_on or known or self.rank):
-                self._warn_of_trained(reached)
+            if self.expected is None and not (self._goes_on or known or self.rank):
+                trained = {self.group: reached} if reached else {} if self.model.created else self.model._trained_by()
+                if any(trained.values()):
+                    self._warn_of_trained(*max(trained.items(), key=lambda one: one[1]))
             self._goes_on = True
             self._next = reached
             self._generations = {0, made_generation}
@@ -398,13 +400,13 @@ class Steps:
         while self._under_way and self._under_way[0].number < reached:
             self._under_way.popleft()
 
-    def _warn_of_trained(self, reached: int) -> None:
+    def _warn_of_trained(self, group: str, reached: int) -> None:
         level, frame = 1, sys._getframe(0)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("emberd", "torch", "jax", "keras"):
             level, frame = level + 1, frame.f_back
         name = self.model.name
         warnings.warn(
-            f"emberd: model {name!r} was there already, and group {self.group!r} has trained its tables for {reached} step{'s' * (reached > 1)}, from which this run goes on. To begin anew, "
+            f"emberd: model {name!r} was there already, and group {group!r} has trained its tables for {reached} step{'s' * (reached > 1)}, from which this run goes on. To begin anew, "
             f"drop the model by client.drop_model({name!r}) before it is declared, or give it another name or another data= of emberd.local. To go on, load the "
             "state of the dense part of the same step. A run that asks for `next_step` first, restores the model or takes it from client.model is not warned", stacklevel=level)
 

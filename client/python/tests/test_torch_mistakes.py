@@ -193,7 +193,10 @@ class TrainedBeforeTest(Case):
                                                r"another data= of emberd.local.*load the state of the dense part of the same step")
         self.assertEqual(os.path.basename(said[0].filename), os.path.basename(__file__))  # where the script calls
         self.assertEqual(len(self.run_script(self.client, before=lambda ebc: ebc.state_dict())), 1)  # as Lightning saves before the first step
-        self.assertEqual(self.run_script(self.client, group="another"), [])
+        said = self.run_script(self.client, group="another")
+        self.assertEqual(len(said), 1)  # the tables are the same
+        self.assertRegex(str(said[0].message), "group 'train' has trained its tables for")
+        self.assertEqual(self.run_script(self.client, group="third", before=lambda ebc: ebc.next_step), [])
         self.client.drop_model("script")
         self.assertEqual(self.run_script(self.client), [])
         with emberd.connect(self.client.addresses) as client:
@@ -218,10 +221,13 @@ class TrainedBeforeTest(Case):
 
     def test_it_is_said_in_another_process_and_cluster(self):
         with tempfile.TemporaryDirectory() as folder:
-            for expected in (0, 1):
+            for group, expected in (("train", 0), ("train", 1), ("another", 1)):
                 with emberd.local(data=folder, new=True) as cluster, cluster.connect() as client:
-                    self.assertEqual(len(self.run_script(client)), expected)
+                    self.assertEqual(len(self.run_script(client, group=group)), expected)
                     client.model("script").save_checkpoint()
+            with emberd.local(data=folder, new=True) as cluster, cluster.connect() as client:
+                client.drop_model("script")
+                self.assertEqual(self.run_script(client, group="third"), [])
 
     def test_who_goes_on_deliberately_is_not_warned(self):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:

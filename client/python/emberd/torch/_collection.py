@@ -96,8 +96,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     features: emberd.FeatureConfig; default: one for each table, of its name.
     model: the name under which the tables are declared; or an emberd.Model that has these tables and features, as the one that serves
       a checkpoint: its optimizers are as they are there, and `client` is not needed.
-    group: the name of the run: training under the same name continues the run; its first step warns of that, unless `next_step` was asked for, or a
-      state loaded or restored, before. rank and size default to those of
+    group: the name of the run: training under the same name continues the run; its first step warns of that, and of tables that another
+      group has trained, unless `next_step` was asked for, or a state loaded or restored, before. rank and size default to those of
       torch.distributed, if that is initialized.
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
     reduction: "sum" of the gradients of all ranks, or "mean".
@@ -174,7 +174,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
         """Freezes tables, or thaws them, from the next call on. Of a frozen one neither rows nor slots change, bit for bit, whatever its
         rate, decay and momentum; its activations require no gradient. As the module has no parameters, a module around it does not reach
-        the tables by its own requires_grad_.
+        the tables by its own requires_grad_; by its eval() it does, for then rows are only looked up.
 
         tables: names; default: all. NotFound for one that there is not.
         """
@@ -418,10 +418,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _shared_by_stacks(self, values: Mapping[str, Dict[str, float]]) -> Hyper:
         """New values of hyper-parameters by table, as the server takes them: those of a stack are equal."""
-        of_stack: Dict[str, str] = {}
         alike = list(values.values())
         if all(one == alike[0] for one in alike):  # said once
             return dict(alike[0])
+        of_stack: Dict[str, str] = {}
         for table in values:
             if table not in self.frozen:
                 first = of_stack.setdefault(self.model.tables[table].stack, table)
