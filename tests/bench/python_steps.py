@@ -31,8 +31,8 @@ TURNS, OVERHEAD_TURNS = 3, 11
 NAMES = [f"f{f}" for f in range(FEATURES)]
 
 
-def row(name, value, unit, limit=0.0):
-    print(f"python/{name}", value, unit, WIDTH, limit, flush=True)
+def row(name, value, unit, limit=0.0, width=WIDTH):
+    print(f"python/{name}", value, unit, width, limit, flush=True)
 
 
 def median_seconds(step, steps, warm_up=2):
@@ -45,35 +45,46 @@ def median_seconds(step, steps, warm_up=2):
     return statistics.median(seconds[warm_up:])
 
 
-class Case:
-    """A cluster with the model of step_trainer.h, and the client in C++ beside this one."""
+class Cluster:
+    """One of this machine, and groups of its own."""
 
-    def __init__(self, program, batch, bag):
-        self.batch, self.bag = batch, bag
+    def __init__(self, batch, width, rows):
+        self.batch, self.width, self.rows = batch, width, rows
         self.cluster = emberd.local(shards=2)
-        with tempfile.NamedTemporaryFile() as file:
-            self.cpp = subprocess.Popen([program, "python", "--client", self.cluster.address, str(batch), str(bag), file.name],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            assert self.cpp.stdout.readline() == "ready\n"
-            ids = np.fromfile(file.name, np.int32).reshape(FEATURES, batch, bag)
-        self.ids = dict(zip(NAMES, ids))
         self.client = self.cluster.connect()
-        self.model = self.client.model("step")
         self.groups = 0
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.cpp.stdin.close()
-        self.cpp.wait()
-        self.cpp.stdout.close()
         self.client.close()
         self.cluster.close()
 
     def group(self):
         self.groups += 1
         return f"python-{self.groups}"
+
+
+class Case(Cluster):
+    """With the model of step_trainer.h, and the client in C++ beside this one."""
+
+    def __init__(self, program, batch, bag):
+        super().__init__(batch, WIDTH, ROWS)
+        self.bag = bag
+        with tempfile.NamedTemporaryFile() as file:
+            self.cpp = subprocess.Popen([program, "python", "--client", self.cluster.address, str(batch), str(bag), file.name],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert self.cpp.stdout.readline() == "ready\n"
+            ids = np.fromfile(file.name, np.int32).reshape(FEATURES, batch, bag)
+        self.ids = dict(zip(NAMES, ids))
+        self.model = self.client.model("step")
+
+    def __exit__(self, *failure):
+        self.cpp.stdin.close()
+        self.cpp.wait()
+        self.cpp.stdout.close()
+        super().__exit__(*failure)
 
     def cpp_seconds(self, steps):
         self.cpp.stdin.write(f"{steps}\n")
@@ -108,7 +119,7 @@ class Trainer:
     def __init__(self, case):
         torch.manual_seed(1)
         self.case = case
-        self.net = torch.nn.Sequential(torch.nn.Linear(FEATURES * WIDTH, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        self.net = torch.nn.Sequential(torch.nn.Linear(FEATURES * case.width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
         self.opt = torch.optim.SGD(self.net.parameters(), lr=0.01)
         self.labels = (torch.rand(case.batch, 1) < 0.3).float()
         self.ids = {name: torch.from_numpy(ids) for name, ids in case.ids.items()}
@@ -122,7 +133,7 @@ class Trainer:
         self.opt.step()
 
     def dense_seconds(self, steps):
-        leaves = [torch.rand(self.case.batch, WIDTH, requires_grad=True) for _ in NAMES]
+        leaves = [torch.rand(self.case.batch, self.case.width, requires_grad=True) for _ in NAMES]
 
         def step(_):
             self.learn(leaves)
@@ -133,7 +144,7 @@ class Trainer:
     def plain_seconds(self, steps):
         """torch.nn: a table for each feature, sparse gradients, Adagrad."""
         if not hasattr(self, "bags"):
-            self.bags = torch.nn.ModuleList([torch.nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True) for _ in NAMES])
+            self.bags = torch.nn.ModuleList([torch.nn.EmbeddingBag(self.case.rows, self.case.width, mode="sum", sparse=True) for _ in NAMES])
             self.sparse = torch.optim.Adagrad(self.bags.parameters(), lr=0.01, initial_accumulator_value=0.1)
         ids = [one.to(torch.int64) for one in self.ids.values()]
 
@@ -144,7 +155,7 @@ class Trainer:
         return median_seconds(step, steps)
 
     def collection(self, **options):
-        described = [emberd.TableConfig(f"t{f}", ROWS, WIDTH, combiner="sum", initializer=emberd.Uniform(-0.1, 0.1))
+        described = [emberd.TableConfig(f"t{f}", self.case.rows, self.case.width, combiner="sum", initializer=emberd.Uniform(-0.1, 0.1))
                      for f in range(FEATURES)]
         features = [emberd.FeatureConfig(name, f"t{f}", batch_size=self.case.batch) for f, name in enumerate(NAMES)]
         return emberd.torch.EmbeddingBagCollection(described, client=self.case.client, model="step", features=features,
@@ -154,6 +165,7 @@ class Trainer:
     def emberd_seconds(self, steps, learn=None, ahead=True, warm_up=2, **options):
         """With the ids of the next batch sent ahead. `learn` instead of the net."""
         ebc = self.collection(**options)
+        assert ebc.next_step == 0  # who asks is not warned of tables that are trained
         sparse = ebc.optimizer()
         batches = ({"ids": dict(self.ids)} for _ in range(steps))
         each = iter(emberd.torch.Prefetcher(batches, ebc) if ahead else batches)
@@ -177,6 +189,21 @@ def training(case, bag):
     row(f"train/bag{bag}/dense_part", dense / ours, "share")
     row(f"train/bag{bag}/gain", plain / ours, "times")
     row(f"train/bag{bag}/embedding/gain", (plain - dense) / (ours - dense), "times", 1.5 if bag == 1 else 5)
+
+
+def end_to_end():
+    """Training with tables of people's sizes: the medians of all turns."""
+    random = np.random.default_rng(1)
+    for width, limit in ((16, 3.5), (64, 2.5)):
+        with Cluster(2048, width, 85_000) as case:
+            # Skewed as in step_trainer.h.
+            case.ids = {name: (case.rows ** random.random((case.batch, 1))).astype(np.int32) - 1 for name in NAMES}
+            trainer = Trainer(case)
+            turns = [(trainer.plain_seconds(40), trainer.emberd_seconds(110, warm_up=70)) for _ in range(5)]
+        plain, ours = (statistics.median(one) for one in zip(*turns))
+        row(f"end_to_end/width{width}/pytorch/examples", case.batch / plain, "examples/s", width=width)
+        row(f"end_to_end/width{width}/emberd/examples", case.batch / ours, "examples/s", width=width)
+        row(f"end_to_end/width{width}/gain", plain / ours, "times", limit, width)
 
 
 def pipelined(case):
@@ -219,6 +246,7 @@ def main():
     if torch is None:
         print("PyTorch is not installed: its part is left out", file=sys.stderr)
         return
+    end_to_end()
     for bag in (1, 20):
         with Case(program, BATCH, bag) as case:
             training(case, bag)
