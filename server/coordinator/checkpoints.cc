@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -251,17 +252,33 @@ absl::Status CheckpointSave::Begin(rpc::CallContext* context) {
   std::map<uint64_t, size_t> order;
   for (size_t m = 0; m < models_.size(); ++m) order[models_[m].model->id] = m;
   std::vector<ChangePause::Answers> answers(models_.size());
-  for (const auto& [id, m] : order) {
-    ASSIGN_OR_RETURN(answers[m], models_[m].pause->Settle(context));
+  const absl::Cleanup resume = [this] {
+    for (const SavedModel& saved : models_) saved.pause->Resume();
+  };
+  // Where there are several, each is asked again, so that no pause is over before the moment.
+  for (size_t pass = 0; pass < std::min<size_t>(models_.size(), 2); ++pass) {
+    for (const auto& [id, m] : order) {
+      auto settled = models_[m].pause->Settle(context);
+      if (!settled.ok()) return m == 0 ? settled.status() : OfOther(settled.status(), m);
+      answers[m] = *std::move(settled);
+    }
   }
   RETURN_IF_ERROR(CheckStep(answers.front()));
   ChooseParent(answers.front());
   for (size_t m = 0; m < models_.size(); ++m) FillManifest(answers[m], &models_[m]);
   ReachFailpoint("save.changes_wait");
   const absl::Status begun = BeginOnShards(answers, context);
-  for (const SavedModel& saved : models_) saved.pause->Resume();
   paused_ = SteadyNow() - began;
   return begun;
+}
+
+absl::Status CheckpointSave::OfOther(const absl::Status& status, size_t m) const {
+  // One that has just been dropped or reset is not among those of the next try.
+  const bool gone = absl::IsDataLoss(status) || absl::IsNotFound(status);
+  return absl::Status(gone ? absl::StatusCode::kAborted : status.code(),
+                      absl::StrCat("model '", models_[m].model->config.name(),
+                                   "', which shares tables with model '", model().config.name(),
+                                   "' and is saved with it: ", status.message()));
 }
 
 // The one that was asked for comes last: who finds it finds the others.
@@ -294,6 +311,11 @@ absl::Status CheckpointSave::Finish(rpc::CallContext* context, const step::Bytes
   ASSIGN_OR_RETURN(const step::ShardTransfers::Results results,
                    transfers_.Await(context, beat_and_report));
   for (const internal::v1::GetTransferResponse& result : results) {
+    if (result.others_size() + size_t{1} != models_.size()) {
+      return absl::InternalError(absl::StrCat("a shard has written checkpoints of ",
+                                              result.others_size() + 1, " models, not of ",
+                                              models_.size(), "; is it of another version?"));
+    }
     for (size_t m = 0; m < models_.size(); ++m) {
       const auto& of_model = m == 0 ? result : result.others(static_cast<int>(m) - 1);
       models_[m].manifest.mutable_files()->MergeFrom(of_model.files());
@@ -624,11 +646,11 @@ absl::Status Checkpoints::CheckNotShared(const v1::CheckpointManifest& manifest)
     }
     ASSIGN_OR_RETURN(const bool begins, store_.HasBeginning(model.config.name(), model.history));
     if (begins) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "checkpoint \"", manifest.name(), "\" of model \"", manifest.model(),
-        "\" cannot be deleted: the shards may need it to recover what model \"",
-        model.config.name(), "\" shares with that one; save this first (`emberctl checkpoint save ",
-        model.config.name(), "`)"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint \"", manifest.name(), "\" of model \"", manifest.model(),
+                     "\" cannot be deleted: the shards may need it to recover what model \"",
+                     model.config.name(), "\" shares with it; save model \"", model.config.name(),
+                     "\" first (`emberctl checkpoint save ", model.config.name(), "`)"));
   }
   return absl::OkStatus();
 }
@@ -637,6 +659,7 @@ absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
     const v1::DeleteCheckpointRequest& request, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
   ASSIGN_OR_RETURN(const uint64_t history, LoggedHistory(request.model(), context));
+  if (has_log()) registry_->Learn(context);  // whoever has joined the model's rows may need it
   absl::StatusOr<int64_t> bytes;
   if (request.name() == checkpoint::kAutomaticCheckpoints) {
     ASSIGN_OR_RETURN(const int64_t given_up, store_.GivenUpUntil(request.model()));

@@ -73,6 +73,8 @@ class CheckpointSave {
   // `answers`: by model.
   absl::Status BeginOnShards(const std::vector<ChangePause::Answers>& answers,
                              rpc::CallContext* context);
+  // An error of another model than the one that was asked for, with its name.
+  absl::Status OfOther(const absl::Status& status, size_t m) const;
   absl::Status Commit();
 
   const step::ShardSet& shards_;

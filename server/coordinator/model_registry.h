@@ -110,6 +110,8 @@ class ModelRegistry {
   // Learns of all models that shards have, looks for lost ones, and takes back what failed
   // declarations have left. Call it before the first request, and then every second.
   void Watch();
+  // Learns of models that others have declared just now.
+  void Learn(rpc::CallContext* context) { LearnModels(changes_.Ask(context)); }
 
   struct Known {
     step::ServedModelPtr model;

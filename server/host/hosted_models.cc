@@ -445,9 +445,13 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     if (found == models_.end()) return absl::OkStatus();
     trained = found->second.is_trained();
     if (trained) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
+    const internal::v1::LogRows& removed = found->second.rows;
     for (const auto& [id, other] : models_) {
       if (config::CommonResource(other.config(), found->second.config()).empty()) continue;
       log_->NoteChange(id, log_->LastChange(engine_id).value_or(0));
+      // Who has joined since has the shared rows of that checkpoint, which the log alone names.
+      const bool joined = other.rows.checkpoint_id() == 0 && removed.checkpoint_id() != 0;
+      if (joined) log_->NoteChange(id, removed.segment());
     }
     models_.erase(found);
     // None of it is there while a restore loads it.
@@ -529,6 +533,7 @@ absl::Status HostedModels::CheckHolders(absl::Span<const uint64_t> model_ids) co
     for (const auto& [other_id, other] : models_) {
       const std::string resource = config::CommonResource(other.config(), saved->second.config());
       if (resource.empty() || absl::c_linear_search(model_ids, other_id)) continue;
+      if (!other.serving) continue;  // nobody can save it, and its log stays where it begins
       return absl::AbortedError(absl::StrCat("model '", other.config().name(),
                                              "', which holds resource '", resource,
                                              "', too, is not saved at this moment; try again"));

@@ -430,7 +430,7 @@ class SharedSaveTest : public ShardCheckpointsTest {
     folder = storage.Path(absl::StrCat(++shards));
     return absl::StrCat(kCluster, " storage { directory: '", folder, "' durability: LOG }");
   }
-  absl::Status Create(uint64_t id) {
+  absl::Status Create(uint64_t id, bool served = true) {
     internal::v1::CreateModelRequest request = CreateRequest();
     request.set_model_id(id);
     v1::ModelConfig& config = *request.mutable_config();
@@ -444,6 +444,9 @@ class SharedSaveTest : public ShardCheckpointsTest {
     RETURN_IF_ERROR(plan.status());
     request.set_plan_fingerprint(plan->fingerprint);
     RETURN_IF_ERROR(host_->CreateModel(request).status());
+    return served ? Serve(id) : absl::OkStatus();
+  }
+  absl::Status Serve(uint64_t id) {
     internal::v1::ServeModelRequest serve;
     serve.set_model_id(id);
     serve.set_history(kHistory);
@@ -524,6 +527,18 @@ TEST_F(SharedSaveTest, WhoJoinsMeanwhileKeepsTheLog) {
   ASSERT_TRUE(Create(kB + 1).ok());
   ASSERT_TRUE(Complete().ok());
   EXPECT_TRUE(FirstSegmentIsThere()) << "it has no checkpoint";
+}
+
+// As one is whose coordinator has died while it declared the model.
+TEST_F(SharedSaveTest, AModelThatIsNotServedKeepsTheLogButStopsNoSave) {
+  ASSERT_TRUE(Create(kB + 1, /*served=*/false).ok());
+  const absl::Status begun = SaveOf({kA, kB});
+  ASSERT_TRUE(begun.ok()) << begun;
+  ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
+  ASSERT_TRUE(Complete().ok());
+  EXPECT_TRUE(FirstSegmentIsThere());
+  ASSERT_TRUE(Serve(kB + 1).ok());
+  EXPECT_TRUE(absl::IsAborted(SaveOf({kA, kB})));
 }
 
 }  // namespace shard_checkpoints_test

@@ -180,8 +180,9 @@ class ShardHost {
   absl::StatusOr<MutationVotes::Change> ChangeOf(const AssignCommand& command);
   absl::StatusOr<std::optional<RowCounts>> Vote(const ApplyCommand& command,
                                                 std::shared_ptr<const shard::CheckedPart> part);
-  // Begins a segment of the log with what is known now.
-  // Where it begins, `at_moment` runs: no change is on its way then.
+  // Begins a segment of the log with what is known now, and calls `at_moment` where it begins,
+  // while no change is on its way; its error is returned, and there is no segment. 0: there is no
+  // log.
   absl::StatusOr<uint64_t> BeginLogSegment(const std::function<absl::Status()>& at_moment);
   void DescribeForLog(uint64_t segment, internal::v1::LogState* state) const;
   void AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part);

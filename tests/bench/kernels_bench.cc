@@ -41,7 +41,7 @@
 #include "tests/bench/bench_report.h"
 #include "tests/bench/ids.h"
 #include "tests/bench/memory_limits.h"
-#include "tests/bench/torch_peer.h"
+#include "tests/bench/peer.h"
 
 namespace emberd::bench {
 namespace kernels_bench {
@@ -217,17 +217,17 @@ class KernelBench {
 
   void RunTorchRows() {
     if (!report_.Wants("torch/")) return;
-    std::vector<TorchBatch> batches;
+    std::vector<PeerBatch> batches;
     for (const bool zipf : {false, true}) {
       for (const int bag : {10, 50}) {
         batches.push_back({absl::StrCat(zipf ? "zipf" : "uniform", "_bag", bag), bag,
                            MakeIds(zipf, kRows, int64_t{kTorchSamples} * bag)});
       }
     }
-    std::vector<TorchSeconds> ours;
-    for (const TorchBatch& batch : batches) ours.push_back(Step(batch));
+    std::vector<PeerSeconds> ours;
+    for (const PeerBatch& batch : batches) ours.push_back(Step(batch));
     for (const bool huge_pages : {true, false}) {
-      const std::vector<TorchSeconds> theirs =
+      const std::vector<PeerSeconds> theirs =
           RunPeer("torch_steps.py", kRows, 64, batches, {.huge_pages = huge_pages});
       if (theirs.empty()) {
         std::printf("torch: no rows, %s has no working PyTorch (python3-torch)\n",
@@ -353,7 +353,7 @@ class KernelBench {
   }
 
   // Width 64, float32, one partition, from ids on.
-  TorchSeconds Step(const TorchBatch& batch) {
+  PeerSeconds Step(const PeerBatch& batch) {
     MakeTables();
     const int64_t count = batch.ids.size();
     const std::vector<uint32_t> offsets = MakeOffsets(count, batch.bag);

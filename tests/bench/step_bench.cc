@@ -13,7 +13,7 @@
 // installed: `examples` is theirs at their best, `threads` and `tables` are how that was, `gain` is
 // how many times as fast emberd's step is. So are .../ranks2/torchrec_{row_wise,table_wise} and
 // .../ranks2/tensorflow (its parameter servers), which have two trainers, beside two of emberd.
-// torch_peer.h says where their Python is.
+// peer.h says where their Python is.
 #include <fstream>
 #include <map>
 #include <memory>
@@ -27,9 +27,9 @@
 #include "absl/strings/str_cat.h"
 #include "server/ops/rpc_names.h"
 #include "tests/bench/bench_report.h"
+#include "tests/bench/peer.h"
 #include "tests/bench/raw_rpc.h"
 #include "tests/bench/step_trainer.h"
-#include "tests/bench/torch_peer.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/metrics.h"
 
@@ -181,7 +181,7 @@ class StepBench {
   // `one_table`: "1,", if a single table with all rows is to be tried as well. `ours`: seconds.
   void Peer(const std::string& name, const std::string& script, const std::string& one_table,
             const StepShape& shape, double ours) {
-    TorchBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
+    PeerBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
     for (int f = 0; f < shape.features; ++f) {
       for (const int32_t id : MakeIds(shape, f)) {
         batch.ids.push_back(static_cast<uint32_t>(id + f * shape.rows));

@@ -5,7 +5,7 @@ What this would catch: an argument that is cut, wrapped, ignored or read as some
 place of one that says what is wrong; a refused call that changes rows; a handle that is freed twice; and a call that ends the
 process or never returns: all runs in a child process, which says what it calls.
 
-PyTorch is swept where it is installed. Where JAX is, it and Keras are swept, and nothing else: another run sweeps the rest.
+PyTorch, JAX and Keras are swept where they are installed; with EMBERD_FRAMEWORKS_ALONE, for which another run sweeps the rest, JAX and Keras alone.
 """
 
 import asyncio
@@ -56,8 +56,9 @@ def optional(name):
 torch, jax, keras = optional("torch"), optional("jax"), optional("keras")
 if jax:
     jax.config.update("jax_platforms", "cpu")
-MODULES = ["emberd.jax", "emberd.jax.nnx", *["emberd.keras"] * bool(keras)] if jax else [
-    "emberd", "emberd.nested", "emberd.aio", *["emberd.torch", "emberd.compat.jagged", "emberd.compat.torchrec"] * bool(torch)]
+ALONE = "EMBERD_FRAMEWORKS_ALONE" in os.environ
+MODULES = [*["emberd", "emberd.nested", "emberd.aio", *["emberd.torch", "emberd.compat.jagged", "emberd.compat.torchrec"] * bool(torch)] * (not ALONE),
+           *["emberd.jax", "emberd.jax.nnx"] * bool(jax), *["emberd.keras"] * bool(keras)]
 
 # What a wrong argument may raise. UnicodeError is a ValueError that names no argument.
 SAID = (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, emberd.Error)
@@ -295,9 +296,10 @@ class Sweep(unittest.TestCase):
 
     def makers(self):
         """Of the objects that have methods: by name, from a client and the name of the method that will be called."""
-        if jax:
-            return {"Embedding": self.embedding, **({"DistributedEmbedding": self.layer} if keras else {})}
-        makers = {"Client": lambda client, _: client, "Model": lambda client, _: client.model("m"),
+        makers = {**({"Embedding": self.embedding} if jax else {}), **({"DistributedEmbedding": self.layer} if keras else {})}
+        if ALONE:
+            return makers
+        makers |= {"Client": lambda client, _: client, "Model": lambda client, _: client.model("m"),
                   "Lookup": lambda client, _: self.lookup(client.model("m")),
                   "TrainStream": lambda client, method: self.stream(client.model("m"), method), "Watch": lambda client, _: emberd.watch(client.model("m")),
                   "Program": lambda client, _: self.program(client), "PreparedBatch": lambda client, _: self.program(client).prepare({"t": IDS}),
@@ -494,7 +496,7 @@ class WrongArgumentsTest(Sweep):
             made = getattr(optional("emberd.torch"), name).from_pretrained
             self.sweep(f"{name}.from_pretrained", lambda made=made: functools.partial(made, client=self.client, model=f"pretrained_{self.group()}"), made,
                        lambda layer: layer.finish())
-        for name, made in {} if jax else {"from_lists": R.from_lists, "Sequences.from_lists": Q.from_lists}.items():
+        for name, made in {} if ALONE else {"from_lists": R.from_lists, "Sequences.from_lists": Q.from_lists}.items():
             self.sweep(name, lambda made=made: made, made, uses["from_lists"])
         self.finish()
 
@@ -509,7 +511,7 @@ class WrongArgumentsTest(Sweep):
     def jagged(self, ids):
         self.collection(self.client).eval()(ids)
 
-    @unittest.skipIf(jax, "SKIP: the run without JAX does it")
+    @unittest.skipIf(ALONE, "SKIP: another run does it")
     def test_descriptions(self):
         """What they hold is looked at when they are declared."""
         config = emberd.config

@@ -127,6 +127,10 @@ class PaceTest(unittest.TestCase):
             self.assertEqual(set(found[70:]), {best})
             self.assertEqual(self.loop(paces, 10, lambda step, sent: 1.0), [best] * 8)  # the next epoch goes on so
 
+    def test_a_pipelined_trainer_always_has_the_lookup_that_its_update_waits_for(self):
+        found = self.loop(emberd._pace.Paces(pipelined=True), 1000, lambda step, sent: sent)
+        self.assertEqual((set(found), set(found[70:])), ({2, 3}, {2}))
+
     def test_it_is_found_out_again(self):
         found = self.loop(emberd._pace.Paces(), 1500, lambda step, sent: 1.0 if (sent == 1) == (step < 800) else 1.2)
         self.assertEqual(set(found[70:800]), {1})
@@ -137,7 +141,7 @@ class PaceTest(unittest.TestCase):
         for _ in range(20):  # epochs that end within a turn
             clock[0] += 1000
             self.loop(paces, 17, lambda step, sent: 1.0 if sent > 1 else 1.2)
-        self.assertEqual(paces.of(3).depth, 3)
+        self.assertEqual(self.loop(paces, 10, lambda step, sent: 1.0), [3] * 8)
         with self.assertRaisesRegex(emberd.InvalidArgument, "depth: 5 is not allowed"):
             paces.of(5)
 

@@ -506,16 +506,16 @@ class ShardRecovery {
 
   // Nobody will ever see the rows that the model gets here, but for those that it shares.
   void ForgetRows(const internal::v1::CreateModelRequest& create, internal::v1::LogRows* rows) {
-    const std::vector<Share>& shares = shares_[KeyOf(create)];
     uint64_t begins = kNeverAgain;
-    for (const ModelKey stays : made_with_) {
-      if (absl::c_none_of(shares_[stays], [&](const Share& share) {
-            return absl::c_linear_search(shares, share);
-          })) {
-        continue;
+    for (const Share& share : shares_[KeyOf(create)]) {
+      bool stays = false, is_saved = false;
+      for (const ModelKey other : made_with_) {
+        if (!absl::c_linear_search(shares_[other], share)) continue;
+        stays = true;
+        is_saved |= rows_[other].checkpoint_id() != 0 && rows_[other].segment() >= rows->segment();
       }
-      // It has joined since its rows were in a checkpoint, and is in none itself.
-      if (rows_[stays].checkpoint_id() == 0) return;
+      if (!stays) continue;
+      if (!is_saved) return;  // all have joined since its rows were in a checkpoint
       begins = 0;
     }
     begins_[create.model_id()] = begins;

@@ -40,7 +40,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         self._trainer = Trainer(model, group, rank, size, pipelined=pipelined, consistency=consistency,
                                 staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
         self._in_jit = Lookups(self._trainer)
-        self._paces = Paces()
+        self._paces = Paces(pipelined)
 
     def __repr__(self) -> str:
         return f"emberd.jax.Embedding({self.model.name!r}, group={self._behind().group!r})"

@@ -144,7 +144,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
         self._spared = 0  # how many of them, the first, zero_grad() has left for a backward that is still to come
         self._optimizers: List[EmbeddingOptimizer] = []
-        self._paces = Paces()
+        self._paces = Paces(pipelined)
 
     @_uncompiled
     def forward(self, ids: Any) -> Any:

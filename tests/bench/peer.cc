@@ -1,4 +1,4 @@
-#include "tests/bench/torch_peer.h"
+#include "tests/bench/peer.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -31,8 +31,8 @@ std::string PeerPython(bool tensorflow) {
   return access(made.c_str(), X_OK) == 0 ? made : EMBERD_PYTHON;
 }
 
-std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int width,
-                                  const std::vector<TorchBatch>& batches, const TorchWays& ways) {
+std::vector<PeerSeconds> RunPeer(const std::string& script, int64_t rows, int width,
+                                 const std::vector<PeerBatch>& batches, const PeerWays& ways) {
   const std::string python = PeerPython(script == "tensorflow_steps.py");
   const absl::StatusOr<TempDir> folder = TempDir::Create();
   if (!folder.ok()) return {};
@@ -41,16 +41,16 @@ std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int w
       absl::StrCat(ways.huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", python,
                    " -B -W ignore ", SourcePath("tests/bench/"), script, " ", rows, " ", width, " ",
                    ways.tables, " ", ways.threads);
-  for (const TorchBatch& batch : batches) {
+  for (const PeerBatch& batch : batches) {
     const std::string path = folder->Path(batch.name);
     WriteIds(path, batch.ids);
     absl::StrAppend(&command, " ", batch.name, " ", batch.bag, " ", path);
   }
-  std::vector<TorchSeconds> results;
+  std::vector<PeerSeconds> results;
   FILE* output = popen(command.c_str(), "r");
   if (output == nullptr) return {};
   char name[64];
-  TorchSeconds seconds;
+  PeerSeconds seconds;
   while (std::fscanf(output, "%63s %lf %lf %d %d", name, &seconds.forward, &seconds.step,
                      &seconds.threads, &seconds.tables) == 5) {
     results.push_back(seconds);

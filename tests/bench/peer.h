@@ -7,21 +7,21 @@
 
 namespace emberd::bench {
 
-struct TorchBatch {
+struct PeerBatch {
   std::string name;  // a word
   int bag = 1;
   std::vector<uint32_t> ids;  // bag after bag, table after table
 };
 
 // Ways to run a peer, of which the fastest counts. Numbers with commas.
-struct TorchWays {
+struct PeerWays {
   std::string tables = "1";  // of one size, with all rows
   std::string threads = "1";
   bool huge_pages = true;  // malloc is asked for them
 };
 
 // Of the fastest way: medians of wall time.
-struct TorchSeconds {
+struct PeerSeconds {
   double forward = 0;
   double step = 0;  // forward, backward and Adagrad
   int threads = 0, tables = 0;
@@ -34,7 +34,7 @@ std::string PeerPython(bool tensorflow = false);
 
 // Each batch in float32, by a script of this folder, as "torchrec_steps.py row_wise": in processes
 // of its own. Empty, after a line that says so, where what it needs is not installed, or it fails.
-std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int width,
-                                  const std::vector<TorchBatch>& batches, const TorchWays& ways);
+std::vector<PeerSeconds> RunPeer(const std::string& script, int64_t rows, int width,
+                                 const std::vector<PeerBatch>& batches, const PeerWays& ways);
 
 }  // namespace emberd::bench
