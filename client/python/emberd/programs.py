@@ -203,16 +203,26 @@ class PreparedBatch(_Kept):
 
 class ProgramResult(_Kept, Mapping[str, Array]):
     """What a program gives, by name: activations by feature, float32 [samples, embedding_dim], or of the shape that `output_shape` or Sequences give
-    them; of a sum its tensors, by the names of the first ones. An update of the batch takes it as its first argument, once."""
+    them; of a sum its tensors, by the names of the first ones. An update of the batch takes it as its first argument, once, or with an alias again and again."""
 
     def __init__(self, client: "Client", answer: _Answer, place: int, shapes: Mapping[str, Tuple[int, ...]]) -> None:
         said = answer.message["results"][place]
         super().__init__(client, answer.kept(place), said.get("handle", "0"))
         self.statistics: Dict[str, Any] = _statistics(said.get("statistics", {}))
-        found = answer.arrays(said.get("values", ()))
-        self.tensors: Tuple[Array, ...] = tuple(
-            one.reshape(*shapes[name], one.shape[-1]) if name in shapes else one for name, one in found)
-        self._arrays = {name: one for (name, _), one in zip(found, self.tensors)}
+        self._shapes = shapes
+        found = self._shaped(answer, said)
+        self.tensors: Tuple[Array, ...] = tuple(one for _, one in found)
+        self._arrays = dict(found)
+
+    def _shaped(self, answer: _Answer, said: Mapping[str, Any]) -> List[Tuple[str, Array]]:
+        return [(name, one.reshape(*self._shapes[name], one.shape[-1]) if name in self._shapes else one)
+                for name, one in answer.arrays(said.get("values", ()))]
+
+    def read(self) -> Dict[str, Array]:
+        """What the coordinator has of it, by name: nothing, unless an update was compiled with `aliases=[{}]` and was given this result. Then the
+        activations of the same batch, with the rows as that update has left them. The arrays of this object stay as they were found."""
+        answer = _Answer(self._client, "ReadHandle", {"handle": self._use()}, (), self._kept)
+        return dict(self._shaped(answer, answer.message))
 
     def __repr__(self) -> str:
         return f"emberd.ProgramResult({', '.join(f'{name}: {list(one.shape)}' for name, one in self._arrays.items())})"
@@ -272,7 +282,8 @@ class Program(_Kept):
         one that is missing is zero, Applied; of a sum, with as many tuples of tensors as it has inputs, its ProgramResult.
 
         Arguments are what `prepare` takes, or gave. step, hyper: of an update, as in `Lookup.apply`.
-        An aliased argument of a sum has the new values afterwards: `PreparedBatch.read`.
+        An aliased argument of a sum has the new values afterwards: `PreparedBatch.read`. So has, of an update that was compiled with `aliases=[{}]`,
+        the result of the lookup: `ProgramResult.read`; its batch must have come from `prepare`, and be there still, or the lookup be in the same chain.
         """
         tensors = _Tensors()
         given = [self._argument(place, arguments, tensors) for place in range(len(arguments))]

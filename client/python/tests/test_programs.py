@@ -224,6 +224,29 @@ class ProgramsTest(ClusterTest):
         with self.assertRaisesRegex(emberd.FailedPrecondition, "it is of an inference or of a sum"):
             update(found, {})
 
+    def test_an_update_donates_the_result_of_its_lookup(self):
+        model = self.declare()
+        lookup, update = self.compile(model, "lookup"), self.compile(model, "update", aliases=[{}])
+        ids = {"t": emberd.Sequences(np.array([[1, 0, 3], [0, 2, 0]]), 0), "u": np.arange(4)}
+        prepared = lookup.prepare(ids)
+        found = lookup(prepared)
+        before, new = {name: one.copy() for name, one in found.items()}, dict(found)
+        self.assertEqual(found.read(), {})
+        for step in range(3):
+            chain = emberd.Chain()
+            chain.add(update, found, gradients(new))
+            applied = chain.run()[0] if step else update(found, gradients(new))
+            self.assertFalse(applied.replayed)
+            new, plain = found.read(), model.lookup(ids)
+            for name in ("t", "u"):
+                self.assertEqual((new[name].shape, new[name].tobytes()), (plain[name].shape, plain[name].tobytes()))
+                self.assertNotEqual(new[name].tobytes(), before[name].tobytes())
+                self.assertEqual(found[name].tobytes(), before[name].tobytes())
+        prepared.close()
+        self.wait_for(lambda: self.handles() == 3)
+        with self.assertRaisesRegex(emberd.FailedPrecondition, "its batch, which would be looked up again, is gone"):
+            update(found, {})
+
     def test_csr_of_a_batch(self):
         model = self.declare()
         lookup = self.compile(model, "lookup")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -68,18 +69,18 @@ absl::StatusOr<step::ServedModelPtr> ProgramRunner::Find(const Program& program,
   return program.ModelFor(*model);
 }
 
-absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Literal batch,
+absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const ProgramPtr& program, v1::Literal batch,
                                                 rpc::CallContext* context) {
-  if (program.kind() != v1::ProgramSpec::LOOKUP) {
+  if (program->kind() != v1::ProgramSpec::LOOKUP) {
     ASSIGN_OR_RETURN(const ValuePtr tuple, ReadTuple(store(), std::move(batch)));
-    if (program.kind() == v1::ProgramSpec::UPDATE) {
-      RETURN_IF_ERROR(CheckGradients(program.spec(), tuple->tensors));
+    if (program->kind() == v1::ProgramSpec::UPDATE) {
+      RETURN_IF_ERROR(CheckGradients(program->spec(), tuple->tensors));
     }
     return tuple;
   }
-  ASSIGN_OR_RETURN(const auto model, Find(program, context));
+  ASSIGN_OR_RETURN(const auto model, Find(*program, context));
   ASSIGN_OR_RETURN(const v1::LookupRequest request,
-                   BatchRequest(program.spec(), *model, std::move(batch)));
+                   BatchRequest(program->spec(), *model, std::move(batch)));
   step::StepHooks no_hooks;
   v1::StepTimes times;
   ASSIGN_OR_RETURN(
@@ -90,16 +91,16 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Lite
   value->shares.push_back(std::move(share));
   value->statistics = prepared.batch->statistics();
   value->prepared = std::move(prepared);
-  value->program_key = program.key();
+  value->prepared_for = program;
   return value;
 }
 
-absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Value& batch,
-                                               rpc::CallContext* context) {
+absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const ValuePtr& batch, rpc::CallContext* context) {
+  const Program& program = *batch->prepared_for;
   const auto look_up = [&](const step::ServedModelPtr& model) {
     OwnedBatch owned;
     v1::StepTimes times;
-    return resources_->path->LookUp(ForModel(*batch.prepared, model), program.spec().inference(),
+    return resources_->path->LookUp(ForModel(*batch->prepared, model), program.spec().inference(),
                                     context, &owned, &times);
   };
   ASSIGN_OR_RETURN(auto model, Find(program, context));
@@ -135,6 +136,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
   ASSIGN_OR_RETURN(auto share, store()->Reserve(kValueBytes));
   value->shares.insert(value->shares.begin(), std::move(share));
   value->looked_up = std::move(looked_up);
+  value->batch = batch;
   value->statistics = std::move(found->statistics);
   return value;
 }
@@ -294,14 +296,16 @@ absl::Status Chain::CheckLookup(int position, rpc::CallContext* context) {
   const Op& batch = ops_[source];
   if (batch.makes == Op::Makes::kLiteralBatch) {
     rpc::Span span(context, "prepare_batch");
-    ASSIGN_OR_RETURN(op.prepared,
-                     runner_->Prepare(*op.program, request_.ops(source).literal(), context));
+    ASSIGN_OR_RETURN(op.batch,
+                     runner_->Prepare(op.program, request_.ops(source).literal(), context));
   } else if (batch.makes != Op::Makes::kBatch) {
     return absl::InvalidArgumentError(
         "argument[0] of a LOOKUP is not a batch; PrepareBatch makes one");
-  } else if (batch.value->program_key != op.program->key()) {
+  } else if (batch.value->prepared_for->key() != op.program->key()) {
     return absl::InvalidArgumentError(
         "argument[0] is a batch that was prepared for another program; prepare it for this one");
+  } else {
+    op.batch = batch.value;
   }
   op.makes = Op::Makes::kTuple;
   op.tensors = op.program->spec().inputs_size();
@@ -330,7 +334,17 @@ absl::Status Chain::CheckUpdate(int position) {
                                                    " is updated by op ", updated_[found.lookup_op],
                                                    " already; a batch is updated only once"));
   }
-  updated_[found.lookup_op] = position;
+  if (op.program->spec().aliases().empty()) {
+    updated_[found.lookup_op] = position;
+  } else {
+    const Op& lookup = ops_[found.lookup_op];
+    op.batch = lookup.value == nullptr ? lookup.batch : lookup.value->batch.lock();
+    if (op.batch == nullptr) {
+      return absl::FailedPreconditionError(
+          "argument[0] cannot be donated: its batch, which would be looked up again, is gone. Keep "
+          "its handle (PrepareBatch), or look it up in the same chain");
+    }
+  }
   if (!request_.config().execution_instance_key().client_id().empty() ||
       request_.config().execution_instance_key().sequence() != 0) {
     const v1::MutationId name = MutationOf(position);
@@ -415,10 +429,6 @@ absl::StatusOr<std::vector<ValuePtr>> Chain::Arguments(int position) const {
   std::vector<ValuePtr> arguments;
   for (const ChainedInput& input : request_.ops(position).inputs()) {
     const Op& source = ops_[input.op_index()];
-    if (source.makes == Op::Makes::kLiteralBatch) {
-      arguments.push_back(ops_[position].prepared);
-      continue;
-    }
     ASSIGN_OR_RETURN(ValuePtr argument, ElementOf(source.value, input.output_index(),
                                                   absl::StrCat("op ", input.op_index())));
     arguments.push_back(std::move(argument));
@@ -459,14 +469,14 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
     if (request_.ops(position).update().has_step()) {
       span.Set("emberd.step", request_.ops(position).update().step());
     }
-    ASSIGN_OR_RETURN(const std::vector<ValuePtr> arguments, Arguments(position));
     switch (op.program->kind()) {
       case ProgramSpec::LOOKUP: {
-        ASSIGN_OR_RETURN(op.value, runner_->Lookup(*op.program, *arguments[0], context));
-        op.prepared = nullptr;
+        ASSIGN_OR_RETURN(op.value, runner_->Lookup(op.batch, context));
+        op.batch = nullptr;
         break;
       }
       case ProgramSpec::UPDATE: {
+        ASSIGN_OR_RETURN(const std::vector<ValuePtr> arguments, Arguments(position));
         ASSIGN_OR_RETURN(v1::MadeUpdate made,
                          runner_->Update(*op.program, *arguments[0], *arguments[1],
                                          {.arguments = request_.ops(position).update(),
@@ -475,9 +485,11 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
                                          context));
         made.set_op_index(position);
         updates_.push_back(std::move(made));
+        if (op.batch != nullptr) RETURN_IF_ERROR(LookUpAgain(position, *arguments[0], context));
         break;
       }
       default: {
+        ASSIGN_OR_RETURN(const std::vector<ValuePtr> arguments, Arguments(position));
         ASSIGN_OR_RETURN(op.value, runner_->Elementwise(*op.program, arguments));
         Donate(position, arguments);
         break;
@@ -508,6 +520,31 @@ void Chain::Donate(int position, const std::vector<ValuePtr>& arguments) {
     source = value;
     donated_.emplace_back(data.data_handle(), value);
   }
+}
+
+absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallContext* context) {
+  const auto found = runner_->Lookup(ops_[position].batch, context);
+  if (!found.ok()) {
+    return Annotate(found.status(), "the update was applied, but its batch not looked up again");
+  }
+  // As much as `value` has of the lookup.
+  const auto renew = [&](ValuePtr* value) {
+    if (*value == nullptr || (*value)->looked_up != before.looked_up) return false;
+    const auto now = std::make_shared<Value>(**found);
+    if (!(*value)->tensors.empty()) {
+      absl::flat_hash_set<std::string> names;
+      for (const auto& tensor : (*value)->tensors) names.insert(tensor->name());
+      std::erase_if(now->tensors, [&](const auto& one) { return !names.contains(one->name()); });
+    }
+    *value = now;
+    return true;
+  };
+  for (size_t p = 0; p < ops_.size(); ++p) {
+    const uint64_t handle = request_.ops(static_cast<int>(p)).data_handle();
+    if (renew(&ops_[p].value) && handle != 0) donated_.emplace_back(handle, ops_[p].value);
+  }
+  for (ValuePtr& result : results_) renew(&result);
+  return absl::OkStatus();
 }
 
 absl::Status Chain::TakeOutputs(int position) {

@@ -26,11 +26,10 @@ class ProgramRunner {
   explicit ProgramRunner(const CoordinatorResources* resources);
 
   // A batch for a LOOKUP, or the tensors for another program.
-  absl::StatusOr<ValuePtr> Prepare(const Program& program, v1::Literal batch,
+  absl::StatusOr<ValuePtr> Prepare(const ProgramPtr& program, v1::Literal batch,
                                    rpc::CallContext* context);
-  // The activations of a batch that was prepared for this program.
-  absl::StatusOr<ValuePtr> Lookup(const Program& program, const Value& batch,
-                                  rpc::CallContext* context);
+  // The activations of a batch, by the program that it was prepared for.
+  absl::StatusOr<ValuePtr> Lookup(const ValuePtr& batch, rpc::CallContext* context);
   // How an UPDATE is made.
   struct UpdateTerms {
     const v1::UpdateArguments& arguments;
@@ -89,9 +88,9 @@ class Chain {
     uint64_t lookup_model = 0;  // whose LOOKUP made the tuple, if an update may follow
     int lookup_op = -1;         // the operation that made it, or the data
     ProgramPtr program;
-    ValuePtr value;     // data; of a program, once it ran
-    ValuePtr prepared;  // LOOKUP of a literal
-    int uses = 0;       // that are still to come
+    ValuePtr value;  // data; of a program, once it ran
+    ValuePtr batch;  // that a LOOKUP looks up, or an UPDATE that donates, again
+    int uses = 0;    // that are still to come
   };
 
   absl::Status CheckPositions();
@@ -107,6 +106,8 @@ class Chain {
   absl::Status RunOp(int position, rpc::CallContext* context);
   // Gives the data that the program at `position` takes over their new values.
   void Donate(int position, const std::vector<ValuePtr>& arguments);
+  // Has all that names the lookup of `before`, which was updated, read the rows as they are now.
+  absl::Status LookUpAgain(int position, const Value& before, rpc::CallContext* context);
   absl::Status TakeOutputs(int position);
   v1::MutationId MutationOf(int position) const;
 

@@ -165,6 +165,22 @@ absl::Status CompleteOutputs(ProgramSpec* spec) {
   return absl::OkStatus();
 }
 
+// `last`: of outputs and tensors.
+absl::Status CheckAliases(const ProgramSpec& spec, int last, int last_argument) {
+  for (int i = 0; i < spec.aliases_size(); ++i) {
+    const v1::ProgramAlias& alias = spec.aliases(i);
+    const std::string at = absl::StrCat("aliases[", i, "].");
+    RETURN_IF_ERROR(CheckSpecRange(at + "output", alias.output(), 0, last));
+    RETURN_IF_ERROR(CheckSpecRange(at + "tensor", alias.tensor(), 0, last));
+    RETURN_IF_ERROR(CheckSpecRange(at + "argument", alias.argument(), 0, last_argument));
+    if (spec.kind() == ProgramSpec::ELEMENTWISE && spec.inputs(alias.argument()).dynamic()) {
+      return BadSpec(at + "argument", absl::StrCat("is ", alias.argument(),
+                                                   ", which is dynamic; it cannot be donated"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CompleteElementwise(ProgramSpec* spec) {
   RETURN_IF_ERROR(CheckNoLookup(*spec));
   if (!spec->model().empty()) return CheckAbsent(*spec, false, "model");
@@ -177,18 +193,7 @@ absl::Status CompleteElementwise(ProgramSpec* spec) {
     RETURN_IF_ERROR(CheckAbsent(*spec, input.max_ids() == 0, at + "max_ids"));
   }
   RETURN_IF_ERROR(CompleteOutputs(spec));
-  for (int i = 0; i < spec->aliases_size(); ++i) {
-    const v1::ProgramAlias& alias = spec->aliases(i);
-    const std::string at = absl::StrCat("aliases[", i, "].");
-    RETURN_IF_ERROR(CheckSpecRange(at + "output", alias.output(), 0, kMaxIdsPerSample));
-    RETURN_IF_ERROR(CheckSpecRange(at + "tensor", alias.tensor(), 0, kMaxIdsPerSample));
-    RETURN_IF_ERROR(CheckSpecRange(at + "argument", alias.argument(), 0, spec->inputs_size() - 1));
-    if (spec->inputs(alias.argument()).dynamic()) {
-      return BadSpec(at + "argument", absl::StrCat("is ", alias.argument(),
-                                                   ", which is dynamic; it cannot be donated"));
-    }
-  }
-  return absl::OkStatus();
+  return CheckAliases(*spec, kMaxIdsPerSample, spec->inputs_size() - 1);
 }
 
 absl::Status Mismatch(int index, const std::string& name, const std::string& expected,
@@ -291,14 +296,15 @@ absl::StatusOr<ProgramSpec> CompleteSpec(ProgramSpec spec, const step::ServedMod
   }
   RETURN_IF_ERROR(CheckSpecRange("kind", spec.kind(), 1, ProgramSpec::Kind_MAX));
   RETURN_IF_ERROR(CheckAbsent(spec, spec.outputs().empty(), "outputs"));
-  RETURN_IF_ERROR(CheckAbsent(spec, spec.aliases().empty(), "aliases"));
   if (spec.kind() == ProgramSpec::LOOKUP) {
+    RETURN_IF_ERROR(CheckAbsent(spec, spec.aliases().empty(), "aliases"));
     RETURN_IF_ERROR(step::CheckInference(*model, spec.inference()));
     RETURN_IF_ERROR(CompleteLookup(*model, &spec));
     return spec;
   }
   RETURN_IF_ERROR(step::CheckTrainable(*model));
   RETURN_IF_ERROR(CheckNoLookup(spec));
+  RETURN_IF_ERROR(CheckAliases(spec, 0, 0));
   RETURN_IF_ERROR(CompleteFeatures(*model, &spec));
   return spec;
 }

@@ -188,7 +188,7 @@ absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatch
   RETURN_IF_ERROR(CheckClient(request.client_id()));
   ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle(), &handles_));
   ASSIGN_OR_RETURN(ValuePtr value,
-                   runner_.Prepare(*program, std::move(*request.mutable_batch()), context));
+                   runner_.Prepare(program, std::move(*request.mutable_batch()), context));
   v1::PrepareBatchResponse response;
   *response.mutable_statistics() = value->statistics;
   response.set_handle(handles_.Insert(request.client_id(), std::move(value)));

@@ -31,6 +31,7 @@ absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
   auto element = std::make_shared<Value>();
   element->tensors = {value->tensors[output_index - 1]};
   element->looked_up = value->looked_up;
+  element->batch = value->batch;
   element->statistics = value->statistics;
   element->shares = value->shares;
   return element;
@@ -39,6 +40,7 @@ absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
 ValuePtr BatchAlone(const Value& found) {
   auto batch = std::make_shared<Value>();
   batch->looked_up = found.looked_up;
+  batch->batch = found.batch;
   batch->statistics = found.statistics;
   batch->shares = {found.shares.front()};
   return batch;

@@ -53,13 +53,14 @@ using ProgramPtr = std::shared_ptr<const Program>;
 inline constexpr int64_t kValueBytes = 512;
 
 struct Value {
-  // A batch, and the key of the program that it was prepared for.
+  // A batch, and the LOOKUP that it was prepared for.
   std::optional<step::PreparedLookup> prepared;
-  std::string program_key;
+  ProgramPtr prepared_for;
 
   // A tuple.
   Tensors tensors;
   std::shared_ptr<LookedUpBatch> looked_up;  // null: no update can follow
+  std::weak_ptr<const Value> batch;          // that was looked up, for as long as somebody has it
 
   // A program, for the client that has compiled it.
   ProgramPtr program;
