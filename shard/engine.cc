@@ -332,6 +332,12 @@ int64_t Engine::SumOf(uint64_t model_id, int64_t (StackStore::*bytes)() const) c
   return sum;
 }
 
+absl::StatusOr<std::shared_ptr<const void>> Engine::RoomFor(const Batch& batch) const {
+  ASSIGN_OR_RETURN(const auto model, batch.model());
+  const int64_t cores = model->spec().partition_count;
+  return model->Keep((batch.bytes() + cores - 1) / cores);
+}
+
 int64_t Engine::BytesToTouch(const Batch& batch) const {
   const auto model = batch.model();
   if (!model.ok()) return 0;

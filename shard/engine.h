@@ -142,6 +142,9 @@ class Engine {
   int64_t BytesToTouch(const Batch& batch) const;
   int64_t BytesToTouch(const RowSelection& rows) const;
 
+  // Memory for the batch, of which each SparseCore has an equal part, while somebody has what is
+  // returned; null: models are not evicted. Errors: those of Model::Hold and MemoryManager::Keep.
+  absl::StatusOr<std::shared_ptr<const void>> RoomFor(const Batch& batch) const;
   // Null: models are not evicted.
   MemoryManager* memory() const { return memory_.get(); }
 

@@ -268,7 +268,10 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   auto room = limits_.memory.Take(engine_->GatherBytes(**batch, command.places), "the answer");
   if (!room.ok()) return done(room.status());
   if (command.batch_handle != 0) {
-    auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
+    auto room_there = engine_->RoomFor(**batch);
+    if (!room_there.ok()) return done(room_there.status());
+    auto kept =
+        std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch, *std::move(room_there)});
     absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), (*batch)->bytes(),
                                           SteadyNow() + command.batch_ttl);
     if (!status.ok()) return done(status);
@@ -572,6 +575,7 @@ v1::MemoryStatus ShardHost::DescribeMemory() const {
   memory.set_host_budget_bytes(host_budget_bytes_);
   memory.set_spilled_bytes(figures.spilled_bytes);
   memory.set_pinned_bytes(figures.pinned_bytes);
+  memory.set_batch_bytes(figures.batch_bytes);
   memory.set_evictions(figures.evictions);
   memory.set_returns(figures.returns);
   memory.set_compactions(figures.compactions);
@@ -663,7 +667,8 @@ void ShardHost::Sweep() {
   if (engine_->memory() != nullptr) {
     const shard::MemoryFigures memory = engine_->memory()->Figures();
     const int cores = place_.sparsecores_per_shard;
-    metrics.Set(kTableResidentBytes, (memory.bytes - memory.free_bytes) * cores);
+    metrics.Set(kTableResidentBytes,
+                (memory.bytes - memory.free_bytes - memory.batch_bytes) * cores);
     metrics.Set(kTablePinnedBytes, memory.pinned_bytes * cores);
     metrics.Set(kTableHostBytes, memory.host_bytes * cores);
     metrics.Set(kTableSpilledBytes, memory.spilled_bytes);

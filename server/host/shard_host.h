@@ -150,6 +150,7 @@ class ShardHost {
   struct KeptBatch {
     uint64_t model_id = 0;
     std::shared_ptr<const shard::Batch> batch;
+    std::shared_ptr<const void> room;  // on the SparseCores
   };
 
   ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,

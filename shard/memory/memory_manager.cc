@@ -12,21 +12,16 @@
 
 namespace emberd::shard {
 
-// What a MemoryManager knows of one model.
+// What a MemoryManager knows of one model, or of one batch.
 //
 // All but `file` is guarded by the manager's mutex_; `file` by swapping_.
 class MemoryManager::Room : public std::enable_shared_from_this<Room> {
  public:
-  struct Stack {
-    std::string name;
-    int64_t bytes = 0;
-    int64_t address = -1;
-  };
-
   std::shared_ptr<MemoryManager> manager;
   std::string model;
-  std::vector<Stack> stacks;
-  int64_t bytes = 0;  // of all stacks
+  std::vector<Table> stacks;
+  int64_t bytes = 0;            // of all stacks
+  const Room* owner = nullptr;  // of a batch: its model, which does not leave for it
   RowsPlace place = RowsPlace::kSparseCore;
   bool moving = true;   // Take, Hold or an eviction is at it
   bool pinned = false;  // by an operator
@@ -84,25 +79,41 @@ void MemoryManager::Tell(absl::string_view event) const {
 
 // ---- Rooms and uses
 
-absl::StatusOr<std::shared_ptr<MemoryManager::Room>> MemoryManager::Take(
-    const std::string& model, std::vector<Table> tables) {
+absl::StatusOr<std::shared_ptr<const void>> MemoryManager::Keep(const std::shared_ptr<Room>& model,
+                                                                int64_t bytes) {
+  RETURN_IF_ERROR(Hold(model).status());
+  ASSIGN_OR_RETURN(const std::shared_ptr<Room> room,
+                   Take(model->model, {{.name = "", .bytes = bytes}}, model.get()));
+  return std::shared_ptr<const void>(room.get(),
+                                     [room](const void*) { room->manager->Return(*room); });
+}
+
+absl::StatusOr<std::shared_ptr<MemoryManager::Room>> MemoryManager::Take(const std::string& model,
+                                                                         std::vector<Table> tables,
+                                                                         const Room* owner) {
   auto room = std::make_shared<Room>();
   room->manager = shared_from_this();
   room->model = model;
-  for (Table& table : tables) {
-    room->bytes += table.bytes;
-    room->stacks.push_back({std::move(table.name), table.bytes});
+  room->owner = owner;
+  for (const Table& table : tables) room->bytes += table.bytes;
+  room->stacks = std::move(tables);
+  const auto enlist = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    room->last_use = ++clock_;
+    rooms_.push_back(room.get());
+    return room;
+  };
+  {
+    MutexLock lock(&mutex_);
+    if (Place(*room).ok()) return enlist();
   }
   MutexLock swapping(&swapping_);
+  stays_ = owner;
   const absl::Status placed = PlaceOrWait(*room);
+  stays_ = nullptr;
   MutexLock lock(&mutex_);
-  if (!placed.ok()) {
-    ++sums_.failures;
-    return Annotate(placed, absl::StrCat("model ", model));
-  }
-  room->last_use = ++clock_;
-  rooms_.push_back(room.get());
-  return room;
+  if (placed.ok()) return enlist();
+  ++sums_.failures;
+  return Annotate(placed, absl::StrCat(owner == nullptr ? "model " : "a batch of model ", model));
 }
 
 void MemoryManager::MayEvict(Room& room, std::weak_ptr<Evictable> rows) {
@@ -150,7 +161,7 @@ void MemoryManager::Use::End() {
 }
 
 bool MemoryManager::WaitForUse(int64_t ends, absl::Time until) {
-  const auto used = [](const Room* room) { return room->uses > 0; };
+  const auto used = [stays = stays_](const Room* room) { return room->uses > 0 && room != stays; };
   MutexLock lock(&mutex_);
   while (ends_ == ends) {
     if (std::none_of(rooms_.begin(), rooms_.end(), used)) return false;
@@ -233,18 +244,20 @@ absl::Status MemoryManager::PlaceOrWait(Room& room) {
       free = map_.free_bytes();
       ends = ends_;
     }
+    const auto place = [&] {
+      MutexLock lock(&mutex_);
+      return Place(room);
+    };
     // What lies in pieces needs nobody's memory.
-    if (free >= room.bytes && !Place(room).ok()) CompactNow();
+    if (free >= room.bytes && !place().ok()) CompactNow();
     absl::Status disk;
-    const absl::Status status =
-        MakeRoom([&] { return Place(room); }, std::max<int64_t>(room.bytes - free, 1), &disk);
+    const absl::Status status = MakeRoom(place, std::max<int64_t>(room.bytes - free, 1), &disk);
     if (!absl::IsResourceExhausted(status) || !disk.ok() || !WaitForUse(ends, until)) return status;
   }
 }
 
 absl::Status MemoryManager::Place(Room& room) {
-  MutexLock lock(&mutex_);
-  for (Room::Stack& stack : room.stacks) {
+  for (Table& stack : room.stacks) {
     if (stack.address >= 0 || stack.bytes == 0) continue;
     const std::optional<int64_t> address = map_.Place(stack.bytes);
     if (!address.has_value()) {
@@ -257,7 +270,7 @@ absl::Status MemoryManager::Place(Room& room) {
 }
 
 void MemoryManager::Unplace(Room& room) {
-  for (Room::Stack& stack : room.stacks) {
+  for (Table& stack : room.stacks) {
     if (stack.address >= 0) map_.Free(stack.address);
     stack.address = -1;
   }
@@ -282,7 +295,8 @@ absl::Status MemoryManager::MakeRoom(absl::FunctionRef<absl::Status()> fn, int64
 MemoryManager::Room* MemoryManager::Oldest(RowsPlace place, std::shared_ptr<Evictable>* rows) {
   Room* oldest = nullptr;
   for (Room* room : rooms_) {
-    const bool stays = room->uses > 0 || (room->pinned && place == RowsPlace::kSparseCore);
+    const bool stays =
+        room == stays_ || room->uses > 0 || (room->pinned && place == RowsPlace::kSparseCore);
     if (room->place != place || room->moving || stays) continue;
     if (oldest != nullptr && oldest->last_use < room->last_use) continue;
     // A model that is on its way out stays where it is.
@@ -369,15 +383,15 @@ void MemoryManager::CompactNow() {
     std::vector<Room*> placed = rooms_;
     std::sort(placed.begin(), placed.end(),
               [](const Room* a, const Room* b) { return a->last_use > b->last_use; });
-    std::vector<Room::Stack*> stacks;
+    std::vector<Table*> stacks;
     for (Room* room : placed) {
-      for (Room::Stack& stack : room->stacks) {
+      for (Table& stack : room->stacks) {
         if (stack.address >= 0) stacks.push_back(&stack);
       }
     }
-    for (Room::Stack* stack : stacks) map_.Free(stack->address);
+    for (Table* stack : stacks) map_.Free(stack->address);
     // One behind the other, they fit: they did so before, with gaps.
-    for (Room::Stack* stack : stacks) {
+    for (Table* stack : stacks) {
       const int64_t before = std::exchange(stack->address, map_.Place(stack->bytes).value_or(-1));
       if (stack->address != before && change_.has_value()) ++change_->moved;
     }
@@ -395,7 +409,7 @@ absl::StatusOr<MemoryManager::Held> MemoryManager::MarkPinned(absl::string_view 
   Held others;  // that are not as they are to be
   int64_t bytes = 0;
   for (Room* room : rooms_) {
-    if (room->model != model) continue;
+    if (room->model != model || room->owner != nullptr) continue;
     found = true;
     if (room->pinned == pinned) continue;
     others.emplace_back(room->shared_from_this(), room->rows.lock());
@@ -471,7 +485,8 @@ MemoryFigures MemoryManager::Figures() const {
   std::sort(rooms.begin(), rooms.end(),
             [](const Room* a, const Room* b) { return a->last_use > b->last_use; });
   for (const Room* room : rooms) {
-    for (const Room::Stack& stack : room->stacks) {
+    if (room->owner != nullptr) figures.batch_bytes += room->bytes;
+    for (const Table& stack : room->stacks) {
       figures.tables.push_back({room->model, stack.name, stack.bytes, room->place, stack.address,
                                 room->uses, room->pinned});
     }

@@ -79,7 +79,7 @@ enum class RowsPlace { kSparseCore, kHost, kSpilled };
 struct MemoryFigures {
   struct Table {
     std::string model;
-    std::string name;  // of the stack
+    std::string name;  // of the stack; empty: a batch
     int64_t bytes = 0;
     RowsPlace place = RowsPlace::kSparseCore;
     int64_t address = -1;  // -1: not on the SparseCore
@@ -92,10 +92,11 @@ struct MemoryFigures {
   int64_t host_bytes = 0;     // of a SparseCore's evicted rows, in memory
   int64_t spilled_bytes = 0;  // of all spill files
   int64_t pinned_bytes = 0;
+  int64_t batch_bytes = 0;
   int64_t evictions = 0;  // since the start, as all below
   int64_t returns = 0;
   int64_t compactions = 0;
-  int64_t failures = 0;       // models that could not be given their memory
+  int64_t failures = 0;       // models and batches that could not be given their memory
   std::vector<Table> tables;  // by address; then those evicted, most recently used first
 };
 
@@ -118,6 +119,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   struct Table {
     std::string name;
     int64_t bytes = 0;
+    int64_t address = -1;  // that it was given; -1: none
   };
   class Room;
 
@@ -140,8 +142,13 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   };
 
   // Memory for the tables of a new model, which is used until MayEvict. RESOURCE_EXHAUSTED names
-  // the bytes needed, and why other models do not leave theirs.
-  absl::StatusOr<std::shared_ptr<Room>> Take(const std::string& model, std::vector<Table> tables);
+  // the bytes needed, and why other models do not leave theirs. `owner`: see Keep.
+  absl::StatusOr<std::shared_ptr<Room>> Take(const std::string& model, std::vector<Table> tables,
+                                             const Room* owner = nullptr);
+  // Memory for a batch of a model, until the last reference to what is returned goes. The model
+  // comes back first, as by Hold, and others leave for the batch, as by Take; the batch stays.
+  absl::StatusOr<std::shared_ptr<const void>> Keep(const std::shared_ptr<Room>& model,
+                                                   int64_t bytes);
   // From now on its rows may leave when nobody uses them.
   void MayEvict(Room& room, std::weak_ptr<Evictable> rows);
   // The model is gone.
@@ -176,7 +183,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   // not.
   absl::Status MakeRoom(absl::FunctionRef<absl::Status()> fn, int64_t bytes, absl::Status* disk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
-  absl::Status Place(Room& room) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Place(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TooLarge(int64_t needed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t PinnedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Unplace(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -187,9 +194,10 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   // The one of those in `place` that was not used for the longest time, and may move. Its rows are
   // held by `rows`, and nobody can use it before it stands still again.
   Room* Oldest(RowsPlace place, std::shared_ptr<Evictable>* rows)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_, mutex_);
   // Until a use has ended after the first `ends`. False: it is too late, or nothing is in use.
-  bool WaitForUse(int64_t ends, absl::Time until) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WaitForUse(int64_t ends, absl::Time until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void Tell(absl::string_view event) const;
   // Rooms of a model, each with the rows that it may have to bring in.
   using Held = std::vector<std::pair<std::shared_ptr<Room>, std::shared_ptr<Evictable>>>;
@@ -202,6 +210,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   Mutex swapping_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while rows move
   // Of the command of an operator, while one is carried out.
   std::optional<MemoryChange> change_ ABSL_GUARDED_BY(swapping_);
+  // That a batch belongs to, while room is made for it; null otherwise.
+  const Room* stays_ ABSL_GUARDED_BY(swapping_) = nullptr;
   mutable Mutex mutex_;  // never held for long
   CondVar use_ended_;
   AddressMap map_ ABSL_GUARDED_BY(mutex_);

@@ -204,6 +204,72 @@ TEST_F(MemoryManagerTest, SaysWhatPinnedModelsTake) {
                 "them by pinned models, so 50 do not fit"));
 }
 
+TEST_F(MemoryManagerTest, ModelsThatAreNotUsedLeaveForABatchWhichStays) {
+  Start(200);
+  auto a = Add("a", {100}), b = Add("b", {60});
+  auto first = manager_->Keep(b->room, 30);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT(OnSparseCore(), ElementsAre("a", "b", "b"));
+  EXPECT_THAT(events_, IsEmpty());
+  auto second = manager_->Keep(b->room, 30);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSpilled);
+  const MemoryFigures figures = manager_->Figures();
+  EXPECT_EQ(figures.batch_bytes, 60);
+  EXPECT_EQ(figures.free_bytes, 80);
+  EXPECT_EQ(figures.tables[0].name, "");
+  EXPECT_EQ(figures.tables[0].bytes, 30);
+  // Neither an operator nor another model drives a batch out, and a pin is not about batches.
+  EXPECT_TRUE(manager_->SetPinned("b", true).ok());
+  EXPECT_EQ(manager_->Figures().pinned_bytes, 60);
+  EXPECT_FALSE(manager_->ReleaseAll()->changed);
+  EXPECT_EQ(a->Touch().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(manager_->Figures().batch_bytes, 60);
+  EXPECT_TRUE(manager_->SetPinned("b", false).ok());
+  const absl::Status refused =
+      manager_->Keep(b->room, 90).status();  // b does not leave for its own
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("a batch of model b: needs 90 bytes in every partition; 120 of the budget "
+                        "of 200 (budgets.bytes_per_sparsecore) are in use"));
+  // The gaps that batches leave are one piece again when that is needed.
+  *first = nullptr;
+  EXPECT_TRUE(a->Touch().ok());
+  *second = nullptr;
+  EXPECT_EQ(manager_->Figures().batch_bytes, 0);
+  EXPECT_EQ(manager_->Figures().free_bytes, 40);
+}
+
+// Rows that are moved while a batch is kept, and a model made, where there is room.
+class BusyRows : public FakeRows {
+ public:
+  explicit BusyRows(std::shared_ptr<MemoryManager> manager)
+      : FakeRows("rows"), manager_(std::move(manager)) {}
+  std::shared_ptr<MemoryManager::Room> other;
+  absl::Status Spill(SpillFile& file) override {
+    const auto batch = manager_->Keep(other, 10);
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    return FakeRows::Spill(file);
+  }
+
+ private:
+  const std::shared_ptr<MemoryManager> manager_;
+};
+
+// Would hang if it did.
+TEST_F(MemoryManagerTest, ABatchForWhichThereIsRoomWaitsForNoRowsThatMove) {
+  Start(200);
+  auto a = Add("a", {100}), c = Add("c", {10});
+  const auto rows = std::make_shared<BusyRows>(manager_);
+  rows->other = c->room;
+  auto use = c->Hold();
+  a->rows = rows;
+  manager_->MayEvict(*a->room, a->rows);
+  auto b = Add("b", {150});
+  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSpilled);
+  EXPECT_EQ(manager_->Figures().free_bytes, 40);
+}
+
 TEST_F(MemoryManagerTest, CompactsAndReleasesForOperators) {
   Start(400);
   auto a = Add("a", {100}), b = Add("b", {100}), c = Add("c", {100}), d = Add("d", {100});
@@ -362,6 +428,8 @@ TEST_F(MemoryManagerTest, ManyThreadsUseMoreModelsThanFit) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 200; ++i) {
         FakeModel& model = *models[(i * (t + 1)) % models.size()];
+        const auto batch = manager_->Keep(model.room, 1 + i % 10);
+        if (!batch.ok()) ++wrong;
         const MemoryManager::Use use = model.Hold();
         if (model.rows->bytes != model.rows->was) ++wrong;
       }
@@ -370,6 +438,7 @@ TEST_F(MemoryManagerTest, ManyThreadsUseMoreModelsThanFit) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_LE(OnSparseCore().size(), 4u);
+  EXPECT_EQ(manager_->Figures().batch_bytes, 0);
 }
 
 TEST(AddressMapTest, TheLargestGapIsThatOfOnePiece) {

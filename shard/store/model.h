@@ -30,6 +30,11 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
   // Whoever reads or writes rows holds them meanwhile. Errors: MemoryManager::Hold. None without a
   // memory manager.
   absl::StatusOr<MemoryManager::Use> Hold() const;
+  // MemoryManager::Keep; null without one.
+  absl::StatusOr<std::shared_ptr<const void>> Keep(int64_t bytes) const {
+    if (room_ == nullptr) return nullptr;
+    return memory_->Keep(room_, bytes);
+  }
   // See MemoryManager::DamageOf.
   absl::Status Damage() const {
     return room_ == nullptr ? absl::OkStatus() : memory_->DamageOf(*room_);

@@ -83,11 +83,13 @@ class EvictionCluster : public ::testing::Test {
     ASSERT_GT(bytes_, 0);
     ASSERT_TRUE(calm_->Declare(kModels).ok());
   }
+  // Memory for so many of the models, and for the batches between their lookups and updates.
+  int64_t BytesFor(int models) const { return models * bytes_ + kept_for_batches_; }
   // With memory for so many of the models.
   Trained StartFor(int models, const std::string& eviction = "",
                    const std::string& more = "") const {
     return Trained({.shards = kShards,
-                    .config = absl::StrCat("budgets { bytes_per_sparsecore: ", models * bytes_,
+                    .config = absl::StrCat("budgets { bytes_per_sparsecore: ", BytesFor(models),
                                            " } eviction { spill_folder: \"", folder_.path(),
                                            "/spill\" ", eviction, " } ", more)});
   }
@@ -109,6 +111,7 @@ class EvictionCluster : public ::testing::Test {
   const TempDir folder_ = *TempDir::Create();
   std::unique_ptr<Trained> calm_;
   int64_t bytes_ = 0;  // of a model in one partition
+  int64_t kept_for_batches_ = 48 << 10;
 };
 
 }  // namespace emberd::testing

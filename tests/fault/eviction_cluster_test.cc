@@ -41,17 +41,17 @@ TEST_F(EvictionClusterTest, ThreeModelsWithMemoryForTwoHaveTheTablesOfThreeThatS
     EXPECT_EQ(two.Tables(model), calm_->Tables(model)) << model;
   }
   const v1::MemoryStatus memory = StatusOf(*two.cluster).shards(0).memory();
-  EXPECT_EQ(memory.bytes(), 2 * bytes_);
+  EXPECT_EQ(memory.bytes(), BytesFor(2));
   EXPECT_GE(memory.returns(), 5);
   EXPECT_GT(memory.spilled_bytes(), 0);
-  EXPECT_EQ(memory.free_bytes(), 0);
+  EXPECT_EQ(memory.free_bytes(), kept_for_batches_);
   for (const v1::MemoryTable& table : memory.tables()) {
     EXPECT_EQ(table.place(), table.model() == EvictedName(0) ? v1::MemoryTable::SPILLED
                                                              : v1::MemoryTable::SPARSECORE);
   }
   const Shown shown = Emberctl(*two.cluster, {"memory"});
   EXPECT_EQ(shown.code, emberctl::kOk) << shown.text;
-  EXPECT_THAT(shown.text, ContainsRegex("shard 1: on each SparseCore 0 B of [^\n]+ free"));
+  EXPECT_THAT(shown.text, ContainsRegex("shard 1: on each SparseCore 48.0 KiB of [^\n]+ free"));
   EXPECT_THAT(shown.text, ContainsRegex("evicted, on disk +mixed-0 "));
   EXPECT_THAT(shown.text, ContainsRegex("\n0 +mixed-[12] "));
   const Shown without = Emberctl(*calm_->cluster, {"memory"});
@@ -61,6 +61,64 @@ TEST_F(EvictionClusterTest, ThreeModelsWithMemoryForTwoHaveTheTablesOfThreeThatS
     return MetricSum(FetchMetrics(two.cluster->shard_http_address(0)), "emberd_evictions_total") >=
            5;
   }));
+}
+
+// A batch between lookup and update is on the SparseCores.
+TEST_F(EvictionClusterTest, AModelThatIsNotUsedLeavesForAKeptBatch) {
+  kept_for_batches_ = 8;  // too little for one
+  Trained two = StartFor(2);
+  ASSERT_TRUE(two.Declare(2).ok());
+  const std::vector<OwnedIds> batch = MixedBatch(/*seed=*/0, /*samples=*/32);
+  const auto found = two.client->Lookup(two.models[0], Features(batch));
+  ASSERT_TRUE(found.ok()) << found.status();
+  int kept = 0;
+  for (int shard = 0; shard < kShards; ++shard) {
+    const v1::MemoryStatus memory = StatusOf(*two.cluster).shards(shard).memory();
+    EXPECT_GT(memory.batch_bytes(), 8);
+    for (const v1::MemoryTable& table : memory.tables()) {
+      if (table.model() == EvictedName(1)) {
+        EXPECT_EQ(table.place(), v1::MemoryTable::SPILLED);
+      }
+      if (!table.stack().empty()) continue;
+      EXPECT_EQ(table.model(), EvictedName(0));
+      EXPECT_EQ(table.bytes(), memory.batch_bytes());
+      EXPECT_GE(table.address(), 0);
+      ++kept;
+    }
+  }
+  EXPECT_EQ(kept, kShards);
+  EXPECT_THAT(Emberctl(*two.cluster, {"memory"}).text, ContainsRegex("mixed-0 +\\(a batch\\) "));
+  const auto gradients = MixedGradients(/*seed=*/0, *found);
+  const auto applied =
+      two.client->ApplyGradients(two.models[0], found->batch, Gradients(*found, gradients));
+  ASSERT_TRUE(applied.ok()) << applied.status();
+  for (int shard = 0; shard < kShards; ++shard) {
+    EXPECT_EQ(StatusOf(*two.cluster).shards(shard).memory().batch_bytes(), 0);
+  }
+  ASSERT_TRUE(calm_->Step(0, 0).ok());
+  ASSERT_NO_FATAL_FAILURE(TrainBoth(two, 0, {1}));
+  ExpectRightTables(two, {0, 1});
+}
+
+TEST_F(EvictionClusterTest, ABatchForWhichThereIsNoRoomIsRefusedAndLookupsGoOn) {
+  kept_for_batches_ = 8;
+  Trained one = StartFor(1);
+  ASSERT_TRUE(one.Declare(1).ok());
+  const std::vector<OwnedIds> batch = MixedBatch(/*seed=*/0, /*samples=*/32);
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status refused = one.client->Lookup(one.models[0], Features(batch)).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("a batch of model mixed-0: needs "));
+    const auto found = one.client->Lookup(one.models[0], Features(batch), {.inference = true});
+    EXPECT_TRUE(found.ok()) << found.status();
+  }
+  const v1::GetStatusResponse status = StatusOf(*one.cluster);
+  for (const v1::ShardStatus& shard : status.shards()) {
+    EXPECT_EQ(shard.memory().batch_bytes(), 0);
+    EXPECT_EQ(shard.batches(), 0);
+    EXPECT_EQ(shard.memory().evictions(), 0);
+  }
+  ExpectRightTables(one, {0});
 }
 
 TEST_F(EvictionClusterTest, ShardsThatDieComeBackWithTheRowsOfEvictedModels) {

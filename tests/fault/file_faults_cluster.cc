@@ -35,7 +35,8 @@ client::ModelDescription FileFaultsCluster::CountingModel(const std::string& nam
   model.name = name;
   client::TableDescription& table = model.tables.emplace_back();
   table.name = "t";
-  table.vocabulary_size = static_cast<int64_t>(kRowIds.size());
+  // With more than those that are used, a batch is smaller than the table.
+  table.vocabulary_size = static_cast<int64_t>(128 * kRowIds.size());
   table.embedding_dim = 4;
   table.initializer = client::Initializer::Zeros();
   table.optimizer = client::Optimizer{"sgd", {{"learning_rate", 1.0}}};

@@ -164,7 +164,7 @@ TEST_F(FileFaultsAtStop, ACoordinatorEndsInOrderThoughItCannotSave) {
 
 class SpillFaultsTest : public FileFaultsCluster {
  public:
-  // With memory for one of two models.
+  // With memory for one of two models, and for batches.
   void SetUp() override {
     constexpr char kLogs[] = "durability: LOG";
     ASSERT_NO_FATAL_FAILURE(Start(kLogs, 1));
@@ -172,7 +172,7 @@ class SpillFaultsTest : public FileFaultsCluster {
     FileFaultsCluster::TearDown();
     ASSERT_NO_FATAL_FAILURE(
         Start(kLogs, 1,
-              absl::StrCat("budgets { bytes_per_sparsecore: ", bytes,
+              absl::StrCat("budgets { bytes_per_sparsecore: ", bytes + bytes / 2,
                            " } eviction { spill_folder: \"", data_, "/spill\" }")));
     auto other = client_->DeclareModel(CountingModel("other"));
     ASSERT_TRUE(other.ok()) << other.status();

@@ -139,7 +139,7 @@ TEST_F(MemoryOperatorTest, APinThatDoesNotFitSaysHowMuch) {
   EXPECT_THAT(refused.status.error_message(),
               HasSubstr(absl::StrCat("model 'mixed-2' cannot be pinned: it needs ", bytes_,
                                      " bytes in every partition; ", 2 * bytes_,
-                                     " of the budget of ", 2 * bytes_)));
+                                     " of the budget of ", BytesFor(2))));
   const absl::Status lookup = two.Step(2, 0);
   EXPECT_EQ(lookup.code(), absl::StatusCode::kResourceExhausted) << lookup;
   EXPECT_THAT(std::string(lookup.message()),
@@ -159,7 +159,7 @@ TEST_F(MemoryOperatorTest, CompactionMovesTheFreeBytesTogether) {
   for (const int model : {0, 2}) EXPECT_TRUE(four.client->DropModel(EvictedName(model)).ok());
   for (int shard = 0; shard < kShards; ++shard) {
     const v1::MemoryStatus memory = MemoryOf(four, shard);
-    EXPECT_EQ(memory.free_bytes(), 2 * bytes_);
+    EXPECT_EQ(memory.free_bytes(), BytesFor(2));
     EXPECT_EQ(memory.largest_gap_bytes(), bytes_);
   }
   const v1::ChangeMemoryResponse done = Do(four, Change::COMPACT);
@@ -167,7 +167,7 @@ TEST_F(MemoryOperatorTest, CompactionMovesTheFreeBytesTogether) {
     EXPECT_TRUE(change.changed());
     EXPECT_GT(change.moved_tables(), 0);
     EXPECT_THAT(change.evicted(), IsEmpty());
-    EXPECT_EQ(change.memory().largest_gap_bytes(), 2 * bytes_);
+    EXPECT_EQ(change.memory().largest_gap_bytes(), BytesFor(2));
     EXPECT_EQ(change.memory().evictions(), 0);
   }
   ExpectRightTables(four, {1, 3});
@@ -185,13 +185,13 @@ TEST_F(MemoryOperatorTest, ReleaseEmptiesWhatIsNotPinned) {
   for (const v1::ShardMemoryChange& change : done.shards()) {
     EXPECT_THAT(change.evicted(), ElementsAre(EvictedName(0), EvictedName(2)));
     EXPECT_EQ(change.evicted_bytes(), 2 * bytes_);
-    EXPECT_EQ(change.memory().free_bytes(), 2 * bytes_);
+    EXPECT_EQ(change.memory().free_bytes(), BytesFor(2));
   }
   Do(three, Change::UNPIN, EvictedName(1));
   Do(three, Change::RELEASE);
   for (int shard = 0; shard < kShards; ++shard) {
     EXPECT_THAT(Resident(three, shard), IsEmpty());
-    EXPECT_EQ(MemoryOf(three, shard).free_bytes(), 3 * bytes_);
+    EXPECT_EQ(MemoryOf(three, shard).free_bytes(), BytesFor(3));
   }
   EXPECT_FALSE(Do(three, Change::RELEASE).shards(0).changed());
   ExpectRightTables(three, {0, 1, 2});
@@ -370,7 +370,8 @@ TEST_F(MemoryOperatorTest, EmberctlActsAndTells) {
   EXPECT_THAT(
       run({"memory", "pin", EvictedName(0)}),
       AllOf(ContainsRegex("shard 0: pinned; brought in; evicted: mixed-1 \\([^)]+\\); on each "
-                          "SparseCore 0 B of [^,]+ free, 0 B in one piece, [^,]+ pinned\n"),
+                          "SparseCore 48.0 KiB of [^,]+ free, 48.0 KiB in one piece, "
+                          "[^,]+ pinned\n"),
             HasSubstr("\nshard 1: pinned; brought in; ")));
   EXPECT_THAT(run({"memory"}),
               AllOf(ContainsRegex("mixed-0 [^\n]+ yes\n"), ContainsRegex("mixed-2 [^\n]+ no\n")));

@@ -30,16 +30,18 @@ void PrintMemory(const v1::ShardStatus& shard, std::ostream& out) {
   const v1::MemoryStatus& memory = shard.memory();
   out << "shard " << shard.index() << ": on each SparseCore " << Bytes(memory.free_bytes())
       << " of " << Bytes(memory.bytes()) << " free, " << Bytes(memory.largest_gap_bytes())
-      << " in one piece, " << Bytes(memory.pinned_bytes())
-      << " pinned; evicted: " << Bytes(memory.host_bytes()) << " in memory, of "
-      << Bytes(memory.host_budget_bytes()) << ", and in all " << Bytes(memory.spilled_bytes())
+      << " in one piece, " << Bytes(memory.pinned_bytes()) << " pinned, "
+      << Bytes(memory.batch_bytes()) << " in batches; evicted: " << Bytes(memory.host_bytes())
+      << " in memory, of " << Bytes(memory.host_budget_bytes()) << ", and in all "
+      << Bytes(memory.spilled_bytes())
       << " on disk; since the start: " << Counted(memory.evictions(), "eviction", "evictions")
       << ", " << Counted(memory.returns(), "return", "returns") << ", "
       << Counted(memory.compactions(), "compaction", "compactions") << ", "
       << Counted(memory.failures(), "failure", "failures") << "\n";
   Table lines = {{"ADDRESS", "MODEL", "STACK", "SIZE", "USES", "PINNED"}};
   for (const v1::MemoryTable& table : memory.tables()) {
-    lines.push_back({PlaceText(table), table.model(), table.stack(), Bytes(table.bytes()),
+    lines.push_back({PlaceText(table), table.model(),
+                     table.stack().empty() ? "(a batch)" : table.stack(), Bytes(table.bytes()),
                      table.uses(), table.pinned() ? "yes" : "no"});
   }
   PrintColumns(lines, out);
