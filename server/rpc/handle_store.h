@@ -136,6 +136,7 @@ class HandleStore {
     absl::MutexLock lock(&mutex_);
     return entries_.size();
   }
+  int64_t max_bytes() const { return options_.max_bytes; }
   int64_t bytes() const {
     absl::MutexLock lock(&mutex_);
     return bytes_;

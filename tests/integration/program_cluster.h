@@ -19,7 +19,8 @@ class ProgramsTest : public ClusterFixture {
   static constexpr int64_t kSamples = 24;
 
   void SetUp() override {
-    StartCluster({.coordinators = 2}, MixedModel("mixed"));
+    StartCluster({.coordinators = 2, .config = "budgets { batch_bytes: 100000000 }"},
+                 MixedModel("mixed"));
     if (HasFatalFailure()) return;
     api_ = std::make_unique<ProgramApi>(cluster_->address());
   }

@@ -1,5 +1,5 @@
-// Results of lookups that updates donate: their handles read the new rows, every update is made
-// once, and nothing is left behind.
+// Results of lookups that updates donate, and tuples of tuples: their handles read what they ought
+// to, programs take their parts, and nothing is left behind.
 #include <string>
 #include <vector>
 
@@ -153,6 +153,174 @@ TEST_F(DonatingUpdateTest, WhatComesLaterInAChainReadsTheNewRows) {
   const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
   const uint64_t kept = Prepare(update, gradients).handle();
   EXPECT_TRUE(api_->Execute(update, {other_found, kept}).ok());
+}
+
+class NestedTuplesTest : public DonatingUpdateTest {
+ protected:
+  // {batch, what it has found, {gradients, {x, y}}}; of the parts, no handle is left.
+  uint64_t Pack() {
+    const uint64_t batch = Prepare(lookup_, Batch(1)).handle();
+    const uint64_t found = LookUpBatch(batch);
+    v1::Literal pair, inner, outer;
+    AddTensor("x", MakeVector<float>({1, 2}), &pair);
+    AddTensor("y", MakeVector<float>({3}), &pair);
+    *inner.add_elements()->mutable_literal() = GradientLiteral(ReadAll(found));
+    *inner.add_elements()->mutable_literal() = pair;
+    outer.add_elements()->set_handle(batch);
+    outer.add_elements()->set_handle(found);
+    *outer.add_elements()->mutable_literal() = inner;
+    v1::ExecuteChainedRequest plan;
+    AddLiteral(&plan, outer);
+    plan.mutable_ops(0)->add_outputs();
+    const auto packed = api_->Chain(plan);
+    EXPECT_TRUE(packed.ok()) << packed.status();
+    EXPECT_TRUE(api_->Release({}, {batch, found}).ok());
+    return packed.ok() ? packed->results(0).handle() : 0;
+  }
+  static v1::ProgramArgument Part(uint64_t handle, int output_index,
+                                  const std::vector<int>& inner = {}) {
+    v1::ProgramArgument part;
+    part.set_handle(handle);
+    part.set_output_index(output_index);
+    part.mutable_inner()->Assign(inner.begin(), inner.end());
+    return part;
+  }
+  absl::StatusOr<v1::ExecuteResponse> Run(uint64_t program,
+                                          const std::vector<v1::ProgramArgument>& arguments) {
+    v1::ExecuteRequest request;
+    request.set_program_handle(program);
+    for (const v1::ProgramArgument& argument : arguments) *request.add_arguments() = argument;
+    request.mutable_config()->set_return_values(true);
+    return api_->Execute(request);
+  }
+};
+
+TEST_F(NestedTuplesTest, HoldWhatTheyWereMadeOfAndGiveItToPrograms) {
+  const uint64_t packed = Pack();
+  const auto whole = api_->Read(packed);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(whole->values_size(), 0);
+  ASSERT_EQ(whole->elements_size(), 3);
+  EXPECT_GT(whole->elements(0).statistics().stacks_size(), 0);
+  const std::vector<v1::NamedTensor> before = PlainLookup(model_.id, 1, nullptr);
+  ExpectSameTensors(whole->elements(1).values(), before);
+  ASSERT_EQ(whole->elements(2).elements_size(), 2);
+  EXPECT_EQ(whole->elements(2).elements(1).values(0).name(), "x");
+  EXPECT_GT(whole->bytes(), whole->elements(1).bytes() + whole->elements(2).bytes());
+  const auto y = api_->Read(packed, 3, /*csr=*/false, /*inner=*/{2, 2});
+  ASSERT_TRUE(y.ok()) << y.status();
+  ASSERT_EQ(y->values_size(), 1);
+  EXPECT_EQ(Floats(y->values(0).tensor()), std::vector<float>{3});
+  EXPECT_TRUE(api_->Read(packed, 1, /*csr=*/true).ok());
+
+  const auto found = Run(lookup_, {Part(packed, 1)});
+  ASSERT_TRUE(found.ok()) << found.status();
+  ExpectSameTensors(found->results(0).values(), before);
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const auto updated = Run(update, {Part(packed, 2), Part(packed, 3, {1})});
+  ASSERT_TRUE(updated.ok()) << updated.status();
+  EXPECT_EQ(TableDigest(), DigestOfPlainSteps(1));
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const auto added = Run(sum, {Part(packed, 3, {2, 1}), Part(packed, 3, {2, 1})});
+  ASSERT_TRUE(added.ok()) << added.status();
+  EXPECT_EQ(Floats(added->results(0).values(0).tensor()), (std::vector<float>{2, 4}));
+
+  // Inside of a chain, too, and out of it; a tuple of tuples is never in the answer.
+  v1::ExecuteChainedRequest plan;
+  AddData(&plan, packed);
+  v1::ChainedOp* op = plan.mutable_ops(AddProgram(&plan, sum, {0, 0}, /*result=*/0));
+  for (v1::ChainedInput& input : *op->mutable_inputs()) {
+    input.set_output_index(3);
+    input.add_inner(2);
+  }
+  v1::ChainedOutput* output = plan.mutable_ops(0)->add_outputs();
+  output->set_output_index(3);
+  output->set_result_index(1);
+  plan.mutable_config()->set_return_values(true);
+  const auto ran = api_->Chain(plan);
+  ASSERT_TRUE(ran.ok()) << ran.status();
+  EXPECT_EQ(Floats(ran->results(0).values(1).tensor()), std::vector<float>{6});
+  const auto inner = api_->Read(ran->results(1).handle(), 2, false, {1});
+  ASSERT_TRUE(inner.ok()) << inner.status();
+  EXPECT_EQ(Floats(inner->values(0).tensor()), (std::vector<float>{1, 2}));
+  ASSERT_TRUE(api_->ReleaseAll().ok());
+  EXPECT_TRUE(Eventually([&] {
+    const auto status = client_->GetStatus();
+    return status.ok() && status->batch_bytes == 0 && status->shards[0].batch_bytes == 0;
+  }));
+}
+
+TEST_F(NestedTuplesTest, ReadTheNewRowsOfALookupThatIsDonated) {
+  const uint64_t packed = Pack();
+  for (int step = 1; step <= 2; ++step) {
+    const auto updated = Run(update_, {Part(packed, 2), Part(packed, 3, {1})});
+    ASSERT_TRUE(updated.ok()) << updated.status();
+    const auto now = api_->Read(packed);
+    ASSERT_TRUE(now.ok()) << now.status();
+    ASSERT_EQ(now->elements_size(), 3);
+    ExpectSameTensors(now->elements(1).values(), PlainLookup(model_.id, 1, nullptr));
+    EXPECT_EQ(now->elements(2).elements_size(), 2);
+  }
+}
+
+TEST_F(NestedTuplesTest, WhatIsNotThereIsSaid) {
+  const uint64_t packed = Pack();
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const auto message = [](const auto& result) { return std::string(result.status().message()); };
+  EXPECT_EQ(message(api_->Read(packed, 4)),
+            absl::StrCat("output_index 4 of ", packed, " is not in 0 .. 3"));
+  EXPECT_EQ(message(api_->Read(packed, 3, false, {2, 3})),
+            absl::StrCat("output_index 3 of an element of ", packed, " is not in 0 .. 2"));
+  EXPECT_EQ(
+      message(api_->Read(packed, 1, false, {1})),
+      absl::StrCat("output_index 1 of an element of ", packed, ", which is a batch, is not 0"));
+  EXPECT_EQ(message(Run(sum, {Part(packed, 3), Part(packed, 3)})),
+            "argument[0] is not a tuple of tensors");
+  EXPECT_EQ(message(Run(lookup_, {Part(packed, 0)})),
+            "argument[0] of a LOOKUP is not a batch; PrepareBatch makes one");
+  EXPECT_EQ(message(Run(update, {Part(packed, 2), Part(packed, 3)})),
+            "argument[1] of an UPDATE is not a tuple of gradients");
+  const auto refused = [&](const v1::Literal& literal) {
+    v1::ExecuteChainedRequest plan;
+    AddLiteral(&plan, literal);
+    return message(api_->Chain(plan));
+  };
+  v1::Literal literal;
+  literal.add_elements()->set_handle(packed);
+  literal.add_elements()->set_handle(17);
+  EXPECT_EQ(refused(literal), "op 0: elements[1]: memory handle not found: 17");
+  *literal.mutable_elements(1) = Part(packed, 5);
+  EXPECT_EQ(refused(literal), "op 0: elements[1]: output_index 5 of it is not in 0 .. 3");
+  *literal.mutable_elements(1)->mutable_literal() = Batch(1);
+  EXPECT_EQ(refused(literal), "op 0: elements[1]: a tuple has tensors; it was given features");
+  AddTensor("x", MakeVector<float>({1}), &literal);
+  EXPECT_EQ(refused(literal), "op 0: a tuple has tensors or elements; it was given both");
+
+  // Each holds the one before `times` over; of the last that can be made, the reason why.
+  const auto wrap = [&](int times) -> std::string {
+    uint64_t inner = packed;
+    for (int level = 0; level < 32; ++level) {
+      v1::Literal outer;
+      for (int i = 0; i < times; ++i) outer.add_elements()->set_handle(inner);
+      v1::ExecuteChainedRequest plan;
+      AddLiteral(&plan, outer);
+      plan.mutable_ops(0)->add_outputs();
+      const auto wrapped = api_->Chain(plan);
+      if (!wrapped.ok()) {
+        const absl::Status read = api_->Read(inner).status();
+        EXPECT_EQ(read.code(),
+                  times > 1 ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kOk)
+            << read;
+        return absl::StrCat(level, ": ", message(wrapped));
+      }
+      inner = wrapped->results(0).handle();
+    }
+    return "it has no end";
+  };
+  const std::string most = ": a tuple has at most 16 levels of elements, and 65536 parts in all";
+  EXPECT_EQ(wrap(1), "14: op 0: elements[0]" + most);
+  EXPECT_EQ(wrap(10000), "1: op 0: elements[1]" + most);
 }
 
 TEST_F(DonatingUpdateTest, APartOfALookupReadsItsPart) {

@@ -81,9 +81,11 @@ class ProgramApi {
     return Make<v1::ExecuteChainedResponse>(&v1::ProgramService::Stub::ExecuteChained, request);
   }
   absl::StatusOr<v1::ReadHandleResponse> Read(uint64_t handle, int output_index = 0,
-                                              bool csr = false) {
+                                              bool csr = false,
+                                              const std::vector<int>& inner = {}) {
     v1::ReadHandleRequest request;
     request.set_csr(csr);
+    request.mutable_inner()->Assign(inner.begin(), inner.end());
     request.set_handle(handle);
     request.set_output_index(output_index);
     return Make<v1::ReadHandleResponse>(&v1::ProgramService::Stub::ReadHandle, request);

@@ -38,7 +38,7 @@ from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceed
                      ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
 from .local import LocalCluster, local
-from .programs import Chain, ChainedResult, PreparedBatch, Program, ProgramResult
+from .programs import Bundle, BundlePart, Chain, ChainedResult, PreparedBatch, Program, ProgramResult
 from .statistics import CallStatistics, HotRow, Limits, MemoryChange, ModelStatistics, ShardMemory
 from .steps import RowsLost
 from .train import TrainStream
@@ -47,7 +47,8 @@ from .watching import Watch, watch
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "CallStatistics", "Cancelled",
+    "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "Bundle", "BundlePart",
+    "CallStatistics", "Cancelled",
     "Chain", "ChainedResult", "ChangedModel", "Checkpoint", "Checkpoints", "Client", "Constant", "Custom", "DataLoss", "DeadlineExceeded", "Dense", "Error",
     "F2A", "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "HotRow", "Ids", "Initializer", "Internal",
     "InvalidArgument", "LaProp", "Limits", "LocalCluster", "Lookup", "MemoryChange", "Model", "ModelConfig", "ModelStatistics", "ModelStatus", "Momentum",

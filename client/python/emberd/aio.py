@@ -23,7 +23,7 @@ from . import _native, client
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints
 from .client import Applied, Lookup, ModelStatus
-from .programs import Argument, Array, Chain, PreparedBatch, Program, ProgramResult
+from .programs import Argument, Array, Bundle, Chain, PreparedBatch, Program, ProgramResult
 from .statistics import HotRow, ModelStatistics, ShardMemory
 
 Result = TypeVar("Result")
@@ -106,6 +106,10 @@ class Client(_native.Uncopied):
     async def compile(self, spec: Mapping[str, Any]) -> Program:
         """As emberd.Client.compile. A program may also be called as it is, where nothing else waits."""
         return await self._threads.run(self.blocking.compile, spec)
+
+    async def bundle(self, *elements: Any) -> Bundle:
+        """As emberd.Client.bundle. Arrays in it must not change before it has returned."""
+        return await self._threads.run(self.blocking.bundle, *elements)
 
     async def prepare(self, program: Program, ids: Mapping[str, Any]) -> PreparedBatch:
         """As emberd.Program.prepare. The ids must not change before it has returned."""

@@ -25,7 +25,7 @@ from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
 from .config import ModelConfig
-from .programs import Program
+from .programs import Bundle, Program
 from .statistics import CallStatistics, HotRow, Limits, MemoryChange, ModelStatistics, ShardMemory
 
 if TYPE_CHECKING:
@@ -262,6 +262,14 @@ class Client:
         if not isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _native.refuse_kind(spec, "spec", "a mapping")
         return Program(self, spec)
+
+    def bundle(self, *elements: Any) -> Bundle:
+        """One handle on the coordinator for several things: what `prepare` and programs gave, mappings of tensors by name, parts of other bundles, and
+        tuples of these, on up to 16 levels. Programs take its elements as arguments.
+
+        FailedPrecondition for a result that stays nowhere, ResourceExhausted where the coordinator has no room.
+        """
+        return Bundle(self, elements)
 
     def _mutation(self) -> Dict[str, Any]:
         """A name for the updates of one call, by which they are made once."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .client import Applied, Client
 
 Array = npt.NDArray[Any]
-Argument = Union["PreparedBatch", "ProgramResult", "ChainedResult", Mapping[str, Any]]
+Argument = Union["PreparedBatch", "ProgramResult", "BundlePart", "ChainedResult", Mapping[str, Any]]
 
 _DTYPES: Dict["np.dtype[Any]", str] = {np.dtype(np.float32): "FLOAT32", np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64"}
 _NUMPY: Dict[str, "np.dtype[Any]"] = {name: dtype for dtype, name in _DTYPES.items()}
@@ -237,6 +237,67 @@ class ProgramResult(_Kept, Mapping[str, Array]):
         return len(self._arrays)
 
 
+class Bundle(_Kept):
+    """Batches, results and tuples of tensors under one handle, as `Client.bundle` makes it; it keeps them when they are closed. [k] is element k, which a
+    program takes as an argument, or of a tuple [k][j] its element j."""
+
+    def __init__(self, client: "Client", elements: Sequence[Any]) -> None:
+        tensors = _Tensors()
+        at: List[Handle] = []
+        given = [_element(client, one, f"element {place}", tensors, at) for place, one in enumerate(elements)]
+        if not given:
+            raise ValueError("elements: give at least one")
+        request = {"ops": [{"literal": {"elements": given}, "outputs": [{}]}], "config": {}}
+        answer = _Answer(client, "ExecuteChained", request, tensors.arrays, at[0] if at else None)
+        super().__init__(client, answer.kept(0), answer.message["results"][0]["handle"])
+
+    def __repr__(self) -> str:
+        return "emberd.Bundle()"
+
+    def __getitem__(self, place: int) -> "BundlePart":
+        return BundlePart(self, (_native.whole(place, "place", 0),))
+
+    def read(self) -> Tuple[Any, ...]:
+        """What the coordinator has: of each element a dict of its arrays by name, which is empty for a batch, or of a tuple a tuple of these."""
+        answer = _Answer(self._client, "ReadHandle", {"handle": self._use()}, (), self._kept)
+        return cast(Tuple[Any, ...], _unbundled(answer, answer.message))
+
+
+def _unbundled(answer: _Answer, said: Mapping[str, Any]) -> Any:
+    elements = said.get("elements", ())
+    return tuple(_unbundled(answer, one) for one in elements) if elements else dict(answer.arrays(said.get("values", ())))
+
+
+class BundlePart(_native.Uncopied):
+    """An element of a Bundle, as an argument of a program; [k] is element k of it."""
+
+    def __init__(self, bundle: Bundle, places: Tuple[int, ...]) -> None:
+        self._bundle, self._places = bundle, places
+
+    def __getitem__(self, place: int) -> "BundlePart":
+        return BundlePart(self._bundle, (*self._places, _native.whole(place, "place", 0)))
+
+    def _argument(self) -> Dict[str, Any]:
+        first, *inner = (place + 1 for place in self._places)
+        return {"handle": self._bundle._use(), "output_index": first, "inner": inner}
+
+
+def _element(client: "Client", one: Any, what: str, tensors: _Tensors, at: List[Handle]) -> Dict[str, Any]:
+    """Of a bundle, as a ProgramArgument. at: of what is kept somewhere."""
+    kept = one._bundle if isinstance(one, BundlePart) else one
+    if isinstance(kept, (PreparedBatch, ProgramResult, Bundle)):
+        if kept._client is not client:
+            raise ValueError(f"{what}: it is of another client; handles are known to their own")
+        argument = one._argument() if isinstance(one, BundlePart) else {"handle": kept._use()}
+        at.append(cast(Handle, kept._kept))
+        return argument
+    if isinstance(one, (tuple, list)):
+        return {"literal": {"elements": [_element(client, inner, f"{what}[{place}]", tensors, at) for place, inner in enumerate(cast(Sequence[Any], one))]}}
+    if not isinstance(one, Mapping):
+        raise _native.refuse_kind(one, what, "what `prepare`, a program or `bundle` gave, a mapping of tensors by name, or a tuple of these")
+    return {"literal": {"tensors": tensors.tuple(cast(Mapping[str, Any], one))}}
+
+
 class Program(_Kept):
     """A lookup, an update or a sum, as `Model.compile` and `Client.compile` make it.
 
@@ -299,6 +360,8 @@ class Program(_Kept):
             if one._client is not self._client:
                 raise ValueError(f"argument {place}: it is of another client; handles are known to their own")
             return {"handle": one._use()}
+        if isinstance(one, BundlePart):
+            return _element(self._client, one, f"argument {place}", tensors, [])
         if not isinstance(one, Mapping):
             raise _native.refuse_kind(one, f"argument {place}", "a mapping by name, or what `prepare` or a program gave")
         like: Any = arguments[0] if place == 1 and isinstance(arguments[0], ProgramResult) else {}
@@ -315,6 +378,8 @@ class Program(_Kept):
             return {}
         if isinstance(arguments[0], PreparedBatch):
             return dict(arguments[0]._shapes)
+        if isinstance(arguments[0], BundlePart):
+            return {}
         return {name: arrays.activation_shape(one, (), 0)[:-1] for name, one in arguments[0].items() if isinstance(one, Sequences)}
 
 
@@ -365,8 +430,9 @@ class Chain(_native.Uncopied):
                 raise ValueError(f"argument {place}: it is of another chain")
             return {"op_index": one._place, "output_index": one._element}
         argument = program._argument(place, arguments, self._tensors)
-        self._ops.append({"data_handle": argument["handle"]} if "handle" in argument else argument)
-        return {"op_index": len(self._ops) - 1}
+        self._ops.append({"data_handle": argument.pop("handle")} if "handle" in argument else argument)
+        place_in_it = {} if "literal" in argument else argument
+        return {"op_index": len(self._ops) - 1, **place_in_it}
 
     def run(self) -> List[Any]:
         """Of each program that was added, in this order: its ProgramResult, or of an update Applied. An error names the updates that were made."""

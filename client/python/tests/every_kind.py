@@ -170,6 +170,8 @@ def kinds():
         "emberd.programs.Program": Kind(lambda world: world.program(), lambda one: one({"t": IDS})["t"].tolist(), CLOSE),
         "emberd.programs.PreparedBatch": Kind(lambda world: world.program().prepare({"t": IDS}), lambda one: list(one.read(csr=True)), CLOSE),
         "emberd.programs.ProgramResult": Kind(lambda world: world.program()({"t": IDS}), shown, CLOSE),
+        "emberd.programs.Bundle": Kind(lambda world: world.client.bundle({"x": ROWS}, ({"y": ROWS},)), lambda one: len(one.read()), CLOSE),
+        "emberd.programs.BundlePart": Kind(lambda world: world.client.bundle({"x": ROWS})[0], lambda one: one[0]._places),
         "emberd.programs.Chain": Kind(lambda world: emberd.Chain(), lambda one: len(one._added)),
         "emberd.programs.ChainedResult": Kind(lambda world: emberd.Chain().add(world.program(), {"t": IDS}), lambda one: one["t"]._element),
         "emberd.watching.Watch": Kind(lambda world: emberd.watch(world.model), lambda one: one.refresh().statistics.model, CLOSE),

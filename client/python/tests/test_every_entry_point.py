@@ -183,7 +183,7 @@ FAILS = {"Initializer": "it has no kind", "Client.change_memory": "no model is e
 # Public names that are not called here, and where they are.
 ELSEWHERE = {
     **dict.fromkeys(("Client", "Model", "Watch", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer", "Program", "PreparedBatch", "ProgramResult"), "made by others: makers"),
-    **dict.fromkeys(("Chain", "ChainedResult", "Program.__call__", "Chain.add", "Chain.run"), "their arguments are others' results: test_programs.py"),
+    **dict.fromkeys(("Bundle", "BundlePart", "Client.bundle", "AioClient.bundle", "Bundle.__getitem__", "Bundle.read", "Bundle.close", "BundlePart.__getitem__", "Chain", "ChainedResult", "Program.__call__", "Chain.add", "Chain.run"), "their arguments are others' results: test_programs.py"),
     **dict.fromkeys(("ChangedModel", "HotRow", "Limits", "CallStatistics", "MemoryChange", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
     **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", "AioModel.apply": "a lookup is applied once: test_statistics.py",
     **dict.fromkeys((f"AioClient.{name}" for name in ("prepare", "execute", "run", "read")), "what the programs of another client do: test_programs.py"),

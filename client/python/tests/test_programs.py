@@ -247,6 +247,40 @@ class ProgramsTest(ClusterTest):
         with self.assertRaisesRegex(emberd.FailedPrecondition, "its batch, which would be looked up again, is gone"):
             update(found, {})
 
+    def test_a_bundle_keeps_what_it_was_made_of_and_gives_it_to_programs(self):
+        model = self.declare()
+        lookup, update = self.compile(model, "lookup"), self.compile(model, "update", aliases=[{}])
+        total = self.client.compile({"kind": "ELEMENTWISE", "inputs": [{"feature": "a"}], "outputs": [{"operation": "COPY", "scale": 2}]})
+        self.wait_for(lambda: self.handles() == 3)  # others' have gone
+        prepared = lookup.prepare(batch(1))
+        found = lookup(prepared)
+        expected = {name: one.tobytes() for name, one in found.items()}
+        inner = self.client.bundle(gradients(found), ({"n": np.array([2**40])}, {"x": [0.5]}))
+        bundle = self.client.bundle(prepared, found, (inner, inner[1][1], {"y": [1]}))
+        for one in (prepared, found, inner):
+            one.close()
+        self.wait_for(lambda: self.handles() == 4)
+        read = bundle.read()
+        self.assertEqual((read[0], read[1]), ({}, {}))  # a batch, and a result that is here
+        self.assertEqual({name: one.tobytes() for name, one in lookup(bundle[0]).items()}, expected)
+        self.assertEqual((read[2][0][1][0]["n"].tolist(), read[2][1]["x"].tolist(), read[2][2]["y"].tolist()), ([2**40], [0.5], [1]))
+        self.assertEqual(total(bundle[2][0][1][0])["n"].tolist(), [2**41])
+        update(bundle[1], bundle[2][0][0])
+        chain = emberd.Chain()
+        chain.add(update, bundle[1], bundle[2][0][0])
+        chain.add(total, bundle[1])
+        self.assertEqual(chain.run()[1]["t"].tobytes(), (2 * model.lookup(batch(1))["t"]).tobytes())
+        self.assertEqual(bundle.read()[1]["t"].tobytes(), model.lookup(batch(1))["t"].tobytes())
+        with self.cluster.connect() as client:
+            for call, kind, said in ((lambda: self.client.bundle(), ValueError, "elements: give at least one"), (lambda: self.client.bundle(3), TypeError, "element 0: a int"),
+                                     (lambda: self.client.bundle(({}, [lookup])), TypeError, r"element 0\[1\]\[0\]: a Program"), (lambda: client.bundle(bundle), ValueError, "another client"),
+                                     (lambda: lookup(bundle), TypeError, "argument 0: a Bundle"), (lambda: total(bundle[2]), ValueError, r"argument\[0\] is not a tuple of tensors"),
+                                     (lambda: lookup(bundle[3]), ValueError, r"output_index 4 of op 0 is not in 0 .. 3"), (lambda: bundle[-1], ValueError, "place: -1")):
+                with self.assertRaisesRegex(kind, said):
+                    call()
+        bundle.close()
+        self.wait_for(lambda: self.handles() == 3)
+
     def test_csr_of_a_batch(self):
         model = self.declare()
         lookup = self.compile(model, "lookup")

@@ -1,6 +1,7 @@
 #include "server/coordinator/programs/chains.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
@@ -70,9 +71,9 @@ absl::StatusOr<step::ServedModelPtr> ProgramRunner::Find(const Program& program,
 }
 
 absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const ProgramPtr& program, v1::Literal batch,
-                                                rpc::CallContext* context) {
+                                                Handles* handles, rpc::CallContext* context) {
   if (program->kind() != v1::ProgramSpec::LOOKUP) {
-    ASSIGN_OR_RETURN(const ValuePtr tuple, ReadTuple(store(), std::move(batch)));
+    ASSIGN_OR_RETURN(const ValuePtr tuple, ReadTuple(store(), handles, std::move(batch)));
     if (program->kind() == v1::ProgramSpec::UPDATE) {
       RETURN_IF_ERROR(CheckGradients(program->spec(), tuple->tensors));
     }
@@ -187,7 +188,6 @@ absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
 absl::Status Chain::Check(rpc::CallContext* context) {
   rpc::Span span(context, "set_up");
   RETURN_IF_ERROR(CheckPositions());
-  updated_.assign(ops_.size(), -1);
   for (int p = 0; p < request_.ops_size(); ++p) {
     absl::Status status = CheckOp(p, context);
     if (status.ok()) continue;
@@ -251,17 +251,41 @@ absl::Status Chain::CheckData(int position) {
     return absl::OkStatus();
   }
   if (data.has_literal()) {
-    ASSIGN_OR_RETURN(op.value, ReadTuple(runner_->store(), std::move(*data.mutable_literal())));
+    ASSIGN_OR_RETURN(op.value,
+                     ReadTuple(runner_->store(), handles_, std::move(*data.mutable_literal())));
   } else {
     ASSIGN_OR_RETURN(op.value, handles_->Find(data.data_handle()));
   }
-  op.makes = op.value->prepared.has_value() ? Op::Makes::kBatch : Op::Makes::kTuple;
-  op.tensors = static_cast<int>(op.value->tensors.size());
-  if (op.value->looked_up != nullptr) {
-    op.lookup_model = op.value->looked_up->model_id();
-    op.lookup_op = position;
-  }
+  ASSIGN_OR_RETURN(op, PartOf(position, ChainedInput()));
   return absl::OkStatus();
+}
+
+template <typename Place>
+absl::StatusOr<Chain::Op> Chain::PartOf(int op, const Place& place) const {
+  Op part = ops_[op];
+  const std::string what = absl::StrCat("op ", op);
+  if (part.value != nullptr) {  // data
+    ASSIGN_OR_RETURN(part.value, ElementAt(part.value, place, what));
+    const Value& value = *part.value;
+    part.makes = value.prepared.has_value() ? Op::Makes::kBatch
+                 : !value.elements.empty()  ? Op::Makes::kTupleOfTuples
+                                            : Op::Makes::kTuple;
+    part.tensors = static_cast<int>(value.tensors.size());
+    part.lookup = value.looked_up.get();
+    part.lookup_model = part.lookup == nullptr ? 0 : value.looked_up->model_id();
+    return part;
+  }
+  if (part.program != nullptr && part.makes == Op::Makes::kNothing) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is an UPDATE, which has no result"));
+  }
+  const bool inner = place.inner_size() > 0;
+  if (place.output_index() < 0 || place.output_index() > part.tensors || inner) {
+    return absl::InvalidArgumentError(absl::StrCat("output_index ", place.output_index(), " of ",
+                                                   what, "; allowed: [0, ", part.tensors, "]",
+                                                   inner ? ", and nothing inner" : ""));
+  }
+  if (place.output_index() > 0) part.tensors = 1;
+  return part;
 }
 
 absl::Status Chain::CheckProgram(int position, rpc::CallContext* context) {
@@ -277,27 +301,28 @@ absl::Status Chain::CheckProgram(int position, rpc::CallContext* context) {
         "Number of inputs does not match executable proto input shapes: ", request.inputs_size(),
         " vs. ", ArityOf(spec)));
   }
+  std::vector<Op> arguments;
   for (const ChainedInput& input : request.inputs()) {
-    RETURN_IF_ERROR(CheckElement(input.op_index(), input.output_index()));
+    ASSIGN_OR_RETURN(Op argument, PartOf(input.op_index(), input));
+    arguments.push_back(std::move(argument));
   }
   switch (spec.kind()) {
     case ProgramSpec::LOOKUP:
-      return CheckLookup(position, context);
+      return CheckLookup(position, arguments[0], context);
     case ProgramSpec::UPDATE:
-      return CheckUpdate(position);
+      return CheckUpdate(position, arguments[0], arguments[1]);
     default:
-      return CheckElementwise(position);
+      return CheckElementwise(position, arguments);
   }
 }
 
-absl::Status Chain::CheckLookup(int position, rpc::CallContext* context) {
+absl::Status Chain::CheckLookup(int position, const Op& batch, rpc::CallContext* context) {
   Op& op = ops_[position];
-  const int source = request_.ops(position).inputs(0).op_index();
-  const Op& batch = ops_[source];
   if (batch.makes == Op::Makes::kLiteralBatch) {
     rpc::Span span(context, "prepare_batch");
-    ASSIGN_OR_RETURN(op.batch,
-                     runner_->Prepare(op.program, request_.ops(source).literal(), context));
+    const int source = request_.ops(position).inputs(0).op_index();
+    ASSIGN_OR_RETURN(
+        op.batch, runner_->Prepare(op.program, request_.ops(source).literal(), handles_, context));
   } else if (batch.makes != Op::Makes::kBatch) {
     return absl::InvalidArgumentError(
         "argument[0] of a LOOKUP is not a batch; PrepareBatch makes one");
@@ -311,16 +336,13 @@ absl::Status Chain::CheckLookup(int position, rpc::CallContext* context) {
   op.tensors = op.program->spec().inputs_size();
   if (!op.program->spec().inference()) {
     op.lookup_model = op.program->model_id();
-    op.lookup_op = position;
+    op.lookup = &op;
   }
   return absl::OkStatus();
 }
 
-absl::Status Chain::CheckUpdate(int position) {
-  const ChainedOp& request = request_.ops(position);
+absl::Status Chain::CheckUpdate(int position, const Op& found, const Op& gradients) {
   Op& op = ops_[position];
-  const Op& found = ops_[request.inputs(0).op_index()];
-  const Op& gradients = ops_[request.inputs(1).op_index()];
   if (found.lookup_model != op.program->model_id()) {
     return absl::InvalidArgumentError(
         absl::StrCat("argument[0] of an UPDATE is not what a LOOKUP of model '",
@@ -329,16 +351,15 @@ absl::Status Chain::CheckUpdate(int position) {
   if (gradients.makes != Op::Makes::kTuple) {
     return absl::InvalidArgumentError("argument[1] of an UPDATE is not a tuple of gradients");
   }
-  if (updated_[found.lookup_op] >= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("the batch of op ", found.lookup_op,
-                                                   " is updated by op ", updated_[found.lookup_op],
-                                                   " already; a batch is updated only once"));
+  if (const auto other = updated_.find(found.lookup); other != updated_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the batch of op ", request_.ops(position).inputs(0).op_index(), " is updated by op ",
+        other->second, " already; a batch is updated only once"));
   }
   if (op.program->spec().aliases().empty()) {
-    updated_[found.lookup_op] = position;
+    updated_[found.lookup] = position;
   } else {
-    const Op& lookup = ops_[found.lookup_op];
-    op.batch = lookup.value == nullptr ? lookup.batch : lookup.value->batch.lock();
+    op.batch = found.value == nullptr ? found.batch : found.value->batch.lock();
     if (op.batch == nullptr) {
       return absl::FailedPreconditionError(
           "argument[0] cannot be donated: its batch, which would be looked up again, is gone. Keep "
@@ -352,27 +373,21 @@ absl::Status Chain::CheckUpdate(int position) {
                              "execution_instance_key"));
   }
   if (gradients.value == nullptr) return absl::OkStatus();  // checked when it is there
-  ASSIGN_OR_RETURN(const ValuePtr tuple,
-                   ElementOf(gradients.value, request.inputs(1).output_index(), "argument[1]"));
-  return CheckGradients(op.program->spec(), tuple->tensors);
+  return CheckGradients(op.program->spec(), gradients.value->tensors);
 }
 
-absl::Status Chain::CheckElementwise(int position) {
-  const ChainedOp& request = request_.ops(position);
+absl::Status Chain::CheckElementwise(int position, const std::vector<Op>& arguments) {
   Op& op = ops_[position];
   std::vector<int> counts;
-  for (int i = 0; i < request.inputs_size(); ++i) {
-    const ChainedInput& input = request.inputs(i);
-    const Op& source = ops_[input.op_index()];
-    if (source.makes != Op::Makes::kTuple) {
+  for (const Op& argument : arguments) {
+    const auto i = static_cast<int>(counts.size());
+    if (argument.makes != Op::Makes::kTuple) {
       return absl::InvalidArgumentError(
           absl::StrCat("argument[", i, "] is not a tuple of tensors"));
     }
-    counts.push_back(input.output_index() == 0 ? source.tensors : 1);
-    if (source.value == nullptr) continue;
-    ASSIGN_OR_RETURN(const ValuePtr argument, ElementOf(source.value, input.output_index(),
-                                                        absl::StrCat("argument[", i, "]")));
-    RETURN_IF_ERROR(CheckArgument(op.program->spec(), i, argument->tensors));
+    counts.push_back(argument.tensors);
+    if (argument.value == nullptr) continue;
+    RETURN_IF_ERROR(CheckArgument(op.program->spec(), i, argument.value->tensors));
   }
   ASSIGN_OR_RETURN(op.tensors, CountResults(op.program->spec(), counts));
   op.makes = Op::Makes::kTuple;
@@ -386,25 +401,13 @@ absl::Status Chain::CheckElementwise(int position) {
   return absl::OkStatus();
 }
 
-absl::Status Chain::CheckElement(int op, int output_index) const {
-  const Op& source = ops_[op];
-  const int most = source.makes == Op::Makes::kTuple ? source.tensors : 0;
-  if (source.makes == Op::Makes::kNothing) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("op ", op, " is an UPDATE, which has no result"));
-  }
-  if (output_index >= 0 && output_index <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("output_index ", output_index, " of op ", op, "; allowed: [0, ", most, "]"));
-}
-
 absl::Status Chain::CheckOutputs(int position) const {
   for (const ChainedOutput& output : request_.ops(position).outputs()) {
     if (ops_[position].makes == Op::Makes::kLiteralBatch) {
       return absl::InvalidArgumentError(
           "outputs: the batch was not prepared for a program; PrepareBatch prepares one");
     }
-    RETURN_IF_ERROR(CheckElement(position, output.output_index()));
+    RETURN_IF_ERROR(PartOf(position, output).status());
   }
   return absl::OkStatus();
 }
@@ -412,7 +415,9 @@ absl::Status Chain::CheckOutputs(int position) const {
 bool Chain::needs_client() const {
   for (size_t p = 0; p < ops_.size(); ++p) {
     if (request_.ops(static_cast<int>(p)).outputs().empty()) continue;
-    if (!request_.config().return_values() || ops_[p].lookup_model != 0) return true;
+    if (!request_.config().return_values() || ops_[p].lookup_model != 0 ||
+        ops_[p].makes == Op::Makes::kTupleOfTuples)
+      return true;
   }
   return false;
 }
@@ -429,8 +434,8 @@ absl::StatusOr<std::vector<ValuePtr>> Chain::Arguments(int position) const {
   std::vector<ValuePtr> arguments;
   for (const ChainedInput& input : request_.ops(position).inputs()) {
     const Op& source = ops_[input.op_index()];
-    ASSIGN_OR_RETURN(ValuePtr argument, ElementOf(source.value, input.output_index(),
-                                                  absl::StrCat("op ", input.op_index())));
+    ASSIGN_OR_RETURN(ValuePtr argument,
+                     ElementAt(source.value, input, absl::StrCat("op ", input.op_index())));
     arguments.push_back(std::move(argument));
   }
   return arguments;
@@ -528,8 +533,16 @@ absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallCont
     return Annotate(found.status(), "the update was applied, but its batch not looked up again");
   }
   // As much as `value` has of the lookup.
-  const auto renew = [&](ValuePtr* value) {
-    if (*value == nullptr || (*value)->looked_up != before.looked_up) return false;
+  const std::function<bool(ValuePtr*)> renew = [&](ValuePtr* value) {
+    if (*value == nullptr) return false;
+    if (!(*value)->elements.empty()) {
+      const auto now = std::make_shared<Value>(**value);
+      bool renewed = false;
+      for (ValuePtr& element : now->elements) renewed |= renew(&element);
+      if (renewed) *value = now;
+      return renewed;
+    }
+    if ((*value)->looked_up != before.looked_up) return false;
     const auto now = std::make_shared<Value>(**found);
     if (!(*value)->tensors.empty()) {
       absl::flat_hash_set<std::string> names;
@@ -549,9 +562,8 @@ absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallCont
 
 absl::Status Chain::TakeOutputs(int position) {
   for (const ChainedOutput& output : request_.ops(position).outputs()) {
-    ASSIGN_OR_RETURN(
-        results_[output.result_index()],
-        ElementOf(ops_[position].value, output.output_index(), absl::StrCat("op ", position)));
+    ASSIGN_OR_RETURN(results_[output.result_index()],
+                     ElementAt(ops_[position].value, output, absl::StrCat("op ", position)));
   }
   return absl::OkStatus();
 }

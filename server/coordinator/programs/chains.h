@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
@@ -26,7 +27,7 @@ class ProgramRunner {
   explicit ProgramRunner(const CoordinatorResources* resources);
 
   // A batch for a LOOKUP, or the tensors for another program.
-  absl::StatusOr<ValuePtr> Prepare(const ProgramPtr& program, v1::Literal batch,
+  absl::StatusOr<ValuePtr> Prepare(const ProgramPtr& program, v1::Literal batch, Handles* handles,
                                    rpc::CallContext* context);
   // The activations of a batch, by the program that it was prepared for.
   absl::StatusOr<ValuePtr> Lookup(const ValuePtr& batch, rpc::CallContext* context);
@@ -82,11 +83,11 @@ class Chain {
 
  private:
   struct Op {
-    enum class Makes { kNothing, kLiteralBatch, kBatch, kTuple };
+    enum class Makes { kNothing, kLiteralBatch, kBatch, kTuple, kTupleOfTuples };
     Makes makes = Makes::kNothing;
-    int tensors = 0;            // of a tuple
-    uint64_t lookup_model = 0;  // whose LOOKUP made the tuple, if an update may follow
-    int lookup_op = -1;         // the operation that made it, or the data
+    int tensors = 0;               // of a tuple
+    uint64_t lookup_model = 0;     // whose LOOKUP made the tuple, if an update may follow
+    const void* lookup = nullptr;  // which that was
     ProgramPtr program;
     ValuePtr value;  // data; of a program, once it ran
     ValuePtr batch;  // that a LOOKUP looks up, or an UPDATE that donates, again
@@ -97,11 +98,13 @@ class Chain {
   absl::Status CheckOp(int position, rpc::CallContext* context);
   absl::Status CheckData(int position);
   absl::Status CheckProgram(int position, rpc::CallContext* context);
-  absl::Status CheckLookup(int position, rpc::CallContext* context);
-  absl::Status CheckUpdate(int position);
-  absl::Status CheckElementwise(int position);
+  absl::Status CheckLookup(int position, const Op& batch, rpc::CallContext* context);
+  absl::Status CheckUpdate(int position, const Op& found, const Op& gradients);
+  absl::Status CheckElementwise(int position, const std::vector<Op>& arguments);
   absl::Status CheckOutputs(int position) const;
-  absl::Status CheckElement(int op, int output_index) const;
+  // What `op` makes at a place: a ChainedInput, or a ChainedOutput.
+  template <typename Place>
+  absl::StatusOr<Op> PartOf(int op, const Place& place) const;
   absl::StatusOr<std::vector<ValuePtr>> Arguments(int position) const;
   absl::Status RunOp(int position, rpc::CallContext* context);
   // Gives the data that the program at `position` takes over their new values.
@@ -117,7 +120,7 @@ class Chain {
   v1::ExecuteChainedRequest request_;
   const bool chained_;
   std::vector<Op> ops_;
-  std::vector<int> updated_;  // by operation with a lookup: the UPDATE of its batch, or -1
+  absl::flat_hash_map<const void*, int> updated_;  // by lookup: the UPDATE of its batch
   std::vector<ValuePtr> results_;
   std::vector<v1::MadeUpdate> updates_;
   std::vector<std::pair<uint64_t, ValuePtr>> donated_;  // new values of handles

@@ -43,6 +43,7 @@ v1::ExecuteChainedRequest PlanOf(v1::ExecuteRequest* request, bool has_result) {
     v1::ChainedInput* input = program.add_inputs();
     input->set_op_index(plan.ops_size());
     input->set_output_index(argument.output_index());
+    *input->mutable_inner() = argument.inner();
     v1::ChainedOp* data = plan.add_ops();
     if (argument.has_literal()) {
       *data->mutable_literal() = std::move(*argument.mutable_literal());
@@ -73,6 +74,13 @@ std::vector<uint64_t> ListOf(const google::protobuf::RepeatedField<uint64_t>& ha
 template <typename Message>
 void AddTensors(const Value& value, Message* to) {
   for (const auto& tensor : value.tensors) *to->add_values() = *tensor;
+}
+
+void AddValue(const Value& value, v1::ReadHandleResponse* to) {
+  AddTensors(value, to);
+  *to->mutable_statistics() = value.statistics;
+  to->set_bytes(value.bytes());
+  for (const ValuePtr& element : value.elements) AddValue(*element, to->add_elements());
 }
 
 template <typename T>
@@ -187,8 +195,8 @@ absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatch
                                                                 rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckClient(request.client_id()));
   ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle(), &handles_));
-  ASSIGN_OR_RETURN(ValuePtr value,
-                   runner_.Prepare(program, std::move(*request.mutable_batch()), context));
+  ASSIGN_OR_RETURN(ValuePtr value, runner_.Prepare(program, std::move(*request.mutable_batch()),
+                                                   &handles_, context));
   v1::PrepareBatchResponse response;
   *response.mutable_statistics() = value->statistics;
   response.set_handle(handles_.Insert(request.client_id(), std::move(value)));
@@ -199,7 +207,7 @@ absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatch
 v1::ProgramResult Programs::Give(const v1::ExecutionConfig& config, const ValuePtr& value) {
   v1::ProgramResult result;
   *result.mutable_statistics() = value->statistics;
-  if (!config.return_values()) {
+  if (!config.return_values() || !value->elements.empty()) {
     result.set_handle(handles_.Insert(ClientOf(config), value));
     return result;
   }
@@ -267,8 +275,13 @@ absl::StatusOr<v1::ExecuteChainedResponse> Programs::ExecuteChained(
 absl::StatusOr<v1::ReadHandleResponse> Programs::ReadHandle(const v1::ReadHandleRequest& request,
                                                             rpc::CallContext*) {
   ASSIGN_OR_RETURN(const ValuePtr whole, handles_.Find(request.handle()));
-  ASSIGN_OR_RETURN(const ValuePtr value,
-                   ElementOf(whole, request.output_index(), absl::StrCat(request.handle())));
+  ASSIGN_OR_RETURN(const ValuePtr value, ElementAt(whole, request, absl::StrCat(request.handle())));
+  // A value may be in a tuple many times.
+  if (const int64_t most = runner_.store()->max_bytes(); value->bytes() > most) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("handle ", request.handle(), " would give ", value->bytes(),
+                     " bytes; budgets.batch_bytes is ", most, ". Read its elements"));
+  }
   v1::ReadHandleResponse response;
   if (request.csr()) {
     if (!value->prepared.has_value()) {
@@ -277,9 +290,7 @@ absl::StatusOr<v1::ReadHandleResponse> Programs::ReadHandle(const v1::ReadHandle
     }
     AddCsr(value->prepared->model->plan, *value->prepared->batch, &response);
   }
-  AddTensors(*value, &response);
-  *response.mutable_statistics() = value->statistics;
-  response.set_bytes(value->bytes());
+  AddValue(*value, &response);
   return response;
 }
 

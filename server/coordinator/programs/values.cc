@@ -1,5 +1,6 @@
 #include "server/coordinator/programs/values.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -15,19 +16,21 @@ namespace emberd::coordinator {
 int64_t Value::bytes() const {
   int64_t bytes = 0;
   for (const auto& share : shares) bytes += *share;
+  for (const auto& element : elements) bytes += element->bytes();
   return bytes;
 }
 
 absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
                                    const std::string& what) {
   if (output_index == 0) return value;
-  const auto count = static_cast<int>(value->tensors.size());
+  const auto count = static_cast<int>(value->tensors.size() + value->elements.size());
   if (output_index < 0 || output_index > count) {
     return absl::InvalidArgumentError(absl::StrCat("output_index ", output_index, " of ", what,
                                                    value->prepared.has_value()
                                                        ? ", which is a batch, is not 0"
                                                        : absl::StrCat(" is not in 0 .. ", count)));
   }
+  if (value->tensors.empty()) return value->elements[output_index - 1];
   auto element = std::make_shared<Value>();
   element->tensors = {value->tensors[output_index - 1]};
   element->looked_up = value->looked_up;
@@ -61,9 +64,40 @@ absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
   return value;
 }
 
-absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, v1::Literal literal) {
+// What is done with each part of a tuple calls itself for each level.
+constexpr int kMaxLevels = 16;
+
+absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, Handles* handles,
+                                                 v1::Literal literal) {
   if (literal.features_size() > 0) {
     return absl::InvalidArgumentError("a tuple has tensors; it was given features");
+  }
+  if (literal.elements_size() > 0 && literal.tensors_size() > 0) {
+    return absl::InvalidArgumentError("a tuple has tensors or elements; it was given both");
+  }
+  if (literal.elements_size() > 0) {
+    ASSIGN_OR_RETURN(auto tuple, MakeTuple(store, kValueBytes * literal.elements_size(),
+                                           [] { return Tensors(); }));
+    for (v1::ProgramArgument& argument : *literal.mutable_elements()) {
+      const std::string path = absl::StrCat("elements[", tuple->elements.size(), "]");
+      absl::StatusOr<ValuePtr> element;
+      if (argument.has_literal()) {
+        element = ReadTuple(store, handles, std::move(*argument.mutable_literal()));
+      } else {
+        element = handles->Find(argument.handle());
+      }
+      if (element.ok()) element = ElementAt(*element, argument, "it");
+      if (!element.ok()) return Annotate(element.status(), path);
+      tuple->parts += (*element)->parts;
+      tuple->levels = std::max(tuple->levels, (*element)->levels + 1);
+      if (tuple->parts > kMaxTupleTensors || tuple->levels > kMaxLevels) {
+        return absl::InvalidArgumentError(absl::StrCat(path, ": a tuple has at most ", kMaxLevels,
+                                                       " levels of elements, and ",
+                                                       kMaxTupleTensors, " parts in all"));
+      }
+      tuple->elements.push_back(*std::move(element));
+    }
+    return tuple;
   }
   Tensors tensors;
   for (v1::NamedTensor& tensor : *literal.mutable_tensors()) {
@@ -82,6 +116,11 @@ absl::Status NoHandle(uint64_t handle) {
   return absl::NotFoundError(absl::StrCat("memory handle not found: ", handle));
 }
 
+void LeaveToShards(const Value& value) {
+  if (value.looked_up != nullptr) value.looked_up->LeaveToShards();
+  for (const ValuePtr& element : value.elements) LeaveToShards(*element);
+}
+
 }  // namespace
 
 uint64_t NewHandle(int coordinator) {
@@ -93,9 +132,7 @@ uint64_t NewHandle(int coordinator) {
 
 Handles::~Handles() {
   absl::MutexLock lock(&mutex_);
-  for (auto& [handle, entry] : entries_) {
-    if (entry.value->looked_up != nullptr) entry.value->looked_up->LeaveToShards();
-  }
+  for (auto& [handle, entry] : entries_) LeaveToShards(*entry.value);
 }
 
 uint64_t Handles::Insert(const std::string& client, ValuePtr value) {

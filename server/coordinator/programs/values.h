@@ -1,6 +1,6 @@
-// What a handle names, or a step of a plan makes: a batch that is ready to be looked up, or a tuple
-// of tensors, which may be what a lookup found. Immutable and shared; what it holds counts against
-// the budget of batches for as long as somebody has it.
+// What a handle names, or a step of a plan makes: a batch that is ready to be looked up, a tuple of
+// tensors, which may be what a lookup found, or a tuple of all of these. Immutable and shared; what
+// it holds counts against the budget of batches for as long as somebody has it.
 #pragma once
 
 #include <atomic>
@@ -62,6 +62,11 @@ struct Value {
   std::shared_ptr<LookedUpBatch> looked_up;  // null: no update can follow
   std::weak_ptr<const Value> batch;          // that was looked up, for as long as somebody has it
 
+  // A tuple of tuples; it has no tensors then.
+  std::vector<std::shared_ptr<const Value>> elements;
+  int64_t parts = 1;  // itself, and all of those below
+  int levels = 0;     // of elements
+
   // A program, for the client that has compiled it.
   ProgramPtr program;
 
@@ -73,10 +78,19 @@ struct Value {
 };
 using ValuePtr = std::shared_ptr<const Value>;
 
-// The whole for 0, a tuple of tensor k - 1 for k. INVALID_ARGUMENT if there is none; `what` names
-// the value in errors.
+// The whole for 0, element k - 1 for k, of tensors a tuple with it; `place` has output_index, and
+// inner ones. INVALID_ARGUMENT if there is none; `what` names the value in errors.
 absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
                                    const std::string& what);
+template <typename Place>
+absl::StatusOr<ValuePtr> ElementAt(const ValuePtr& value, const Place& place,
+                                   const std::string& what) {
+  auto element = ElementOf(value, place.output_index(), what);
+  for (int i = 0; element.ok() && i < place.inner_size(); ++i) {
+    element = ElementOf(*element, place.inner(i), "an element of " + what);
+  }
+  return element;
+}
 // What a lookup found without its activations: the batch alone, with its own share of the budget.
 ValuePtr BatchAlone(const Value& found);
 
@@ -86,8 +100,11 @@ absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensor
 // TensorBytes, in advance.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, int64_t bytes,
                                                  absl::FunctionRef<absl::StatusOr<Tensors>()> make);
-// Of a caller's tensors, which are checked: INVALID_ARGUMENT for what is no tensor.
-absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, v1::Literal literal);
+class Handles;
+// Of a caller's tensors, which are checked, or elements: INVALID_ARGUMENT for what is no tensor,
+// and for too many parts or levels; NOT_FOUND for what is no handle.
+absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, Handles* handles,
+                                                 v1::Literal literal);
 
 // Values under handles that clients hold. A handle belongs to a client and lives as long as this
 // client is heard of: a trainer that died releases nothing.
