@@ -425,7 +425,7 @@ class SharedSaveTest : public ShardCheckpointsTest {
     for (const uint64_t id : {kA, kB}) EXPECT_TRUE(Create(id).ok());
   }
   static std::string Logged() {
-    static const TempDir& storage = *new TempDir(*TempDir::Create());
+    static const TempDir storage = *TempDir::Create();
     static int shards = 0;
     folder = storage.Path(absl::StrCat(++shards));
     return absl::StrCat(kCluster, " storage { directory: '", folder, "' durability: LOG }");
@@ -452,6 +452,24 @@ class SharedSaveTest : public ShardCheckpointsTest {
     serve.set_history(kHistory);
     return host_->ServeModel(serve);
   }
+  // An update of the shared rows, through the first model.
+  void Change() {
+    static const std::vector<int64_t> samples = {3};
+    const auto batch = Preprocess();
+    std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
+    stacks[0].feature_samples = samples;
+    const auto found = WaitForAnswer<absl::StatusOr<GatherResult>>([&](const auto& done) {
+      host_->Gather({kA, kHistory, 1, absl::Hours(1), std::move(stacks), batch, 0, {}}, done);
+    });
+    ASSERT_TRUE(found.ok()) << found.status();
+    ApplyCommand command = Command(1);
+    command.model_id = kA;
+    command.mutation = {"c", 1, UpdateTag(kA)};
+    command.attempt = 1;
+    const auto staged = Stage(std::move(command));
+    ASSERT_TRUE(staged.ok()) << staged.status();
+    ASSERT_TRUE(Commit(*staged).ok());
+  }
   absl::Status SaveOf(const std::vector<uint64_t>& ids) {
     internal::v1::BeginSaveRequest all;
     for (const uint64_t id : ids) {
@@ -460,7 +478,9 @@ class SharedSaveTest : public ShardCheckpointsTest {
       pause.set_history(kHistory);
       pause.set_pause_id(kPause);
       pause.set_lease_ms(60'000);
-      RETURN_IF_ERROR(checkpoints().PauseChanges(pause).status());
+      auto paused = checkpoints().PauseChanges(pause);
+      while (paused.ok() && paused->entering() > 0) paused = checkpoints().PauseChanges(pause);
+      RETURN_IF_ERROR(paused.status());
       internal::v1::BeginSaveRequest& save = id == ids.front() ? all : *all.add_others();
       save.set_model_id(id);
       save.set_history(kHistory);
@@ -468,6 +488,7 @@ class SharedSaveTest : public ShardCheckpointsTest {
       save.set_transfer_id(kTransfer);
       save.set_folder(FolderOf(100 + id));
       save.set_checkpoint_id(kCheckpoint);
+      save.set_changes(paused->changes());
     }
     return checkpoints().BeginSave(all);
   }
@@ -508,6 +529,7 @@ TEST_F(SharedSaveTest, AllThatShareRowsAreSavedAtOneMoment) {
 
 TEST_F(SharedSaveTest, TheLogGoesOnFromTheCheckpointOfAll) {
   // The third model, which has never changed, keeps no segment.
+  ASSERT_NO_FATAL_FAILURE(Change());
   ASSERT_TRUE(SaveOf({kA, kB}).ok());
   ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
   EXPECT_TRUE(FirstSegmentIsThere());
@@ -522,6 +544,7 @@ TEST_F(SharedSaveTest, TheLogGoesOnFromTheCheckpointOfAll) {
 }
 
 TEST_F(SharedSaveTest, WhoJoinsMeanwhileKeepsTheLog) {
+  ASSERT_NO_FATAL_FAILURE(Change());
   ASSERT_TRUE(SaveOf({kA, kB}).ok());
   ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
   ASSERT_TRUE(Create(kB + 1).ok());
@@ -531,6 +554,7 @@ TEST_F(SharedSaveTest, WhoJoinsMeanwhileKeepsTheLog) {
 
 // As one is whose coordinator has died while it declared the model.
 TEST_F(SharedSaveTest, AModelThatIsNotServedKeepsTheLogButStopsNoSave) {
+  ASSERT_NO_FATAL_FAILURE(Change());
   ASSERT_TRUE(Create(kB + 1, /*served=*/false).ok());
   const absl::Status begun = SaveOf({kA, kB});
   ASSERT_TRUE(begun.ok()) << begun;

@@ -47,12 +47,13 @@ client::ModelDescription FileFaultsCluster::CountingModel(const std::string& nam
 void FileFaultsCluster::Start(const std::string& storage, int shards, const std::string& config,
                               const std::map<std::string, std::string>& failpoints) {
   shards_ = shards;
-  auto cluster = Cluster::Start(
-      {.shards = shards,
-       .config = absl::StrCat("timeouts { shard_call_ms: 60000 drain_ms: 1000 } ",
-                              "storage { directory: \"", data_, "\" ", storage, " } ", config),
-       .failpoints = failpoints,
-       .file_faults = faults_.environment()});
+  auto cluster =
+      Cluster::Start({.shards = shards,
+                      .config = absl::StrCat(
+                          "timeouts { shard_call_ms: 60000 drain_ms: 1000 batch_ttl_ms: 5000 } ",
+                          "storage { directory: \"", data_, "\" ", storage, " } ", config),
+                      .failpoints = failpoints,
+                      .file_faults = faults_.environment()});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   cluster_ = *std::move(cluster);
   client::ClientOptions options = cluster_->client_options();

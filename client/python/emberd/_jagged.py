@@ -18,7 +18,8 @@ from .arrays import Floats, Ids, Ragged, Sparse, as_ints, as_ragged, as_row_ids,
 def to_array(value: Any, what: str) -> Any:
     """A tensor as NumPy sees it, without a copy where it is on the CPU."""
     try:
-        if type(value) is torch.Tensor and value.is_cpu and not value.requires_grad:  # the common case, in half the time
+        # The common case, in half the time. Not all of PyTorch's stubs know is_cpu.
+        if type(value) is torch.Tensor and value.is_cpu and not value.requires_grad:  # pyright: ignore[reportAttributeAccessIssue]
             return value.numpy()
         return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
     except (RuntimeError, TypeError) as error:

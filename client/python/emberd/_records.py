@@ -128,7 +128,11 @@ class RowShapes(Dict[str, Tuple[int, ...]]):
 
     def __init__(self, shapes: Mapping[str, Tuple[int, ...]]) -> None:
         super().__init__(shapes)
-        self.form: Callable[[Tuple[str, ...]], _Form] = functools.lru_cache(maxsize=16)(lambda _: _Form(_ADDRESS_COLUMN[_GRADIENT]))
+
+        def make(_: Tuple[str, ...]) -> _Form:
+            return _Form(_ADDRESS_COLUMN[_GRADIENT])
+
+        self.form: Callable[[Tuple[str, ...]], _Form] = functools.lru_cache(maxsize=16)(make)
 
 
 def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:

@@ -247,7 +247,7 @@ class Bundle(_Kept):
         given = [_element(client, one, f"element {place}", tensors, at) for place, one in enumerate(elements)]
         if not given:
             raise ValueError("elements: give at least one")
-        request = {"ops": [{"literal": {"elements": given}, "outputs": [{}]}], "config": {}}
+        request: Dict[str, Any] = {"ops": [{"literal": {"elements": given}, "outputs": [{}]}], "config": {}}
         answer = _Answer(client, "ExecuteChained", request, tensors.arrays, at[0] if at else None)
         super().__init__(client, answer.kept(0), answer.message["results"][0]["handle"])
 
