@@ -47,6 +47,7 @@ client::ModelDescription FileFaultsCluster::CountingModel(const std::string& nam
 void FileFaultsCluster::Start(const std::string& storage, int shards, const std::string& config,
                               const std::map<std::string, std::string>& failpoints) {
   shards_ = shards;
+  // Batches whose updates a full disk refuses hold memory of the SparseCores for batch_ttl_ms.
   auto cluster =
       Cluster::Start({.shards = shards,
                       .config = absl::StrCat(
