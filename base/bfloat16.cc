@@ -3,16 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
-// Before a function: it is compiled for several generations of CPUs, and the loader takes the one
-// that fits. Its bits are the same in each, for nothing is contracted. What it calls must be
-// inlined. Sanitizers are not ready yet when the loader asks.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define EMBERD_SIMD_CLONES \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define EMBERD_SIMD_CLONES
-#endif
+#include "base/simd_clones.h"
 
 namespace emberd {
 

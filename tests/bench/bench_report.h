@@ -42,6 +42,7 @@ class Report {
 
   // Whether a measurement of this name is asked for: its name contains the filter.
   bool Wants(const std::string& name) const;
+  const std::string& filter() const { return filter_; }
   // Adds a row and prints it.
   void Add(const Row& row);
   // Writes the JSON file, if one was asked for. The exit code of the program: not 0 if nothing was

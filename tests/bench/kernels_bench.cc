@@ -327,7 +327,6 @@ class KernelBench {
     const int64_t count = static_cast<int64_t>(touches.size()) - shard::kTouchPadding;
     const shard::RowRange range{0, table_rows, width, 0};
     const shard::UpdateArgs args = MakeUpdateArgs(touches.data(), count, range, width, dtype);
-    const shard::StepRule rule{{}, update};
     const bool rowwise = std::holds_alternative<shard::RowwiseAdagradRule>(update);
     UpdateTraffic traffic;
     traffic.touches = touches.data();
@@ -339,12 +338,19 @@ class KernelBench {
     traffic.slot = slots_.data();
     traffic.slot_bytes = rowwise ? sizeof(float) : width * sizeof(float);
     int64_t rows = 0;
-    std::vector<std::function<void()>> works = {[&] {
-      const OnTarget on(target_);
-      rows = shard::UpdateRows(args, rule).updated;
-    }};
-    for (const Ahead ahead : kUpdateAhead) {
-      works.push_back([&, ahead] { sink_ = UpdateLimit(traffic, ahead); });
+    const auto updates = [&](const shard::UpdateRule& with) {
+      return [&, rule = shard::StepRule{{}, with}] {
+        const OnTarget on(target_);
+        rows = shard::UpdateRows(args, rule).updated;
+      };
+    };
+    std::vector<std::function<void()>> works = {updates(update)};
+    if (std::holds_alternative<shard::CustomRule>(update)) {
+      works.push_back(updates(kAdagrad));
+    } else {
+      for (const Ahead ahead : kUpdateAhead) {
+        works.push_back([&, ahead] { sink_ = UpdateLimit(traffic, ahead); });
+      }
     }
     const std::vector<double> seconds = MedianOfEach(works);
     Add(name, width, count, seconds[0], *std::min_element(seconds.begin() + 1, seconds.end()),

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/paths.h"
 #include "tests/bench/bench_report.h"
+#include "tests/bench/peer.h"
 #include "tests/bench/step_trainer.h"
 
 namespace emberd::bench {
@@ -49,10 +50,10 @@ int RunClient(char** argv) {
 EMBERD_BENCHMARK(python, argc, argv) {
   if (argc == 6 && std::string(argv[1]) == "--client") return RunClient(argv + 2);
   Report report(argc, argv);
-  const std::string command =
-      absl::StrCat("EMBERD_PROGRAMS=", EMBERD_BIN_FOLDER, " EMBERD_LIBRARY=", EMBERD_CLIENT_LIBRARY,
-                   " ", EMBERD_PYTHON, " -B ", SourcePath("tests/bench/python_steps.py "),
-                   std::filesystem::canonical("/proc/self/exe").string());
+  const std::string command = absl::StrCat(
+      "EMBERD_PROGRAMS=", EMBERD_BIN_FOLDER, " EMBERD_LIBRARY=", EMBERD_CLIENT_LIBRARY, " ",
+      PeerPython(), " -B -W ignore ", SourcePath("tests/bench/python_steps.py "),
+      std::filesystem::canonical("/proc/self/exe").string(), " '", report.filter(), "'");
   FILE* output = popen(command.c_str(), "r");
   if (output == nullptr) return 1;
   char name[128], unit[32];

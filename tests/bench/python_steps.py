@@ -1,8 +1,8 @@
 """What python_bench measures: see there.
 
-usage: python_steps.py CLIENT
+usage: python_steps.py CLIENT FILTER
 
-CLIENT is the program emberd_bench. Prints rows of name, value, unit, width and limit. Times are medians; what is compared
+CLIENT is the program emberd_bench; of the measurements those are made whose rows FILTER may name. Prints rows of name, value, unit, width and limit. Times are medians; what is compared
 is measured in turns, and the best turn of each counts, so that other work on the machine does least harm. Of the
 overhead, which is less than what a step of the same client differs from one second to another, the median of the turns'
 ratios counts.
@@ -241,18 +241,27 @@ def busy(case):
 
 
 def main():
-    program = sys.argv[1]
-    overhead(program)
+    program, text = sys.argv[1:]
+
+    def wants(name):
+        return text in f"python/{name}/" or f"python/{name}/" in text
+
+    if wants("overhead"):
+        overhead(program)
     if torch is None:
         print("PyTorch is not installed: its part is left out", file=sys.stderr)
         return
-    end_to_end()
+    if wants("end_to_end"):
+        end_to_end()
     for bag in (1, 20):
-        with Case(program, BATCH, bag) as case:
-            training(case, bag)
-            if bag == 1:
-                pipelined(case)
-                busy(case)
+        measurements = {f"train/bag{bag}": lambda case: training(case, bag)}
+        if bag == 1:
+            measurements.update(pipelined=pipelined, busy=busy)
+        wanted = [measure for name, measure in measurements.items() if wants(name)]
+        if wanted:
+            with Case(program, BATCH, bag) as case:
+                for measure in wanted:
+                    measure(case)
 
 
 if __name__ == "__main__":
