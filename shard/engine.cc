@@ -55,7 +55,7 @@ absl::Status ModelExists(uint64_t model_id) {
 // Copying rows is cut into chunks of about this many bytes, so that threads share it evenly.
 constexpr int64_t kCopyChunkBytes = int64_t{1} << 20;
 // To read so much takes a few microseconds, about as long as to wake a thread.
-constexpr int64_t kTinyGatherBytes = int64_t{32} << 10;
+constexpr int64_t kTinyGatherBytes = int64_t{256} << 10;
 
 // Of a row that a gather of `entries` returns.
 int64_t BytesPerRow(const StackStore& store, const StackEntries& entries) {

@@ -14,7 +14,7 @@ namespace emberd::host {
 namespace {
 
 constexpr int kMaxQueuedRequests = 4096;
-constexpr int64_t kTinyEntries = 512;
+constexpr int64_t kTinyEntries = 2048;
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }

@@ -59,6 +59,7 @@ struct KeptBatch {
   std::vector<int64_t> feature_samples;       // by feature of the config
   std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
   std::vector<KeptShard> shards;
+  bool tiny = false;  // as in PreparedLookup
 
   int64_t bytes() const {
     size_t bytes = sizeof(*this);

@@ -35,11 +35,11 @@ class WorkTimer {
 // What room is made for, in errors.
 constexpr char kAnswer[] = "the answer";
 
-constexpr int64_t kTinyAnswer = int64_t{64} << 10;  // bytes
+constexpr int64_t kTinyAnswer = int64_t{512} << 10;  // bytes
 
 // A few ids are sorted sooner than another thread wakes up.
 bool IsTiny(absl::Span<const preprocess::FeatureInput> features) {
-  constexpr int64_t kTinySize = 1024;
+  constexpr int64_t kTinySize = 4096;
   int64_t size = 0;
   for (const preprocess::FeatureInput& feature : features) {
     const int64_t more = preprocess::RoughSize(feature);
@@ -139,7 +139,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   if (output.batch_handle != 0) {
     const absl::Time expiry =
         hooks->owns_batch() ? absl::InfiniteFuture() : SteadyNow() + options_.batch_ttl;
-    RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle, expiry));
+    RETURN_IF_ERROR(Keep(prepared, results, output.batch_handle, expiry));
     hooks->OnKept(output.batch_handle);
   }
   output.model = model;
@@ -180,13 +180,14 @@ absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
   return batch;
 }
 
-absl::Status StepPath::Keep(const ServedModelPtr& model, const preprocess::PreprocessedBatch& batch,
+absl::Status StepPath::Keep(const PreparedLookup& prepared,
                             absl::Span<const host::GatherResult> results, uint64_t handle,
                             absl::Time expiry) {
-  auto kept = std::make_shared<const KeptBatch>(model, batch, results);
+  auto kept = std::make_shared<KeptBatch>(prepared.model, *prepared.batch, results);
+  kept->tiny = prepared.tiny;
   const int64_t bytes = kept->bytes();
   absl::Status status = batches_.Insert(handle, std::move(kept), bytes, expiry);
-  if (!status.ok()) fanout_->Release(model->id, handle);
+  if (!status.ok()) fanout_->Release(prepared.model->id, handle);
   return status;
 }
 
@@ -198,6 +199,7 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
   if (absl::IsNotFound(batch.status())) return FindMade(name, batch.status(), context);
   if (!batch.ok()) return batch.status();
   const absl::Cleanup unclaim = [&] { batches_.Unclaim(name.handle); };
+  const CpuPool::Alone alone((*batch)->tiny);
   GradientInput input;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);

@@ -128,9 +128,8 @@ class StepPath {
   absl::StatusOr<Batch> Preprocess(const ServedModel& model,
                                    absl::Span<const preprocess::FeatureInput> features,
                                    StepHooks* hooks, absl::Duration* time);
-  absl::Status Keep(const ServedModelPtr& model, const preprocess::PreprocessedBatch& batch,
-                    absl::Span<const host::GatherResult> results, uint64_t handle,
-                    absl::Time expiry);
+  absl::Status Keep(const PreparedLookup& prepared, absl::Span<const host::GatherResult> results,
+                    uint64_t handle, absl::Time expiry);
   // One attempt.
   absl::StatusOr<MadeMutation> TryUpdate(const UpdateName& name, const GradientInput& input,
                                          const KeptBatch& batch, rpc::CallContext* context,
