@@ -12,8 +12,8 @@
 // order: for forward the best plain gather (for bags of 1: gather and write), for the optimizers
 // the best loop that reads the same gradients and reads and writes the same weights and slots; best
 // over how far ahead it asks for memory, in one step or in two. (A ratio above 1 says that a better
-// loop exists.) For the custom optimizer it is the built-in Adagrad. GB/s count every row read (forward), and every row read, updated and written back
-// plus gradients (backward).
+// loop exists.) For the custom optimizer it is the built-in Adagrad. GB/s count every row read
+// (forward), and every row read, updated and written back plus gradients (backward).
 //
 // `torch` rows, where PyTorch is installed: `value` is ours, `limit` is what one thread of
 // EmbeddingBag(sparse=True) does with the same ids, width 64, 16,384 samples; `step` is forward,
