@@ -338,10 +338,11 @@ class LogScan {
       }
       const internal::v1::LogBlob* const blob = BlobOf(record);
       // Those of segments that were dropped are not lost.
-      if (blob != nullptr && blob->segment() >= segments_[0].number &&
-          !ReadBlob(folder_, *blob, buffer).ok()) {
-        cut = {segment.number, offset, frame.sequence};
-      }
+      if (blob == nullptr || blob->segment() < segments_[0].number) return absl::OkStatus();
+      const absl::Status read = ReadBlob(folder_, *blob, buffer).status();
+      // What an error of the disk hides has not been lost: it is not to be cut off.
+      if (!read.ok() && !files::IsGone(read)) return read;
+      if (!read.ok()) cut = {segment.number, offset, frame.sequence};
       return absl::OkStatus();
     }));
     if (cut.has_value()) {

@@ -250,6 +250,21 @@ TEST_F(LogReaderTest, ADamagedBlobIsNamed) {
   ExpectDamage(BlobPath(1), "is missing");
 }
 
+// After a loss of power, a blob that is missing ends the log. One that the disk does not show may
+// come back.
+TEST_F(LogReaderTest, WhatAnErrorOfTheDiskHidesIsNotCutOff) {
+  WriteLog(1, 3);
+  const std::string hidden = dir_.Path("hidden");
+  std::filesystem::rename(BlobPath(1), hidden);
+  std::filesystem::create_symlink(BlobPath(1), BlobPath(1));
+  const absl::Status status = ReadAfterPowerLoss().status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_FALSE(absl::IsDataLoss(status)) << status;
+  std::filesystem::remove(BlobPath(1));
+  std::filesystem::rename(hidden, BlobPath(1));
+  EXPECT_THAT(ReadAfterPowerLoss()->numbers(), ElementsAre(1, 2, 3, 4));
+}
+
 TEST_F(LogReaderTest, AFileThatIsMissingOrAnothersIsNamed) {
   WriteLog(3, 2);
   const TempDir saved = *TempDir::Create();
