@@ -306,9 +306,14 @@ absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> Engine::StageAssign(
       StagedAssign{std::move(model), std::move(use), std::move(target), values, std::move(owner)});
 }
 
+absl::Status Engine::Check(const StagedAssign& assign) {
+  if (!assign.model->dropped()) return absl::OkStatus();
+  return absl::NotFoundError("the model was dropped");
+}
+
 void Engine::Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback done) {
-  if (assign->model->dropped()) {
-    return Later([done = std::move(done)] { done(absl::NotFoundError("the model was dropped")); });
+  if (absl::Status gone = Check(*assign); !gone.ok()) {
+    return Later([done = std::move(done), gone = std::move(gone)] { done(gone); });
   }
   if (assign->target.store->first_epoch() > epoch_) {
     return Later([done = std::move(done)] { done(absl::OkStatus()); });

@@ -126,6 +126,8 @@ class Engine {
   struct StagedAssign;
   absl::StatusOr<std::shared_ptr<const StagedAssign>> StageAssign(
       const RowSelection& rows, absl::Span<const float> values, std::shared_ptr<const void> owner);
+  // NOT_FOUND: the model was dropped.
+  static absl::Status Check(const StagedAssign& assign);
   // NOT_FOUND: the model was dropped before the call.
   void Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback done);
 

@@ -1,5 +1,6 @@
 #include "server/host/group_steps.h"
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "base/status.h"
@@ -406,24 +407,23 @@ void GroupSteps::Sweep(absl::Time now) {
   Release(released);
 }
 
-void GroupSteps::DropModel(uint64_t model_id) {
+std::function<void()> GroupSteps::DropModel(uint64_t model_id) {
   std::vector<uint64_t> released;
   std::vector<RowsCallback> waiting;
-  {
-    MutexLock lock(&order_->mutex);
-    absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
-      if (entry.first.first != model_id) return false;
-      NoteForgotten(entry.second);
-      Drop(&entry.second, &released);
-      for (RowsCallback& done : entry.second.waiting_rows) waiting.push_back(std::move(done));
-      return true;
-    });
-  }
-  Release(released);
-  for (const RowsCallback& done : waiting) {
-    done(absl::NotFoundError(
-        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " was dropped")));
-  }
+  absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
+    if (entry.first.first != model_id) return false;
+    NoteForgotten(entry.second);
+    Drop(&entry.second, &released);
+    for (RowsCallback& done : entry.second.waiting_rows) waiting.push_back(std::move(done));
+    return true;
+  });
+  return [this, model_id, released = std::move(released), waiting = std::move(waiting)] {
+    Release(released);
+    for (const RowsCallback& done : waiting) {
+      done(absl::NotFoundError(
+          absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " was dropped")));
+    }
+  };
 }
 
 absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name) const {
@@ -440,6 +440,7 @@ absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name)
 absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
     const internal::v1::DropGroupsRequest& request) {
   std::vector<uint64_t> released;
+  const absl::Cleanup release = [&] { Release(released); };  // of those that went before an error
   internal::v1::DropGroupsResponse response;
   {
     MutexLock lock(&order_->mutex);
@@ -458,7 +459,6 @@ absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
       response.add_dropped(name);
     }
   }
-  Release(released);
   return response;
 }
 
@@ -515,10 +515,9 @@ std::set<std::string> GroupSteps::Finished(uint64_t model_id) const {
   return finished;
 }
 
-void GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& state,
-                         const std::set<std::string>& finished) {
-  DropModel(model_id);
-  MutexLock lock(&order_->mutex);
+std::function<void()> GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& state,
+                                          const std::set<std::string>& finished) {
+  std::function<void()> dropped = DropModel(model_id);
   forgotten_generation_ = std::max(forgotten_generation_, state.forgotten_generation());
   for (const internal::v1::GroupState& from : state.groups()) {
     Group& group = groups_[Key(model_id, from.group())];
@@ -538,6 +537,7 @@ void GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& stat
     found->second.generation = GroupGeneration(forgotten_generation_);
     found->second.touched = SteadyNow();
   }
+  return dropped;
 }
 
 void GroupSteps::Describe(internal::v1::LogState* state) const {

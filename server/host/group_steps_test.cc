@@ -385,11 +385,28 @@ TEST_F(HeldPartsTest, ItIsKnownInWhichGenerationTheLastStepWasMade) {
     const MutexLock lock(&order_.mutex);
     steps_->Describe(&logged);
   }
-  steps_->DropModel(5);
+  const auto locked = [&](const std::function<std::function<void()>()>& change) {
+    std::function<void()> after;
+    {
+      const MutexLock lock(&order_.mutex);
+      after = change();
+    }
+    after();
+  };
+  locked([&] {
+    order_.mutex.AssumeHeld();
+    return steps_->DropModel(5);
+  });
   EXPECT_EQ(made_generation(), 0u);
-  steps_->Restore(5, saved, {});
+  locked([&] {
+    order_.mutex.AssumeHeld();
+    return steps_->Restore(5, saved, {});
+  });
   EXPECT_EQ(made_generation(), 1u) << "from a checkpoint";
-  steps_->DropModel(5);
+  locked([&] {
+    order_.mutex.AssumeHeld();
+    return steps_->DropModel(5);
+  });
   const absl::Status read = steps_->Remember(logged, nullptr);
   ASSERT_TRUE(read.ok()) << read;
   EXPECT_EQ(made_generation(), 1u) << "from the log";

@@ -233,7 +233,7 @@ absl::StatusOr<shard::ModelSpec> HostedModels::BeginRestore(
 
 absl::Status HostedModels::EndRestore(const internal::v1::LogModelMade& made,
                                       std::shared_ptr<shard::Model> model, int64_t changes,
-                                      uint64_t checkpoint_id, const std::function<void()>& rest) {
+                                      uint64_t checkpoint_id, const Rest& rest) {
   const internal::v1::CreateModelRequest& request = made.create();
   absl::MutexLock changing(&changing_);
   {
@@ -244,16 +244,20 @@ absl::Status HostedModels::EndRestore(const internal::v1::LogModelMade& made,
     }
   }
   RETURN_IF_ERROR(engine_->AddModel(std::move(model)));
-  RETURN_IF_ERROR(RecordRestore(made, changes, checkpoint_id, rest));
+  std::function<void()> after = [] {};
+  const absl::Status recorded = RecordRestore(made, changes, checkpoint_id, rest, &after);
+  after();
+  RETURN_IF_ERROR(recorded);
   PinIfCreatedSo(EngineId(request));
   return absl::OkStatus();
 }
 
 absl::Status HostedModels::RecordRestore(const internal::v1::LogModelMade& made, int64_t changes,
-                                         uint64_t checkpoint_id,
-                                         const std::function<void()>& rest) {
+                                         uint64_t checkpoint_id, const Rest& rest,
+                                         std::function<void()>* after) {
   const internal::v1::CreateModelRequest& request = made.create();
   const ShardLog::Stay stay(log_);
+  const MutexLock order(&order_->mutex);
   // Models that serve a checkpoint get it again from coordinators, without a log.
   if (!request.has_serves()) {
     internal::v1::LogRecord record;
@@ -267,7 +271,7 @@ absl::Status HostedModels::RecordRestore(const internal::v1::LogModelMade& made,
       engine_->DropModel(request.model_id()).IgnoreError();
       return logged;
     }
-    rest();
+    *after = rest();
   }
   absl::MutexLock lock(&mutex_);
   Model& entry = models_[EngineId(request)];
@@ -433,7 +437,7 @@ absl::Status HostedModels::Drop(const internal::v1::DropModelRequest& request) {
 }
 
 absl::Status HostedModels::Remove(uint64_t engine_id) {
-  bool trained = false;
+  std::function<void()> forgotten = [] {};
   std::shared_ptr<shard::Model> rows;  // their memory goes without the locks
   {
     const ShardLog::Stay stay(log_);
@@ -443,7 +447,7 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     absl::MutexLock lock(&mutex_);
     const auto found = models_.find(engine_id);
     if (found == models_.end()) return absl::OkStatus();
-    trained = found->second.is_trained();
+    const bool trained = found->second.is_trained();
     if (trained) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
     const internal::v1::LogRows& removed = found->second.rows;
     for (const auto& [id, other] : models_) {
@@ -456,8 +460,9 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     models_.erase(found);
     // None of it is there while a restore loads it.
     if (auto taken = engine_->TakeModel(engine_id); taken.ok()) rows = *std::move(taken);
+    if (trained) forgotten = forget_(engine_id);
   }
-  if (trained) forget_(engine_id);
+  forgotten();
   return absl::OkStatus();
 }
 

@@ -44,10 +44,12 @@ struct ShardPlace {
 // the engine knows each by its history.
 class HostedModels {
  public:
-  // `engine`, `metrics`, `log` and `order` must outlive it. `forget` gives up whatever else is kept
-  // of a model that goes; it runs before anybody can create the model again.
+  // Gives up whatever else is kept of a model that goes, under the lock of the sequencer, so that
+  // the log says it at the same moment. What it returns runs when the lock is free.
+  using Forget = std::function<std::function<void()>(uint64_t model_id)>;
+  // `engine`, `metrics`, `log` and `order` must outlive it.
   HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics, ShardLog* log,
-               Sequencer* order, std::function<void(uint64_t model_id)> forget)
+               Sequencer* order, Forget forget)
       : place_(place),
         engine_(engine),
         metrics_(metrics),
@@ -69,11 +71,13 @@ class HostedModels {
   // engine must know.
   absl::StatusOr<shard::ModelSpec> BeginRestore(const internal::v1::CreateModelRequest& request);
   // The rows are here. `checkpoint_id`: the one that they are equal to; 0: to none. ABORTED: they
-  // were dropped or replaced meanwhile. `made` says which one it is for the log, where no segment
-  // begins before `rest` has put all else that comes from the checkpoint into its place.
+  // were dropped or replaced meanwhile. `made` says which one it is for the log. In the same
+  // moment, under the lock of the sequencer, `rest` puts all else that comes from the checkpoint
+  // into its place; what it returns runs when the lock is free.
+  using Rest = std::function<std::function<void()>()>;
   absl::Status EndRestore(const internal::v1::LogModelMade& made,
                           std::shared_ptr<shard::Model> model, int64_t changes,
-                          uint64_t checkpoint_id, const std::function<void()>& rest);
+                          uint64_t checkpoint_id, const Rest& rest);
   // Gives up rows that nobody was told to serve.
   void Abandon(uint64_t model_id, uint64_t history);
 
@@ -185,7 +189,8 @@ class HostedModels {
   absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request,
                                   bool initial_rows);
   absl::Status RecordRestore(const internal::v1::LogModelMade& made, int64_t changes,
-                             uint64_t checkpoint_id, const std::function<void()>& rest);
+                             uint64_t checkpoint_id, const Rest& rest,
+                             std::function<void()>* after);
   // Pins what was made to be pinned, and is here now.
   void PinIfCreatedSo(uint64_t engine_id);
   absl::Status RecordPinned(const std::string& name, bool pinned);
@@ -201,7 +206,7 @@ class HostedModels {
   ops::Metrics* const metrics_;
   ShardLog* const log_;
   Sequencer* const order_;
-  const std::function<void(uint64_t model_id)> forget_;
+  const Forget forget_;
   absl::Mutex changing_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while tables are filled
   mutable absl::Mutex mutex_;                          // never held for long
   absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);  // by engine id

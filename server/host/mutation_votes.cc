@@ -80,6 +80,9 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mu
   MutexLock lock(&order_->mutex);
   ASSIGN_OR_RETURN(const std::optional<RowCounts> before, CheckStage(mutation, attempt));
   if (before.has_value()) return before;
+  // A vote on rows that are gone must not get into the log: its reader would give it to the rows
+  // that have come since under the model's name.
+  if (change.check != nullptr) RETURN_IF_ERROR(change.check());
   const bool too_much =
       held_ >= options_.max_held || held_bytes_ + change.bytes > options_.max_held_bytes;
   if (too_much && !replaying_) {
@@ -337,18 +340,17 @@ void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf
   }
 }
 
-void MutationVotes::DropModel(uint64_t model_id) {
+std::function<void()> MutationVotes::DropModel(uint64_t model_id) {
   std::vector<std::function<void()>> dropped;
-  {
-    MutexLock lock(&order_->mutex);
-    absl::erase_if(votes_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
-      Vote& vote = entry.second;
-      if (!vote.change.has_value() || vote.change->model_id != model_id) return false;
-      dropped.push_back(Take(&vote).drop);
-      return true;
-    });
-  }
-  for (const auto& drop : dropped) drop();
+  absl::erase_if(votes_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
+    Vote& vote = entry.second;
+    if (!vote.change.has_value() || vote.change->model_id != model_id) return false;
+    dropped.push_back(Take(&vote).drop);
+    return true;
+  });
+  return [dropped = std::move(dropped)] {
+    for (const auto& drop : dropped) drop();
+  };
 }
 
 }  // namespace emberd::host

@@ -62,6 +62,8 @@ class MutationVotes {
     std::function<void(RowsCallback)> make;
     // Gives back what it holds: it will not be made.
     std::function<void()> drop;
+    // NOT_FOUND: its model was dropped since it was checked.
+    std::function<absl::Status()> check;
     // What the log has of it.
     internal::v1::LogBlob blob = {};
     bool assigns_rows = false;
@@ -116,8 +118,9 @@ class MutationVotes {
   // Of the change that is held; 0: none is.
   uint64_t ModelOf(const Mutation& mutation) const ABSL_LOCKS_EXCLUDED(order_->mutex);
 
-  // Drops what is held for a model that is gone.
-  void DropModel(uint64_t model_id) ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // Drops what is held for a model that is gone. What is returned runs when the lock is free.
+  [[nodiscard]] std::function<void()> DropModel(uint64_t model_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
 
  private:
   using Key = std::pair<std::string, uint64_t>;  // client, sequence

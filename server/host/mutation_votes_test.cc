@@ -36,6 +36,7 @@ struct VotingShard {
       on_their_way.push_back(std::move(done));
     };
     change.drop = [this] { ++dropped; };
+    change.check = [this] { return gone; };
     return votes.Stage(mutation, attempt, std::move(change));
   }
   absl::StatusOr<RowCounts> Decide(uint64_t attempt, bool commit) {
@@ -61,6 +62,7 @@ struct VotingShard {
   MutationVotes votes;
   int made = 0;
   int dropped = 0;
+  absl::Status gone;  // of the change's model
   std::vector<MutationVotes::RowsCallback> on_their_way;
 };
 
@@ -161,11 +163,30 @@ TEST(MutationVotesTest, AModelThatIsDroppedTakesItsVotesWithIt) {
   VotingShard shard;
   ASSERT_TRUE(shard.Stage(10).ok());
   EXPECT_EQ(shard.Held(), 1u);
-  shard.votes.DropModel(4);
+  const auto drop_model = [&](uint64_t model_id) {
+    std::function<void()> dropped;
+    {
+      const MutexLock lock(&shard.order.mutex);
+      dropped = shard.votes.DropModel(model_id);
+    }
+    EXPECT_EQ(shard.dropped, 0) << "under the lock";
+    dropped();
+  };
+  drop_model(4);
   EXPECT_EQ(shard.Held(), 1u);
-  shard.votes.DropModel(5);
+  drop_model(5);
   EXPECT_EQ(shard.Held(), 0u);
   EXPECT_EQ(shard.dropped, 1);
+}
+
+// The log would give it to the rows that have come under the same name.
+TEST(MutationVotesTest, NobodyVotesOnRowsThatWereDroppedMeanwhile) {
+  VotingShard shard;
+  shard.gone = absl::NotFoundError("the model was dropped");
+  EXPECT_TRUE(absl::IsNotFound(shard.Stage(10).status()));
+  EXPECT_EQ(shard.Held(), 0u);
+  shard.gone = absl::OkStatus();
+  EXPECT_TRUE(shard.Stage(10).ok());
 }
 
 // Shards and coordinators with a network between them that loses, delays and reorders. Every

@@ -343,9 +343,6 @@ constexpr int kKeepaliveTimeoutMs = 15'000;
 // As many small gathers are under way without gRPC; more go by gRPC.
 constexpr int kMaxLanes = 32;
 
-// How long a shard may take to say where memory can be shared.
-constexpr absl::Duration kMemoryPatience = absl::Seconds(1);
-
 std::shared_ptr<const security::Security> SecurityOf(const RemoteShardOptions& options) {
   if (options.security != nullptr) return options.security;
   return *security::Security::Create({});  // plain text without a token: nothing can be wrong
@@ -382,7 +379,7 @@ class RemoteShard final : public ShardBackend {
         reconnector_(channel_, absl::StrCat(name_, " at ", options_.address)),
         messages_(channel_),
         memory_(options_.share_from_bytes, options_.limits.memory,
-                [this] { return AskForInvitation(SteadyNow() + kMemoryPatience); }),
+                [this](absl::Time deadline) { return AskForInvitation(deadline); }),
         security_(SecurityOf(options_)),
         lanes_(kMaxLanes, [this](absl::Time deadline) { return AskForInvitation(deadline); }),
         collective_(group::MakeRemoteCollective(channel_, reconnector_.context())) {}

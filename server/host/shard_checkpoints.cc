@@ -388,8 +388,9 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   *made.mutable_state() = state;
   const bool equal = SamePlaces(*model, newest.manifest());
   const auto rest = [&] {
+    parts_.order->mutex.AssumeHeld();
     parts_.votes->record().Restore(transfer.model_id, state.clients());
-    parts_.groups->Restore(transfer.model_id, state, finished);
+    return parts_.groups->Restore(transfer.model_id, state, finished);
   };
   RETURN_IF_ERROR(parts_.models->EndRestore(made, model, state.changes(),
                                             equal ? newest.manifest().checkpoint_id() : 0, rest));

@@ -140,9 +140,13 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       models_(place_, engine.get(), metrics, &log_, &order_,
-              [this](uint64_t model_id) {
-                group_steps_.DropModel(model_id);
-                votes_.DropModel(model_id);
+              [this](uint64_t model_id) -> std::function<void()> {
+                order_.mutex.AssumeHeld();
+                return [groups = group_steps_.DropModel(model_id),
+                        votes = votes_.DropModel(model_id)] {
+                  groups();
+                  votes();
+                };
               }),
       votes_({.max_held_bytes = cluster.budgets().in_flight_bytes()}, &order_, &log_),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
@@ -156,7 +160,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       engine_(std::move(engine)),
       checkpoints_(place_, cluster.storage().copy_bytes(),
                    {engine_.get(), &models_, &votes_, &group_steps_, &memory_, threads, &log_,
-                    [this](const auto& at_moment) { return BeginLogSegment(at_moment); }}),
+                    &order_, [this](const auto& at_moment) { return BeginLogSegment(at_moment); }}),
       workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) {
                  metrics->Set(ops::MetricId::kQueuedRequests, queued);
@@ -167,6 +171,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                 .votes = &votes_,
                 .groups = &group_steps_,
                 .log = &log_,
+                .order = &order_,
                 .threads = threads,
                 .update =
                     [this](uint64_t model_id, auto part) {
@@ -403,6 +408,7 @@ MutationVotes::Change ShardHost::ChangeOf(uint64_t model_id, uint64_t handle,
   change.history = models_.FactsOf(model_id).history;
   change.bytes = part->gradient_bytes();
   change.drop = [this, handle] { batches_.Unclaim(handle); };
+  change.check = [part] { return part->batch().model().status(); };
   change.make = [this, model_id, handle, part = std::move(part)](RowsCallback done) {
     engine_->Apply(shard::StagedUpdate(part),
                    [this, model_id, handle, done](absl::StatusOr<shard::ApplyResult> result) {
@@ -532,6 +538,7 @@ absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& c
   change.history = models_.FactsOf(change.model_id).history;
   change.bytes = static_cast<int64_t>(command.values.size() * sizeof(float));
   change.drop = [] {};
+  change.check = [assign] { return shard::Engine::Check(*assign); };
   change.make = [this, model_id = command.rows.model_id,
                  assign = std::move(assign)](RowsCallback done) {
     engine_->Assign(assign, [this, model_id, done = std::move(done)](const absl::Status& status) {

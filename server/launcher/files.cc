@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
+#include "server/files/files.h"
 
 namespace emberd::launcher {
 
@@ -67,8 +68,7 @@ absl::Status Unusable(const std::string& field, const std::string& path, const c
 
 // Rights alone do not tell: nobody can write to some file systems.
 absl::Status CheckWritable(const std::string& field, const std::string& folder) {
-  std::error_code ignored;  // writing says the same
-  std::filesystem::create_directories(folder, ignored);
+  files::MakeFolders(folder).IgnoreError();  // writing says the same
   std::string path = folder + "/.emberd-can-write-XXXXXX";
   const FileDescriptor file(mkostemp(path.data(), O_CLOEXEC));
   if (file.get() >= 0) {

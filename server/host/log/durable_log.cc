@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -125,7 +123,10 @@ class ShardRecovery {
       parts_.groups->FinishStep(model_id, group, RowCounts());
     }
     if (Mistake("log.vote_lost")) {
-      for (const auto& [model_id, segment] : begins_) parts_.votes->DropModel(model_id);
+      for (const auto& [model_id, segment] : begins_) {
+        const MutexLock lock(&parts_.order->mutex);
+        (void)parts_.votes->DropModel(model_id);
+      }
     }
     parts_.votes->SetReplaying(false);
     parts_.groups->SetReplaying(nullptr);
@@ -318,8 +319,13 @@ class ShardRecovery {
     if (made.checkpoint_id() == 0) return absl::OkStatus();
     const uint64_t model_id = made.create().model_id();
     parts_.votes->record().Restore(model_id, made.state().clients());
-    parts_.groups->Restore(model_id, made.state(),
-                           {made.finished_groups().begin(), made.finished_groups().end()});
+    std::function<void()> dropped;
+    {
+      const MutexLock lock(&parts_.order->mutex);
+      dropped = parts_.groups->Restore(
+          model_id, made.state(), {made.finished_groups().begin(), made.finished_groups().end()});
+    }
+    dropped();
     return absl::OkStatus();
   }
 
@@ -616,8 +622,7 @@ DurableLog::~DurableLog() {
 }
 
 absl::Status DurableLog::LockFolder() {
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
+  RETURN_IF_ERROR(files::MakeFolders(folder_));
   const std::string path = files::PathIn(folder_, "lock");
   lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (lock_.get() < 0) return files::FileError(errno, path, "cannot be created");

@@ -34,6 +34,7 @@ struct RecoveryParts {
   MutationVotes* votes = nullptr;
   GroupSteps* groups = nullptr;
   ShardLog* log = nullptr;  // not started
+  Sequencer* order = nullptr;
   BlockingPool* threads = nullptr;
   // An update, and an assignment, as what is voted on.
   std::function<MutationVotes::Change(uint64_t model_id,
