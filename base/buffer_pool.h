@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -52,7 +53,7 @@ template <class T>
 class PooledArray {
  public:
   PooledArray() = default;
-  PooledArray(BufferPool& pool, size_t size) : bytes_(pool.Get(size * sizeof(T))), size_(size) {}
+  PooledArray(BufferPool& pool, size_t size) : bytes_(pool.Get(Bytes(size))), size_(size) {}
   T* data() { return reinterpret_cast<T*>(bytes_.data()); }
   const T* data() const { return reinterpret_cast<const T*>(bytes_.data()); }
   size_t size() const { return size_; }
@@ -62,6 +63,11 @@ class PooledArray {
   operator absl::Span<const T>() const { return {data(), size_}; }
 
  private:
+  // More than there can be: no memory is given for it.
+  static size_t Bytes(size_t size) {
+    return size <= PTRDIFF_MAX / sizeof(T) ? size * sizeof(T) : PTRDIFF_MAX;
+  }
+
   PooledBytes bytes_;
   size_t size_ = 0;
 };

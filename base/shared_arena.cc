@@ -1,12 +1,12 @@
 #include "base/shared_arena.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
 
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 
 #include "absl/status/status.h"
 #include "base/status.h"
@@ -31,14 +31,11 @@ constexpr absl::Duration kLongestPause = absl::Seconds(30);
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::string& socket,
-                                                                  const std::string& ticket) {
+                                                                  const std::string& ticket,
+                                                                  absl::Time deadline) {
   ASSIGN_OR_RETURN(FileDescriptor connection,
-                   ConnectLocal({socket, ticket}, LocalKind::kMemory, SteadyNow() + kPatience));
-  // From here on, each request waits for its answer.
-  const timeval patience = absl::ToTimeval(kPatience);
-  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
-    setsockopt(connection.get(), SOL_SOCKET, option, &patience, sizeof(patience));
-  }
+                   ConnectLocal({socket, ticket}, LocalKind::kMemory,
+                                std::min(deadline, SteadyNow() + kPatience)));
   fcntl(connection.get(), F_SETFL, fcntl(connection.get(), F_GETFL) & ~O_NONBLOCK);
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection)));
 }
@@ -48,7 +45,7 @@ SharedArena::~SharedArena() = default;
 bool SharedArena::alive() const {
   // That there is something to read means no more than that another thread is being answered.
   pollfd watched = {socket_.get(), POLLRDHUP, 0};
-  return poll(&watched, 1, 0) == 0;
+  return !silent_ && poll(&watched, 1, 0) == 0;
 }
 
 int SharedArena::regions() const {
@@ -56,17 +53,19 @@ int SharedArena::regions() const {
   return static_cast<int>(regions_.size());
 }
 
-std::shared_ptr<SharedBlock> SharedArena::Take(size_t bytes) {
+std::shared_ptr<SharedBlock> SharedArena::Take(size_t bytes, absl::Time deadline) {
   bytes = Rounded(std::max<size_t>(bytes, 1), kPage);
   MutexLock lock(&mutex_);
   std::shared_ptr<SharedBlock> block = TakeFree(bytes);
   if (block != nullptr) return block;
-  if (AddRegion(std::max(bytes, kRegionBytes)) || AddRegion(bytes)) return TakeFree(bytes);
+  if (AddRegion(std::max(bytes, kRegionBytes), deadline) || AddRegion(bytes, deadline)) {
+    return TakeFree(bytes);
+  }
   // Batches may have grown: what was enough for earlier ones is in the way of larger regions.
   for (size_t i = regions_.size(); i-- > 0;) {
     if (regions_[i]->blocks == 0) Remove(regions_[i].get());
   }
-  return AddRegion(bytes) ? TakeFree(bytes) : nullptr;
+  return AddRegion(bytes, deadline) ? TakeFree(bytes) : nullptr;
 }
 
 std::shared_ptr<SharedBlock> SharedArena::TakeFree(size_t bytes) {
@@ -86,11 +85,21 @@ std::shared_ptr<SharedBlock> SharedArena::TakeFree(size_t bytes) {
 }
 
 std::optional<regions::Answer> SharedArena::Ask(const regions::Request& request, int lent,
-                                                FileDescriptor* given) {
-  if (!regions::SendPacket(socket_.get(), request, 0, lent)) return std::nullopt;
-  const std::optional<regions::Answer> answer = regions::ReceiveAnswer(socket_.get(), given);
+                                                absl::Time deadline, FileDescriptor* given) {
   // A late answer must not be taken for that to another request.
-  if (!answer.has_value()) shutdown(socket_.get(), SHUT_RDWR);
+  if (silent_ || !regions::SendPacket(socket_.get(), request, MSG_DONTWAIT, lent)) {
+    return std::nullopt;
+  }
+  const absl::Time until = std::min(deadline, SteadyNow() + kPatience);
+  pollfd watched = {socket_.get(), POLLIN, 0};
+  int ready;
+  do {
+    const absl::Duration left = std::max(until - SteadyNow(), absl::ZeroDuration());
+    ready = poll(&watched, 1, static_cast<int>(absl::ToInt64Milliseconds(left)));
+  } while (ready < 0 && errno == EINTR);
+  std::optional<regions::Answer> answer;
+  if (ready > 0) answer = regions::ReceiveAnswer(socket_.get(), given);
+  silent_ = !answer.has_value();
   return answer;
 }
 
@@ -101,7 +110,8 @@ bool SharedArena::LendRegion(uint64_t name, const SharedRegion& region) {
   request.bytes = region.size();
   FileDescriptor none;
   MutexLock lock(&mutex_);
-  const std::optional<regions::Answer> answer = Ask(request, region.descriptor(), &none);
+  const std::optional<regions::Answer> answer =
+      Ask(request, region.descriptor(), absl::InfiniteFuture(), &none);
   return answer.has_value() && answer->region != 0 && answer->region == name;
 }
 
@@ -119,12 +129,12 @@ void SharedArena::SendDrop(uint64_t name) {
   (void)regions::SendPacket(socket_.get(), request, MSG_DONTWAIT);
 }
 
-bool SharedArena::AddRegion(size_t bytes) {
+bool SharedArena::AddRegion(size_t bytes, absl::Time deadline) {
   regions::Request request;
   request.kind = regions::kTake;
   request.bytes = bytes;
   FileDescriptor file;
-  const std::optional<regions::Answer> answer = Ask(request, /*lent=*/-1, &file);
+  const std::optional<regions::Answer> answer = Ask(request, /*lent=*/-1, deadline, &file);
   if (!answer.has_value() || answer->region == 0 || answer->bytes != bytes) return false;
   auto memory = SharedRegion::Map(std::move(file), bytes);
   if (!memory.ok()) return false;
@@ -172,14 +182,15 @@ void SharedBlock::Part() {
   region_->memory->KeepFromOthers(offset_, taken_);
 }
 
-std::shared_ptr<SharedArena> ArenaLink::Get() {
+std::shared_ptr<SharedArena> ArenaLink::Get(absl::Time deadline) {
   MutexLock lock(&mutex_);
   if (arena_ != nullptr && arena_->alive()) return arena_;
   if (std::exchange(arena_, nullptr) != nullptr) next_try_ = absl::InfinitePast();
   if (SteadyNow() < next_try_) return nullptr;
-  const absl::StatusOr<LocalInvitation> invitation = ask_();
+  deadline = std::min(deadline, SteadyNow() + kPatience);
+  const absl::StatusOr<LocalInvitation> invitation = ask_(deadline);
   if (invitation.ok()) {
-    auto arena = SharedArena::Connect(invitation->socket, invitation->ticket);
+    auto arena = SharedArena::Connect(invitation->socket, invitation->ticket, deadline);
     if (arena.ok()) arena_ = *std::move(arena);
   }
   // One that does not answer may be about to start.

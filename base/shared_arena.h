@@ -29,16 +29,19 @@ class SharedBlock;
 class SharedArena : public std::enable_shared_from_this<SharedArena> {
  public:
   // `socket`, `ticket`: of LocalServer::Invite. UNAVAILABLE if that server is not on this machine,
-  // or does not want us.
-  static absl::StatusOr<std::shared_ptr<SharedArena>> Connect(const std::string& socket,
-                                                              const std::string& ticket);
+  // does not want us, or is silent until `deadline`.
+  static absl::StatusOr<std::shared_ptr<SharedArena>> Connect(
+      const std::string& socket, const std::string& ticket,
+      absl::Time deadline = absl::InfiniteFuture());
   ~SharedArena();
 
-  // Whether the server is still there.
+  // Whether the server is still there, and has answered all that it was asked. One that has not may
+  // be stopped: it is asked nothing more, but it keeps the regions, which requests on their way to
+  // it name.
   bool alive() const;
   // A block whose memory begins at a multiple of 4096, with any contents. Null if the server gives
-  // no more, or is gone.
-  std::shared_ptr<SharedBlock> Take(size_t bytes);
+  // no more, is gone, or is silent until `deadline`.
+  std::shared_ptr<SharedBlock> Take(size_t bytes, absl::Time deadline = absl::InfiniteFuture());
   // Lends the server a region that another server has given, whose name is `name`, so that places
   // in it may be named to this one, too. False if it does not want it, or is gone.
   bool LendRegion(uint64_t name, const SharedRegion& region);
@@ -59,15 +62,16 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   explicit SharedArena(FileDescriptor socket) : socket_(std::move(socket)) {}
   // From what is free.
   std::shared_ptr<SharedBlock> TakeFree(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool AddRegion(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AddRegion(size_t bytes, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The server's answer to `request`, with files both ways.
-  std::optional<regions::Answer> Ask(const regions::Request& request, int lent,
+  std::optional<regions::Answer> Ask(const regions::Request& request, int lent, absl::Time deadline,
                                      FileDescriptor* given) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Return(Region* region, size_t offset, size_t bytes, bool reusable);
   void Remove(Region* region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendDrop(uint64_t name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const FileDescriptor socket_;
+  std::atomic<bool> silent_ = false;  // a request has not been answered
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
 };
@@ -121,12 +125,12 @@ class SharedBlock {
 class ArenaLink {
  public:
   // Asks the server where to connect.
-  using Ask = std::function<absl::StatusOr<LocalInvitation>()>;
+  using Ask = std::function<absl::StatusOr<LocalInvitation>(absl::Time deadline)>;
   explicit ArenaLink(Ask ask) : ask_(std::move(ask)) {}
 
   // Null where there is none: the server is on another machine, or does not want to share. May wait
-  // for its answer, once, and again when it has been restarted.
-  std::shared_ptr<SharedArena> Get();
+  // for its answer, until `deadline` or two seconds, once, and again when it has been restarted.
+  std::shared_ptr<SharedArena> Get(absl::Time deadline = absl::InfiniteFuture());
 
  private:
   const Ask ask_;

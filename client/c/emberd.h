@@ -352,7 +352,8 @@ EMBERD_API uint64_t emberd_stream_generation(const emberd_stream* stream);
 // somebody else has made the step. 0: not known.
 EMBERD_API uint64_t emberd_stream_made_generation(const emberd_stream* stream);
 
-// Neither waits. Ids are copied before the function returns.
+// Neither waits for the server, but where it has to give more shared memory, and is silent: then
+// half a second at the most. Ids are copied before the function returns.
 EMBERD_API emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,
                                                    const emberd_feature_ids* features,
                                                    int32_t count);

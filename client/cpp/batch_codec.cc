@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/bfloat16.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/config.h"
 
 namespace emberd::client {
@@ -383,7 +384,7 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
                                                       const ApplyOptions& options, WireType type,
                                                       SharedGradients* shared) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> dims, CheckGradients(model, gradients));
-  if (shared != nullptr) shared->Reserve(gradients, dims, type);
+  if (shared != nullptr) shared->Reserve(gradients, dims, type, SteadyNow() + kSendPatience);
   v1::ApplyGradientsRequest request;
   request.set_model_id(model.id);
   request.set_batch_handle(batch.value);

@@ -79,11 +79,12 @@ struct Export {
 
 // Room for the activations where this coordinator can write them. Of a unary call bfloat16 travels
 // in the answer: it has to be converted anyway.
-void ShareActivations(SharedMemory* memory, ExpectedLookup* expected, v1::LookupRequest* request) {
+void ShareActivations(SharedMemory* memory, absl::Time deadline, ExpectedLookup* expected,
+                      v1::LookupRequest* request) {
   request->clear_shared();
   expected->activations = nullptr;
   if (expected->type != WireType::kFloat32) return;
-  expected->activations = memory->Take(SharedBytes(*expected));
+  expected->activations = memory->Take(SharedBytes(*expected), deadline);
   if (expected->activations == nullptr) return;
   SetPlace(*expected->activations, expected->activations->offset(), SharedBytes(*expected),
            request->mutable_shared()->mutable_activations());
@@ -206,7 +207,8 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
   RETURN_IF_ERROR(transport_->Call(
       {options.deadline},
       [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-        ShareActivations(coordinator.memory.get(), &expected, &request);
+        ShareActivations(coordinator.memory.get(), FromSystemTime(context->deadline()), &expected,
+                         &request);
         const grpc::Status done = look_up(coordinator, context);
         if (done.ok()) expected.Settle();
         return done;
@@ -373,8 +375,8 @@ absl::StatusOr<int64_t> Client::DeleteCheckpoint(const std::string& model,
   v1::DeleteCheckpointRequest request;
   request.set_model(model);
   request.set_name(name);
-  ASSIGN_OR_RETURN(const auto response,
-                   transport_->Call<v1::DeleteCheckpointResponse>(request, {absl::Hours(1)}));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DeleteCheckpointResponse>(
+                                            request, {.deadline = absl::Hours(1), .once = true}));
   return response.bytes();
 }
 
@@ -387,21 +389,23 @@ absl::StatusOr<ClusterStatus> Client::GetStatus() {
 absl::StatusOr<bool> Client::DropModel(const std::string& name) {
   v1::DropModelRequest request;
   request.set_name(name);
-  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DropModelResponse>(request));
+  ASSIGN_OR_RETURN(const auto response,
+                   transport_->Call<v1::DropModelResponse>(request, {.once = true}));
   return response.dropped();
 }
 
 absl::Status Client::ResetModel(const std::string& name) {
   v1::ResetModelRequest request;
   request.set_name(name);
-  return transport_->Call<v1::ResetModelResponse>(request).status();
+  return transport_->Call<v1::ResetModelResponse>(request, {.once = true}).status();
 }
 
 absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::string& group) {
   v1::DropGroupRequest request;
   request.set_model(model);
   request.set_group(group);
-  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DropGroupResponse>(request));
+  ASSIGN_OR_RETURN(const auto response,
+                   transport_->Call<v1::DropGroupResponse>(request, {.once = true}));
   return response.dropped();
 }
 

@@ -27,10 +27,10 @@ struct IdBytes {
 
 }  // namespace
 
-std::shared_ptr<SharedBlock> SharedMemory::Take(size_t bytes) {
+std::shared_ptr<SharedBlock> SharedMemory::Take(size_t bytes, absl::Time deadline) {
   if (bytes == 0 || (kind_ != TransportKind::kShared && bytes < kWorthIt)) return nullptr;
-  const std::shared_ptr<SharedArena> arena = Arena();
-  return arena == nullptr ? nullptr : arena->Take(bytes);
+  const std::shared_ptr<SharedArena> arena = Arena(deadline);
+  return arena == nullptr ? nullptr : arena->Take(bytes, deadline);
 }
 
 void BlockWriter::Write(const void* bytes, size_t size) {
@@ -90,14 +90,14 @@ std::shared_ptr<SharedBlock> SharedGradients::Find(const FeatureGradient& gradie
 }
 
 void SharedGradients::Reserve(absl::Span<const FeatureGradient> gradients,
-                              absl::Span<const int64_t> dims, WireType type) {
+                              absl::Span<const int64_t> dims, WireType type, absl::Time deadline) {
   if (memory_ == nullptr) return;
   size_t bytes = 0;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (Find(gradients[i], dims[i], type) != nullptr) continue;
     bytes += AlignTensor(gradients[i].samples * dims[i] * ElementBytes(type));
   }
-  copies_ = memory_->Take(bytes);
+  copies_ = memory_->Take(bytes, deadline);
   if (copies_ != nullptr) used_.push_back(copies_);
 }
 

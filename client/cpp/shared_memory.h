@@ -17,6 +17,10 @@
 
 namespace emberd::client {
 
+// For so long at the most, the sending of a step waits for more memory of its coordinator. One that
+// is there gives it in far less; without it, the step goes by TCP.
+inline constexpr absl::Duration kSendPatience = absl::Milliseconds(500);
+
 // Tensors in shared memory begin at multiples of so many bytes of their block.
 inline constexpr size_t kTensorAlignment = 64;
 inline size_t AlignTensor(size_t bytes) {
@@ -30,13 +34,14 @@ class SharedMemory {
   SharedMemory(TransportKind kind, ArenaLink::Ask ask) : kind_(kind), link_(std::move(ask)) {}
 
   // Null where there is none: the coordinator is on another machine, or does not want to share. May
-  // wait for an answer of the coordinator, once, and again when it has been restarted.
-  std::shared_ptr<SharedArena> Arena() {
-    return kind_ == TransportKind::kTcp ? nullptr : link_.Get();
+  // wait for an answer of the coordinator, until `deadline` or two seconds, once, and again when it
+  // has been restarted.
+  std::shared_ptr<SharedArena> Arena(absl::Time deadline = absl::InfiniteFuture()) {
+    return kind_ == TransportKind::kTcp ? nullptr : link_.Get(deadline);
   }
   // A block for `bytes` bytes that would otherwise be sent. Null if they are too few to be worth
-  // it, or there is no memory for them.
-  std::shared_ptr<SharedBlock> Take(size_t bytes);
+  // it, or there is no memory for them by then.
+  std::shared_ptr<SharedBlock> Take(size_t bytes, absl::Time deadline);
 
  private:
   const TransportKind kind_;
@@ -83,7 +88,7 @@ class SharedGradients {
   // Takes memory for the gradients that have to be copied; before the first Put. `dims`: the
   // embedding_dim of each.
   void Reserve(absl::Span<const FeatureGradient> gradients, absl::Span<const int64_t> dims,
-               WireType type);
+               WireType type, absl::Time deadline);
   // Puts a gradient there, unless it is there already, and fills the message but for the feature's
   // name. False if there is no memory for it.
   bool Put(const FeatureGradient& gradient, int64_t dim, WireType type,

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
 
 namespace emberd::client {
@@ -52,8 +53,9 @@ Payload MakePayload(const FeatureGradient& gradient, int64_t dim,
 std::optional<BlockWriter> TakeBlocks(SharedMemory* memory, absl::Span<const FeatureIds> features,
                                       ExpectedLookup* expected) {
   if (memory == nullptr) return std::nullopt;
-  expected->activations = memory->Take(SharedBytes(*expected));
-  expected->ids = memory->Take(BlockBytes(features));
+  const absl::Time deadline = SteadyNow() + kSendPatience;
+  expected->activations = memory->Take(SharedBytes(*expected), deadline);
+  expected->ids = memory->Take(BlockBytes(features), deadline);
   if (expected->ids == nullptr) return std::nullopt;
   return BlockWriter(expected->ids);
 }
@@ -202,7 +204,7 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
                      " gradients are given; a skipped step has none"));
   }
   ASSIGN_OR_RETURN(const std::vector<int64_t> dims, CheckGradients(model, gradients));
-  if (shared != nullptr) shared->Reserve(gradients, dims, type);
+  if (shared != nullptr) shared->Reserve(gradients, dims, type, SteadyNow() + kSendPatience);
   UpdateEncoder encoder(step, options, type, pool);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];

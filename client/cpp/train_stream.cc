@@ -221,7 +221,9 @@ class GrpcTrainStream final : public TrainStream {
   }
 
   std::shared_ptr<float> AllocateGradients(size_t floats) override {
-    std::shared_ptr<SharedBlock> block = memory_->Take(floats * sizeof(float));
+    const size_t shareable = std::min<size_t>(floats, PTRDIFF_MAX / sizeof(float));
+    std::shared_ptr<SharedBlock> block =
+        memory_->Take(shareable * sizeof(float), absl::InfiniteFuture());
     if (block == nullptr) return TakeFloats(&pool_, floats);
     absl::MutexLock lock(&mutex_);
     own_blocks_.push_back(block);

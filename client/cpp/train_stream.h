@@ -112,8 +112,9 @@ struct UpdateOptions {
   bool skip = false;
 };
 
-// One thread may send while another receives; a single thread may do both. Sending never waits:
-// what the server cannot take yet is queued here.
+// One thread may send while another receives; a single thread may do both. Sending does not wait
+// for the server (but half a second at the most, where it has to give more shared memory and is
+// silent): what it cannot take yet is queued here.
 //
 // Once a request has failed, or the connection, every call gives the stream's status with the
 // server's message, after the answers that came before it. The caller then opens a new stream and

@@ -25,8 +25,6 @@ constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 // How long the first coordinator may leave a connection unanswered before the next one is tried.
 constexpr absl::Duration kSilence = absl::Seconds(1);
 
-// How long a coordinator may take to say where memory can be shared; without it, TCP does.
-constexpr absl::Duration kMemoryPatience = absl::Seconds(2);
 // Of one client, to one coordinator.
 constexpr int kMaxLanes = 32;
 // A small lookup takes about as long as it takes to wake who waits for it.
@@ -158,7 +156,7 @@ std::shared_ptr<const Coordinator> Transport::MakeCoordinator(int index,
   }
   const TransportKind kind = options_.ChosenTransport().value_or(TransportKind::kAuto);
   made->memory = std::make_shared<SharedMemory>(
-      kind, [this, index] { return AskForInvitation(index, SteadyNow() + kMemoryPatience); });
+      kind, [this, index](absl::Time deadline) { return AskForInvitation(index, deadline); });
   if (kind == TransportKind::kTcp) return made;
   made->lanes = std::make_shared<LanePool>(
       kMaxLanes, [this, index](absl::Time deadline) { return AskForInvitation(index, deadline); },
@@ -264,9 +262,20 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     context.set_deadline(ToSystemTime(deadline));
     Authorize(&context);
     if (!Register(&context, generation)) return absl::CancelledError("CancelCalls was called");
-    const absl::Status status = ToAbslStatus(attempt(*coordinator, &context));
+    // Where there is no connection, nothing has been sent.
+    const bool may_try = !settings.once || Connects(*coordinator->channel,
+                                                    std::min(SteadyNow() + kSilence, deadline));
+    const absl::Status status =
+        may_try
+            ? ToAbslStatus(attempt(*coordinator, &context))
+            : absl::UnavailableError(absl::StrCat("no connection to ", options_.addresses[index]));
     RemoveCall(&context);
-    if (!absl::IsUnavailable(status) || tries == options_.max_attempts) return status;
+    if (!absl::IsUnavailable(status)) return status;
+    if (settings.once && may_try) {
+      return absl::UnavailableError(
+          absl::StrCat(status.message(), "; it may have been done: look before you repeat it"));
+    }
+    if (tries == options_.max_attempts) return status;
     // Whoever saw this coordinator fail moves on; others may have done so already.
     if (any) {
       MoveOn(index);

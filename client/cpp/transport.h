@@ -53,6 +53,8 @@ std::string MethodOf(const google::protobuf::Message& request);
 struct CallSettings {
   absl::Duration deadline = absl::ZeroDuration();  // zero: that of the options
   int coordinator = -1;                            // the only one that can answer; -1: any
+  // What would do harm if it were made twice: once it may have been sent, it is not tried again.
+  bool once = false;
 };
 
 // Thread-safe.

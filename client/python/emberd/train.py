@@ -41,7 +41,8 @@ def open_stream(model: Model, group: str, rank: int, size: int, consistency: str
 
 
 class TrainStream(_native.Uncopied):
-    """One thread may send while another receives; a single thread may do both. Sending never waits."""
+    """One thread may send while another receives; a single thread may do both. Sending does not wait for the server, but
+    half a second at the most where it has to give more shared memory and is silent."""
 
     def __init__(self, model: Model, handle: Handle, pipelined: bool, group: str) -> None:
         self.model = model
