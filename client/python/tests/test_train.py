@@ -18,6 +18,8 @@ from cluster import ClusterTest, counting_model, emberd, main
 import numpy as np
 
 from emberd import _records
+from emberd.arrays import Ragged
+from emberd.compat._in_turn import InTurn
 from emberd.steps import Steps
 from emberd.trainer import Trainer
 
@@ -439,6 +441,21 @@ class WhoseStepTest(ClusterTest):
                 with self.assertRaisesRegex(emberd.RowsLost, "at step 1, .* at step 2: another trainer .* has made step 1"):
                     begin_step(mine)
                 self.assertEqual(model.read_rows("t", [1])[0, 0], -2)
+
+
+class InTurnTest(ClusterTest):
+    def test_a_step_begun_without_weights_is_not_that_of_an_update_with_some(self):
+        plain, weighted = Ragged([1, 2, 3], [0, 2, 3]), Ragged([1, 2, 3], [0, 2, 3], np.array([2, 3, 4], np.float32))
+        for first, second in ((plain, weighted), (weighted, plain)):
+            rows = []
+            for lookups in ((first, second), (second,)):
+                model = self.client.declare(counting_model(f"{self.id().split('.')[-1]}_{len(lookups)}_{first is plain}"))
+                steps = InTurn(Trainer(model, "run"))
+                for ids in lookups:
+                    steps.look_up({"t": ids})
+                steps.update({"t": second}, {"t": np.ones((2, 4), np.float32)})
+                rows.append(model.table("t")[:4, 0].tolist())
+            self.assertEqual(rows, [[0, -2, -3, -4] if second is weighted else [0, -1, -1, -1]] * 2)
 
 
 class FailureTest(unittest.TestCase):

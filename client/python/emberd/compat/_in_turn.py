@@ -9,7 +9,7 @@ import numpy as np
 
 from emberd._filling import Parts
 from emberd._place import default_client
-from emberd.arrays import Floats, Hyper, Ragged
+from emberd.arrays import Floats, Hyper, Ragged, are_same
 from emberd.client import Client, Model
 from emberd.errors import NotFound
 from emberd.trainer import Trainer
@@ -65,7 +65,7 @@ class InTurn:
     def update(self, ids: Ids, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None) -> None:
         """An update of the rows of these ids: the step that has begun is used where it has the same."""
         with self._lock:
-            if self._ids is None or not _same(self._ids, ids):
+            if self._ids is None or not are_same(self._ids, ids):
                 self._begin(ids)
             self.trainer.update(self._number, gradients, hyper, own=False)
             self._ids = None
@@ -77,9 +77,3 @@ class InTurn:
         self._number, found = self.trainer.begin(copied)
         self._ids = copied
         return dict(found)
-
-
-def _same(left: Ids, right: Ids) -> bool:
-    return all(np.array_equal(getattr(left[name], part), getattr(right[name], part))
-               for name in left for part in ("values", "row_splits", "weights")
-               if getattr(left[name], part) is not None)
