@@ -145,8 +145,12 @@ class Case(ClusterTest):
         self.sharding = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec("x", None))
 
     def make(self, features):
-        embedding.prepare_feature_specs_for_training(features, 1, 4)
+        self.stacked(features)
         return embedding.init_embedding_variables(jax.random.key(0), embedding.get_table_specs(features), self.sharding, 4)
+
+    def stacked(self, features):
+        embedding.prepare_feature_specs_for_training(features, 1, 4)
+        return features
 
     def inputs(self, features, ids):
         return embedding.preprocess_sparse_dense_matmul_input(ids, None, features, 1, 1, num_sc_per_device=4)
@@ -245,6 +249,53 @@ class FunctionsTest(Case):
             [np.array([[0, 0], [0, 1], [2, 0]])], [np.array([5, 6, 7])], [np.array([3, 2])], features, 1, 1)
         found = embedding.tpu_sparse_dense_matmul(inputs, variables, features, global_device_count=1)
         self.assertEqual(np.asarray(found[0])[:, 0].tolist(), [0.5, 0, 0.25])
+
+    def test_coordinates_that_are_no_samples_in_order(self):
+        features = specs(batch=3)
+        for indices, values, error in (
+                ([[1, 0], [0, 0]], [5, 6], "indices: the sample 0 is not allowed behind 1; samples must be in order"),
+                ([[0, 0], [1, 0]], [5, 6, 7], r"indices of the shape \[2, 2\] are not allowed for values of the shape \[3\]"),
+                ([[0, 0], [1, 0], [2, 0]], [5, 6], r"indices of the shape \[3, 2\] are not allowed for values of the shape \[2\]"),
+                ([0, 1], [5, 6], r"indices of the shape \[2\] are not allowed"),
+                ([[0, 0], [3, 0]], [5, 6], r"indices: the sample 3 is not allowed; dense_shape\[0\] allows \[0, 3\)"),
+                ([[-1, 0], [0, 0]], [5, 6], "indices: the sample -1 is not allowed")):
+            with self.subTest(error), self.assertRaisesRegex(ValueError, "feature 't': " + error):
+                embedding.preprocess_sparse_dense_matmul_input_from_sparse_tensor(
+                    [np.array(indices)], [np.array(values)], [np.array([3, 2])], features, 1, 1, num_sc_per_device=4)
+        for samples, pointers in (([0, 0, 1, 1, 2, 2], [0, 2, 4, 6]), ([1], [0, 0, 1, 1]), ([], [0, 0, 0, 0])):
+            inputs, _ = embedding.preprocess_sparse_dense_matmul_input_from_sparse_tensor(
+                [np.array([[one, 0] for one in samples], np.int64).reshape(-1, 2)], [np.arange(len(samples))], [np.array([3, 2])],
+                self.stacked(features), 1, 1, num_sc_per_device=4)
+            self.assertEqual(inputs.lhs_row_pointers["t"].tolist(), pointers)
+            self.assertEqual(inputs.lhs_embedding_ids["t"][:len(samples)].tolist(), list(range(len(samples))))
+
+    def test_weights_that_are_not_those_of_the_ids(self):
+        features = self.stacked(specs(batch=4))
+
+        def ragged(*rows):
+            made = np.empty(len(rows), object)
+            made[:] = [np.array(row) for row in rows]
+            return made
+
+        def preprocess(ids, weights):
+            return embedding.preprocess_sparse_dense_matmul_input([ids], [weights], features, 1, 1, num_sc_per_device=4)[0]
+
+        ids = ragged([1, 2], [3], [4], [5])
+        for given, weights, error in (
+                (np.ones((4, 1), np.int32), np.ones((4, 2)), r"weights of the shape \[4, 2\] are not allowed for ids of the shape \[4, 1\]"),
+                (np.ones((4, 2), np.int32), np.ones((2, 4)), r"weights of the shape \[2, 4\] are not allowed for ids of the shape \[4, 2\]"),
+                (np.ones((4, 2), np.int32), [[1, 2], [1], [1], [1]], r"weights for ids of the shape \[4, 2\]: .*inhomogeneous"),
+                (ids, ragged([7], [], [], []), "1 weights in row 0 are not allowed for its 2 ids"),
+                (ids, ragged([1], [2, 3], [4], [5]), "1 weights in row 0 are not allowed for its 2 ids"),
+                (list(ids), [[1, 2], [3], [4]], "3 rows of weights are not allowed for 4 rows of ids")):
+            with self.subTest(error), self.assertRaisesRegex(ValueError, "feature 't': " + error):
+                preprocess(given, weights)
+        inputs = preprocess(ids, ragged([1, 2], [3], [4], [5]))
+        self.assertEqual(inputs.lhs_gains["t"][:5].tolist(), [1, 2, 3, 4, 5])
+        variables = self.make(features)
+        cut = inputs.replace(sparse_dense_matmul_input=inputs.sparse_dense_matmul_input._replace(lhs_gains={"t": np.ones(1, np.float32)}))
+        with self.assertRaisesRegex(Exception, r"feature 't': lhs_gains of the shape \[1\] are not allowed for lhs_embedding_ids of the shape \[8\]"):
+            jax.block_until_ready(embedding.tpu_sparse_dense_matmul(cut, variables, features, global_device_count=1))
 
     def test_the_clusters_stacks_are_planned_for_the_global_batch(self):
         for batch, stacks in ((8, 1), (1 << 20, 2)):

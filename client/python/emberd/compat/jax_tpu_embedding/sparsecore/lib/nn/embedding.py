@@ -171,20 +171,31 @@ def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
         enable_minibatching: bool = False, all_reduce_interface: Any = None,
 ) -> Tuple[PreprocessedInput, SparseDenseMatmulInputStats]:
     """As preprocess_sparse_dense_matmul_input. indices: [n, 2], by sample; values: [n]; dense_shapes: [2]."""
-
-    def ragged(index: Any, value: Any, shape: Any) -> Any:
-        lengths = np.bincount(np.asarray(index)[:, 0], minlength=int(np.asarray(shape)[0]))
-        rows = np.empty(len(lengths), object)
-        rows[:] = np.split(np.asarray(value), np.cumsum(lengths)[:-1])
-        return rows
-
     parts = [by_name(feature_specs, part, what)
              for part, what in ((indices, "indices"), (values, "values"), (dense_shapes, "dense_shapes"))]
-    features = jax.tree.map(lambda spec: ragged(*(part[spec.name] for part in parts)), feature_specs)
+    features = jax.tree.map(lambda spec: _rows_of(spec.name, *(part[spec.name] for part in parts)), feature_specs)
     return preprocess_sparse_dense_matmul_input(
         features, None, feature_specs, local_device_count, global_device_count, num_sc_per_device=num_sc_per_device,
         sharding_strategy=sharding_strategy, has_leading_dimension=has_leading_dimension, allow_id_dropping=allow_id_dropping,
         batch_number=batch_number, enable_minibatching=enable_minibatching, all_reduce_interface=all_reduce_interface)
+
+
+def _rows_of(name: str, indices: Any, values: Any, shape: Any) -> Any:
+    """Arrays of ids by sample, of ids with coordinates."""
+    places, ids, count = np.asarray(indices), np.asarray(values), int(np.asarray(shape)[0])
+    if places.ndim != 2 or ids.shape != places.shape[:1]:
+        raise ValueError(f"feature {name!r}: indices of the shape {list(places.shape)} are not allowed for values of the shape {list(ids.shape)}; they must be "
+                         "[n, 2] for [n]")
+    samples = places[:, 0]
+    if len(samples) and not 0 <= samples.min() <= samples.max() < count:
+        wrong = samples[(samples < 0) | (samples >= count)][0]
+        raise ValueError(f"feature {name!r}: indices: the sample {wrong} is not allowed; dense_shape[0] allows [0, {count})")
+    after = np.flatnonzero(samples[1:] < samples[:-1]) + 1
+    if len(after):
+        raise ValueError(f"feature {name!r}: indices: the sample {samples[after[0]]} is not allowed behind {samples[after[0] - 1]}; samples must be in order")
+    rows = np.empty(count, object)
+    rows[:] = np.split(ids, np.searchsorted(samples, np.arange(1, count))) if count else []
+    return rows
 
 
 def eval_preprocess_sparse_dense_matmul_input_shape(
@@ -267,7 +278,7 @@ def _compressed(values: Any, weights: Any, spec: FeatureSpec) -> Tuple[Any, Any,
     name = spec.name
     array: Any = values if isinstance(values, list) else np.asarray(values)
     if isinstance(array, np.ndarray) and array.dtype != object:
-        flat = None if weights is None else np.asarray(weights, np.float32).reshape(-1)
+        flat = None if weights is None else _dense_weights(name, weights, array.shape)
         return _dense_pointers(array.shape, spec), as_int32(array.reshape(-1), f"feature {name!r}", _NARROW), flat
     if len(array) % math.prod(spec.output_shape[1:-1]):
         raise ValueError(f"feature {name!r}: {len(array)} rows of ids are not allowed for output_shape {list(spec.output_shape)}")
@@ -279,8 +290,29 @@ def _compressed(values: Any, weights: Any, spec: FeatureSpec) -> Tuple[Any, Any,
     if weights is None:
         return splits, ids, None
     floats = np.zeros(size, np.float32)
-    floats[:splits[-1]] = np.concatenate([np.asarray(row, np.float32).reshape(-1) for row in weights]) if rows else []
+    floats[:splits[-1]] = _ragged_weights(name, weights, rows)
     return splits, ids, floats
+
+
+def _dense_weights(name: str, weights: Any, shape: Tuple[int, ...]) -> Any:
+    try:
+        floats = np.asarray(weights, np.float32)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"feature {name!r}: weights for ids of the shape {list(shape)}: {error}") from error
+    if floats.shape != shape:
+        raise ValueError(f"feature {name!r}: weights of the shape {list(floats.shape)} are not allowed for ids of the shape {list(shape)}; "
+                         "there must be one for each id")
+    return floats.reshape(-1)
+
+
+def _ragged_weights(name: str, weights: Any, ids: Sequence[Any]) -> Any:
+    rows = [np.asarray(row, np.float32).reshape(-1) for row in weights]
+    if len(rows) != len(ids):
+        raise ValueError(f"feature {name!r}: {len(rows)} rows of weights are not allowed for {len(ids)} rows of ids")
+    for place, (row, of) in enumerate(zip(rows, ids)):
+        if len(row) != len(of):
+            raise ValueError(f"feature {name!r}: {len(row)} weights in row {place} are not allowed for its {len(of)} ids; there must be one for each id")
+    return np.concatenate(rows) if rows else []
 
 
 def _inputs(preprocessed: Any) -> SparseDenseMatmulInput:
@@ -292,10 +324,12 @@ def _ids(inputs: SparseDenseMatmulInput) -> Dict[str, Ragged]:
     """In a callback."""
     result = {}
     for name, pointers in inputs.lhs_row_pointers.items():
-        splits = np.asarray(pointers)
+        splits, values = np.asarray(pointers), np.asarray(inputs.lhs_embedding_ids[name])
         gains = inputs.lhs_gains.get(name)
-        result[name] = Ragged(np.asarray(inputs.lhs_embedding_ids[name])[:splits[-1]], splits,
-                              None if gains is None else np.asarray(gains)[:splits[-1]])
+        if gains is not None and np.shape(gains) != values.shape:
+            raise ValueError(f"feature {name!r}: lhs_gains of the shape {list(np.shape(gains))} are not allowed for lhs_embedding_ids of the shape "
+                             f"{list(values.shape)}")
+        result[name] = Ragged(values[:splits[-1]], splits, None if gains is None else np.asarray(gains)[:splits[-1]])
     return result
 
 
