@@ -91,10 +91,12 @@ class BaseEmbedding:
         self._names: Dict[TableConfig, str] = {}
         self._optimizers: Dict[str, Optional[Optimizer]] = {}
         # In the order in which tf.nest has them.
-        for path, feature in nested.flatten({"feature": feature_config} if isinstance(feature_config, FeatureConfig) else feature_config).items():
+        by_path = nested.flatten({"feature": feature_config} if isinstance(feature_config, FeatureConfig) else feature_config)
+        for path, feature in by_path.items():
             if not isinstance(feature, FeatureConfig):
                 raise ValueError(f"feature_config: {path}: {feature!r} is not allowed; it must be a FeatureConfig")
-            self.paths[path] = path if not feature.name or feature.name in self.features else feature.name
+            # TensorFlow lets features share a name: one that is taken, or the path of another, is none.
+            self.paths[path] = path if not feature.name or feature.name in self.features or feature.name in by_path else feature.name
             self.features[self.paths[path]] = feature
             if feature.table not in self._names:
                 self._add_table(feature.table, optimizer)
@@ -175,7 +177,7 @@ class BaseEmbedding:
                 continue  # it is zero
             if not tf.is_tensor(gradient):
                 raise ValueError(f"gradients: a {type(gradient).__name__} is not allowed for feature {name!r}; it must be a tensor")
-            given[name] = tf.reshape(tf.cast(gradient, tf.float32), [-1, feature.table.dim])
+            given[name] = _rows_of_gradient(name, tf.cast(gradient, tf.float32), prepared[name][3], feature.table.dim)
         rates = {name: tf.cast(one.learning_rate(), tf.float32) for name, one in self._optimizers.items()
                  if one is not None and callable(one.learning_rate)}
         in_turn, names, of_ids = self._check_built(), list(prepared), 3 * len(prepared)
@@ -187,6 +189,33 @@ class BaseEmbedding:
             return np.int64(0)
 
         numpy_function(on_host, [*_arrays(prepared), *given.values(), *rates.values()], tf.int64)
+
+
+def _rows_of_gradient(name: str, gradient: Any, shape: Any, dim: int) -> Any:
+    """float32 [n, dim]. shape: of the activations without dim."""
+    gradient = tf.convert_to_tensor(gradient)
+    known = _known(shape).concatenate([dim])
+    if not gradient.shape.is_compatible_with(known):
+        raise ValueError(f"feature {name!r}: a gradient of the shape {gradient.shape} is not allowed; it must be that of the activations, {known}")
+    checks: List[Any] = []
+    if not (known.is_fully_defined() and gradient.shape.is_fully_defined()):
+        found, wanted = tf.shape(gradient), tf.concat([shape, [dim]], 0)
+        checks = [tf.debugging.Assert(_are_equal(found, wanted), [
+            f"feature {name!r}: the shape of the gradient must be that of the activations: it is", found, "and not", wanted])]
+    with tf.control_dependencies([one for one in checks if one is not None]):  # eagerly there are none
+        return tf.reshape(gradient, [-1, dim])
+
+
+def _known(shape: Any) -> Any:
+    """As far as tf.function knows it when it is traced."""
+    value = tf.get_static_value(shape, partial=True)
+    return tf.TensorShape([None] * shape.shape[0] if value is None else value)
+
+
+def _are_equal(one: Any, other: Any) -> Any:
+    """Tensors of one rank, which may be of different shapes."""
+    return tf.reduce_all([tf.reduce_all(tf.raw_ops.Equal(x=left, y=right, incompatible_shape_error=False))
+                          for left, right in ((tf.shape(one), tf.shape(other)), (one, other))])
 
 
 def looked_up(look_up: Callable[[Dict[str, Ragged]], Mapping[str, Floats]], prepared: Prepared, widths: Mapping[str, int], structure: Any) -> Any:
@@ -229,8 +258,25 @@ def as_samples(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tup
     scales = tf.zeros([0])
     if weights is not None:
         flat = tf.reshape(tf.cast(weights if kind is tf.Tensor else weights.values, tf.float32), [-1])
-        scales = tf.broadcast_to(flat, tf.shape(values))
+        with tf.control_dependencies(weights_belong(name, ids, weights)):
+            scales = tf.broadcast_to(flat, tf.shape(values))
     return tf.cast(values, tf.int64), splits, scales, tf.cast(shape, tf.int32)
+
+
+def weights_belong(name: str, ids: Any, weights: Any) -> List[Any]:
+    """Checks that there is one for each id, in its place."""
+    if isinstance(ids, tf.SparseTensor):
+        what, one, other = "indices", ids.indices, weights.indices
+    elif isinstance(ids, tf.RaggedTensor):
+        what, one, other = "row splits", ids.row_splits, weights.row_splits
+    else:
+        what, one, other = "shape", tf.shape(ids), tf.shape(weights)
+    if one is other:
+        return []
+    one, other = tf.cast(one, tf.int64), tf.cast(other, tf.int64)
+    check = tf.debugging.Assert(_are_equal(one, other), [
+        f"feature {name!r}: the {what} of the weights must equal the {what} of the ids:", other, "is not", one])
+    return [] if check is None else [check]  # eagerly there is none
 
 
 def _of_places(name: str, feature: FeatureConfig, ids: Any) -> Tuple[Any, Any, Any]:
@@ -393,8 +439,7 @@ class TPUEmbedding(BaseEmbedding):
         """As TPUEmbeddingV2.embedding_lookup has features and weights. training: `apply_gradients` follows."""
         self._built()
         prepared = self._prepare(features, weights)
-        self._shapes = [tf.TensorShape(tf.get_static_value(one[3], partial=True) if tf.get_static_value(one[3], partial=True) is not None
-                                       else [None] * one[3].shape[0]) for one in prepared.values()]
+        self._shapes = [_known(one[3]) for one in prepared.values()]
 
         def on_host(*arrays: Any) -> Any:
             self._queue.append((training, list(arrays)))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from emberd import nested
 from emberd.client import Model
 from ._config import FeatureConfig, Optimizer, TableConfig
-from ._embedding import BaseEmbedding, EmbeddingTable, as_it_is, as_samples, looked_up, place
+from ._embedding import BaseEmbedding, EmbeddingTable, as_it_is, as_samples, looked_up, place, weights_belong
 
 
 @as_it_is
@@ -59,7 +59,11 @@ def _of_any_shape(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> 
     if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         return as_samples(name, feature, ids, weights)
     ids = tf.convert_to_tensor(ids)
-    flat = as_samples(name, feature, tf.reshape(ids, [-1]), None if weights is None else tf.reshape(weights, [-1]))
+    if weights is not None:
+        weights = tf.convert_to_tensor(weights)
+        with tf.control_dependencies(weights_belong(name, ids, weights)):
+            weights = tf.reshape(weights, [-1])
+    flat = as_samples(name, feature, tf.reshape(ids, [-1]), weights)
     return (*flat[:3], tf.shape(ids))
 
 
