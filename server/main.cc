@@ -1,12 +1,14 @@
 // The emberd binary: flags to options, then build, start and wait.
 //
 // Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or configuration.
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <map>
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <fcntl.h>
 #include <google/protobuf/generated_enum_reflection.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -250,9 +252,16 @@ absl::Status RunServer(const Flags& flags, launcher::Role role) {
 }
 
 absl::Status RunToken(const Flags& flags) {
-  const absl::StatusOr<std::string> token = launcher::MakeToken(flags.token);
-  if (token.ok()) std::printf("%s\n", token->c_str());
-  return token.status();
+  constexpr char kLost[] = "the token cannot be printed, so that none is added";
+  // A file that is opened would take its place, and the token.
+  if (fcntl(STDOUT_FILENO, F_GETFD) == -1) return absl::ErrnoToStatus(errno, kLost);
+  return launcher::MakeToken(flags.token, [&](const std::string& secret) {
+    errno = 0;
+    if (std::printf("%s\n", secret.c_str()) > 0 && std::fflush(stdout) == 0) {
+      return absl::OkStatus();
+    }
+    return absl::ErrnoToStatus(errno == 0 ? EIO : errno, kLost);
+  });
 }
 
 absl::Status RunHealth(Flags* flags) {

@@ -12,7 +12,8 @@
 
 namespace emberd::launcher {
 
-// A reader sees the old content or the new one, never a part.
+// A reader sees the old content or the new one, never a part. A file that is there keeps its mode
+// and, where this process may give files away, its owner.
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content);
 
 // What a process says once it serves.

@@ -1,11 +1,17 @@
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "base/temp_dir.h"
 #include "config/config.h"
 #include "config/credentials.h"
@@ -26,6 +32,19 @@ class MakeTokenTest : public testing::Test {
     std::ostringstream text;
     text << std::ifstream(file_).rdbuf();
     return text.str();
+  }
+
+  // The token.
+  static absl::StatusOr<std::string> MakeToken(const NewToken& token) {
+    std::string made;
+    RETURN_IF_ERROR(launcher::MakeToken(token, [&](const std::string& secret) {
+      made = secret;
+      return absl::OkStatus();
+    }));
+    return made;
+  }
+  std::ptrdiff_t FilesThere() const {
+    return std::distance(std::filesystem::directory_iterator(directory_.path()), {});
   }
 
   const TempDir directory_ = TempDir::Create().value();
@@ -69,13 +88,62 @@ TEST_F(MakeTokenTest, ABadRequestLeavesTheFileAsItWas) {
 }
 
 TEST_F(MakeTokenTest, DoesNotTouchWhatIsNoTextProto) {
-  for (const std::string& text :
-       {std::string("nonsense"), R"({"tokens": [{"name": "a", "role": "ADMIN", "sha256": ")" +
-                                     std::string(64, '1') + "\"}]}"}) {
+  for (const std::string& text : {std::string("nonsense"),
+                                  R"({"tokens": [{"name": "a", "role": "ADMIN", "sha256": ")" +
+                                      std::string(64, '1') + "\"}]}",
+                                  std::string("# of the night\n {}")}) {
     Write(text);
     EXPECT_FALSE(MakeToken({file_, "alice", v1::Token::TRAINER}).ok()) << text;
     EXPECT_EQ(Read(), text);
   }
+}
+
+// Would catch a call that reads the file before another one has written it.
+TEST_F(MakeTokenTest, CallsAtTheSameTimeLoseNoToken) {
+  constexpr int kCalls = 8;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kCalls; ++i) {
+    threads.emplace_back([this, i] {
+      const absl::Status status =
+          MakeToken({file_, absl::StrCat("t", i), v1::Token::READER}).status();
+      EXPECT_TRUE(status.ok()) << status;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(config::LoadTokenFile(file_)->tokens_size(), kCalls);
+  EXPECT_EQ(FilesThere(), 1);
+}
+
+TEST_F(MakeTokenTest, AnOldLockIsNoHindrance) {
+  std::ofstream(file_ + ".lock") << "";
+  EXPECT_TRUE(MakeToken({file_, "alice", v1::Token::TRAINER}).ok());
+  EXPECT_EQ(FilesThere(), 1);
+}
+
+TEST_F(MakeTokenTest, KeepsLinksAndTheModeOfTheFile) {
+  const std::string link = file_ + ".link";
+  std::filesystem::create_symlink("tokens", link);  // to nothing yet
+  ASSERT_TRUE(MakeToken({link, "alice", v1::Token::TRAINER}).ok());
+  const auto secret = std::filesystem::perms::owner_read | std::filesystem::perms::owner_write;
+  std::filesystem::permissions(file_, secret);
+  ASSERT_TRUE(MakeToken({link, "bob", v1::Token::TRAINER}).ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(std::filesystem::status(file_).permissions(), secret);
+  EXPECT_EQ(config::LoadTokenFile(file_)->tokens_size(), 2);
+}
+
+TEST_F(MakeTokenTest, AHolderMayBeCalledTokens) {
+  ASSERT_TRUE(MakeToken({file_, "tokens", v1::Token::TRAINER}).ok());
+  const auto second = MakeToken({file_, "alice", v1::Token::TRAINER});
+  EXPECT_TRUE(second.ok()) << second.status();
+}
+
+TEST_F(MakeTokenTest, ATokenThatNobodyHasIsNotAdded) {
+  const absl::Status status =
+      launcher::MakeToken({file_, "alice", v1::Token::TRAINER},
+                          [](const std::string&) { return absl::DataLossError("no room"); });
+  EXPECT_EQ(status, absl::DataLossError("no room"));
+  EXPECT_EQ(FilesThere(), 0);
 }
 
 }  // namespace make_token_test

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/security/security.h"
@@ -31,9 +31,11 @@ struct NewToken {
   v1::Token::Role role = v1::Token::ROLE_UNSPECIFIED;
 };
 
-// Draws a random token, adds its digest to the file, and gives the token, which is nowhere else.
-// Running processes do not see it before they start again. INVALID_ARGUMENT: the name is taken or
-// not allowed, or the file is not as it must be; then it stays as it is.
-absl::StatusOr<std::string> MakeToken(const NewToken& token);
+// Draws a random token, hands it to `keep`, as it is nowhere else, and then adds its digest to the
+// file; calls at the same time wait for each other. Running processes do not see it before they
+// start again. INVALID_ARGUMENT: the name is taken or not allowed, or the file is not as it must
+// be. After any error, also one of `keep`, the file is as it was.
+absl::Status MakeToken(const NewToken& token,
+                       absl::FunctionRef<absl::Status(const std::string& secret)> keep);
 
 }  // namespace emberd::launcher

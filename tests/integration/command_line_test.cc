@@ -68,6 +68,19 @@ TEST(CommandLineTest, HealthSaysByItsExitStatusWhetherAProcessServes) {
   EXPECT_THAT(gone.err, HasSubstr(address));
 }
 
+// The token is nowhere else.
+TEST(CommandLineTest, ATokenThatCannotBePrintedIsNotAdded) {
+  for (const char* where : {"> /dev/full", ">&-"}) {
+    const TempDir directory = TempDir::Create().value();
+    TestingProgram token({"/bin/sh", "-c",
+                          absl::StrCat("exec ", kEmberd, " token alice trainer --file ",
+                                       directory.path(), "/tokens ", where)});
+    EXPECT_EQ(token.Wait(), 1);
+    EXPECT_THAT(token.Err(), HasSubstr("the token cannot be printed"));
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+  }
+}
+
 // The fault that this would catch: a cluster that outlives the program that started it.
 TEST(CommandLineTest, UpEndsWithItsStandardInputIfAsked) {
   for (const char* processes : {"", "--processes"}) {
