@@ -30,6 +30,8 @@ namespace {
 
 constexpr int kFailure = 1;
 constexpr int kUsage = 2;
+// Of a cluster, as config/ has it: a description of many more shards would not fit into memory.
+constexpr int kMaxPartitions = 1024;
 
 // Everything that flags can say.
 struct Flags {
@@ -114,10 +116,12 @@ void AddUp(CLI::App* app, Flags* flags) {
   CLI::App* const up = app->add_subcommand("up", "Run a complete cluster on this machine");
   CLI::Option* const shards =
       up->add_option("--shards", flags->local.shards, "Number of shards, a power of two")
+          ->check(Within(1, kMaxPartitions))
           ->capture_default_str();
   CLI::Option* const sparsecores =
       up->add_option("--sparsecores", flags->local.sparsecores_per_shard,
                      "SparseCores of each shard, a power of two")
+          ->check(Within(1, kMaxPartitions))
           ->capture_default_str();
   CLI::Option* const coordinators =
       up->add_option("--coordinators", flags->local.coordinators,
