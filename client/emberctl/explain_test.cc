@@ -272,6 +272,28 @@ TEST_F(ExplainTest, ReadsArraysOfNumpy) {
               HasSubstr("feature 'user': it needs either ids, or values and row_splits"));
 }
 
+TEST_F(ExplainTest, NamesAFileOfNumpyOnce) {
+  const std::string path = folder_ + "/user.ids.npy";
+  Write("user.ids.npy", "nonsense");
+  EXPECT_EQ(Explain({"--model", model_, "--batch", path}).err,
+            absl::StrCat("emberctl: INVALID_ARGUMENT: ", path,
+                         ": not a usable .npy file: it does not begin with \\x93NUMPY\n"));
+  EXPECT_THAT(Explain({"--model", model_, "--batch", folder_}).err,
+              HasSubstr(absl::StrCat(folder_, ": user.ids.npy: not a usable .npy file")));
+}
+
+// Would catch a batch that ends the program, and one whose first half is lost without a word.
+TEST_F(ExplainTest, RefusesDeepListsAndNamesThatOccurTwice) {
+  constexpr int kDeep = 100'000;
+  const Outcome deep = ExplainJsonBatch(absl::StrCat(
+      R"({"user": {"ids": )", std::string(kDeep, '['), "1", std::string(kDeep, ']'), "}}"));
+  EXPECT_EQ(deep.code, kRefused);
+  EXPECT_THAT(deep.err, HasSubstr("it has more than 32 lists and objects in each other"));
+  const Outcome twice = ExplainJsonBatch(R"({"user": {"ids": [1], "ids": [2]}})");
+  EXPECT_EQ(twice.code, kRefused);
+  EXPECT_THAT(twice.err, HasSubstr("\"ids\" occurs twice in one object"));
+}
+
 // Of every form of a batch, positions are samples of their own, whatever lists and dimensions they
 // are in.
 TEST_F(ExplainTest, ReadsIdsInTheShapeOfTheActivation) {

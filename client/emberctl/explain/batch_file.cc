@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -22,7 +23,7 @@ namespace {
 template <typename T>
 absl::StatusOr<Array> Read(absl::string_view data, std::vector<int64_t> shape) {
   int64_t left = static_cast<int64_t>(data.size() / sizeof(T));
-  int64_t count = 1;
+  int64_t count = std::find(shape.begin(), shape.end(), 0) == shape.end() ? 1 : 0;
   for (const int64_t size : shape) {
     if (size > 0 && count > left / size) return MalformedNpy("it is shorter than its shape says");
     count *= size;
@@ -37,6 +38,36 @@ absl::StatusOr<Array> Read(absl::string_view data, std::vector<int64_t> shape) {
 }
 
 using nlohmann::json;
+
+constexpr int kMostDepth = 32;  // more than any output_shape asks for
+
+// A name that an object has twice is refused: which one counts?
+absl::StatusOr<json> ParseJson(const std::string& text) {
+  std::vector<std::set<std::string>> names;  // by depth
+  std::string fault;
+  const auto look = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > kMostDepth) {
+      fault = absl::StrCat("it has more than ", kMostDepth, " lists and objects in each other");
+      return false;
+    }
+    if (event == json::parse_event_t::object_start) {
+      names.resize(std::max<size_t>(names.size(), depth + 2));
+      names[depth + 1].clear();
+    }
+    if (event == json::parse_event_t::key &&
+        !names[depth].insert(parsed.get<std::string>()).second) {
+      fault = absl::StrCat("\"", parsed.get<std::string>(), "\" occurs twice in one object");
+    }
+    return true;
+  };
+  try {
+    json parsed = json::parse(text, look);
+    if (!fault.empty()) return absl::InvalidArgumentError(fault);
+    return parsed;
+  } catch (const json::exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
+  }
+}
 
 // The elements of a sample: a list, or a single value.
 std::vector<json> Elements(const json& sample) {
@@ -176,12 +207,7 @@ absl::Status AddJsonFeature(const std::string& name, json feature, const v1::Mod
 }
 
 absl::Status AddJson(const std::string& text, const v1::ModelConfig& model, BatchFile* batch) {
-  json features;
-  try {
-    features = json::parse(text);
-  } catch (const json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
-  }
+  ASSIGN_OR_RETURN(json features, ParseJson(text));
   if (!features.is_object()) return absl::InvalidArgumentError("it must be an object of features");
   for (auto& [name, feature] : features.items()) {
     const absl::Status status = AddJsonFeature(name, feature, model, batch);
@@ -199,14 +225,12 @@ absl::Status AddNpy(const std::string& path, BatchFile* batch) {
   const std::string part = dot == std::string::npos ? "" : stem.substr(dot + 1);
   if (part != "ids" && part != "values" && part != "row_splits" && part != "weights") {
     return absl::InvalidArgumentError(
-        absl::StrCat(stem,
-                     ".npy: its name must be FEATURE.ids.npy, FEATURE.values.npy, "
-                     "FEATURE.row_splits.npy or FEATURE.weights.npy"));
+        "its name must be FEATURE.ids.npy, FEATURE.values.npy, FEATURE.row_splits.npy or "
+        "FEATURE.weights.npy");
   }
   ASSIGN_OR_RETURN(const std::string content, config::ReadFile(path));
-  absl::StatusOr<Array> array = ParseNpy(content);
-  RETURN_IF_ERROR(Annotate(array.status(), stem + ".npy"));
-  return Add(stem.substr(0, dot), part, *std::move(array), batch);
+  ASSIGN_OR_RETURN(Array array, ParseNpy(content));
+  return Add(stem.substr(0, dot), part, std::move(array), batch);
 }
 
 absl::Status AddPath(const std::string& path, const v1::ModelConfig& model, BatchFile* batch) {
@@ -225,7 +249,8 @@ absl::Status AddPath(const std::string& path, const v1::ModelConfig& model, Batc
   if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
   std::sort(files.begin(), files.end());
   for (const std::string& file : files) {
-    RETURN_IF_ERROR(AddNpy(file, batch));
+    const std::string name = std::filesystem::path(file).filename().string();
+    RETURN_IF_ERROR(Annotate(AddNpy(file, batch), name));
   }
   return absl::OkStatus();
 }

@@ -63,6 +63,7 @@ TEST(NpyTest, RefusesWhatItCannotRead) {
       {Npy(Dictionary("<i4", "(-1,)"), ""), "its shape is (-1,)"},
       {Npy(Dictionary("<i4", "(1,1,1,1,1,1,1,1,1)"), Data<int32_t>({1})), "its shape is"},
       {Npy(Dictionary("<i4", "(4294967296, 4294967296)"), ""), "shorter than its shape"},
+      {Npy(Dictionary("<i4", "(3, 0)"), Data<int32_t>({1, 2})), "8 bytes of data instead of 0"},
       {Npy(Dictionary("<i4", "1"), Data<int32_t>({1})), "no shape"},
       {Npy("{'descr': '<i4', 'fortran_order': True, 'shape': (1,)}", Data<int32_t>({1})),
        "Fortran order"},
