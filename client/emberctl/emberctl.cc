@@ -61,7 +61,7 @@ int Report(const absl::Status& status, bool json, std::ostream& err) {
   const std::string code = absl::StatusCodeToString(status.code());
   const std::string message(status.message());
   if (json) {
-    err << Json{{"error", {{"code", code}, {"message", message}}}}.dump(1) << "\n";
+    err << Dump(Json{{"error", {{"code", code}, {"message", message}}}}, 1) << "\n";
   } else {
     err << "emberctl: " << code << ": " << message << "\n";
   }
@@ -76,6 +76,7 @@ bool WantsJson(int argc, const char* const* argv) {
 }
 
 int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  SilenceLibraries();
   Session session(out);
   session.terminal = &out == &std::cout && isatty(STDOUT_FILENO) == 1;
   CLI::App app("emberctl: inspects and operates an emberd cluster", "emberctl");

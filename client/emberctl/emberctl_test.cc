@@ -131,6 +131,20 @@ TEST_F(EmberctlTest, SaysWhatTheServerSaid) {
   EXPECT_THAT(described.out, IsEmpty());
 }
 
+// What is typed and what a server says need not be UTF-8, but JSON is.
+TEST_F(EmberctlTest, JsonIsUtf8WhateverIsTyped) {
+  for (const Outcome& outcome : {Call({"--json", "describe", "\xff"}), Emberctl({"--json", "\xff"}),
+                                 Emberctl({"--json", "validate", "/no/\xff"})}) {
+    EXPECT_NE(outcome.code, kOk);
+    EXPECT_TRUE(Json::parse(outcome.err)["error"].contains("message"));
+  }
+  const std::string path = WriteFile("bytes.textproto", std::string(kModel) +
+                                                            " features {\n"
+                                                            " name: \"y\\377\" table: \"t\" }");
+  const Outcome outcome = Emberctl({"--json", "validate", path.c_str()});
+  EXPECT_TRUE(Json::accept(outcome.code == kOk ? outcome.out : outcome.err)) << outcome.err;
+}
+
 TEST(EmberctlExitCodeTest, NobodyThere) {
   const std::string gone = FakeService().address();
   const Outcome status = Emberctl({"status", "-a", gone.c_str(), "--timeout", "0.2"});

@@ -43,17 +43,18 @@ absl::Status PrintJson(const google::protobuf::Message& message, std::ostream& o
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string text;
-  if (!google::protobuf::util::MessageToJsonString(message, &text, options).ok()) {
-    return absl::InternalError("the answer cannot be written as JSON");
+  nlohmann::ordered_json json;
+  if (google::protobuf::util::MessageToJsonString(message, &text, options).ok()) {
+    json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   }
-  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);
+  if (!json.is_object()) return absl::InternalError("the answer cannot be written as JSON");
   WriteIdsAsHex(json);
-  out << json.dump(1) << "\n";
+  out << Dump(json, 1) << "\n";
   return absl::OkStatus();
 }
 
 absl::Status PrintJson(const Json& json, std::ostream& out) {
-  out << json.dump(1) << "\n";
+  out << Dump(json, 1) << "\n";
   return absl::OkStatus();
 }
 

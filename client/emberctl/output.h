@@ -21,12 +21,20 @@ namespace emberd::emberctl {
 using Json =
     nlohmann::basic_json<std::map, std::vector, std::string, bool, int64_t, uint64_t, float>;
 
+// On one line, or with `indent`. What is no UTF-8 in it, which others may have sent or typed,
+// becomes U+FFFD.
+template <typename AnyJson>
+std::string Dump(const AnyJson& json, int indent = -1) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, AnyJson::error_handler_t::replace);
+}
+
 // A model's id as it is shown everywhere: 16 hex digits.
 std::string HexId(uint64_t id);
 // A message as JSON, with its own field names and all fields written. Ids of models, batches,
-// processes, histories and checkpoints are texts of 16 hex digits. OK.
+// processes, histories and checkpoints are texts of 16 hex digits. INTERNAL: a text in it is no
+// UTF-8.
 absl::Status PrintJson(const google::protobuf::Message& message, std::ostream& out);
-absl::Status PrintJson(const Json& json, std::ostream& out);
+absl::Status PrintJson(const Json& json, std::ostream& out);  // OK
 // The same message as a part of other JSON.
 Json MessageJson(const google::protobuf::Message& message);
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +35,16 @@ client::ClientOptions Session::client_options() const {
   return options;
 }
 
+void SilenceLibraries() {
+  static const bool silent = [] {
+    if (std::getenv("GRPC_VERBOSITY") != nullptr) return false;
+    gpr_set_log_function([](gpr_log_func_args*) {});
+    google::protobuf::SetLogHandler(nullptr);
+    return true;
+  }();
+  static_cast<void>(silent);
+}
+
 absl::Status Session::CheckReachable() const {
   const client::ClientOptions options = client_options();
   RETURN_IF_ERROR(CheckAddresses(options));
@@ -50,17 +61,6 @@ absl::Status Session::Answer(const google::protobuf::Message& answer,
 
 namespace {
 
-// gRPC writes what it does not like to standard error, several times over; the error of the command
-// says it once. GRPC_VERBOSITY gives it its voice back.
-void SilenceGrpc() {
-  static const bool silent = [] {
-    if (std::getenv("GRPC_VERBOSITY") != nullptr) return false;
-    gpr_set_log_function([](gpr_log_func_args*) {});
-    return true;
-  }();
-  static_cast<void>(silent);
-}
-
 // The client library names its own options.
 absl::Status WithOptionsOfEmberctl(const absl::Status& status) {
   return absl::Status(
@@ -76,7 +76,6 @@ absl::Status WithOptionsOfEmberctl(const absl::Status& status) {
 }  // namespace
 
 absl::Status Session::Connect() {
-  SilenceGrpc();
   RETURN_IF_ERROR(CheckReachable());
   client::ClientOptions options = client_options();
   const absl::Duration patience = options.connect_timeout;

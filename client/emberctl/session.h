@@ -87,4 +87,8 @@ class Session : public SessionOptions {
   std::unique_ptr<client::Transport> transport_;
 };
 
+// gRPC and protobuf write what they do not like to standard error, several times over; the error of
+// the command says it once. GRPC_VERBOSITY gives them their voice back.
+void SilenceLibraries();
+
 }  // namespace emberd::emberctl

@@ -177,6 +177,11 @@ class FilesTest(unittest.TestCase):
         self.assertEqual(full.returncode, 1, full.stderr)
         self.assertIn("full.npy", full.stderr)
 
+    def test_an_error_is_json_and_nothing_else(self):
+        refused = subprocess.run([EMBERCTL, "-a", self.address, "--json", "describe", b"\xff"], stderr=subprocess.PIPE, check=False)
+        self.assertEqual(refused.returncode, 1, refused.stderr)
+        self.assertIn("message", json.loads(refused.stderr)["error"])
+
     def complete(self, *words):
         script = (f"source {self.path('bash')}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _emberctl; "
                   'echo "${COMPREPLY[@]}"')

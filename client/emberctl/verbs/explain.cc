@@ -380,7 +380,7 @@ void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
       {"bucket_to_minibatch", minibatch_of},
       {"stacks", std::move(stacks)},
       {"programs", ProgramsJson(explanation)}};
-  out << all.dump() << "\n";
+  out << Dump(all) << "\n";
 }
 
 using ChipBatches = absl::Span<const std::shared_ptr<const preprocess::PreprocessedBatch>>;
@@ -408,7 +408,7 @@ void PrintTensorFlowJson(const preprocess::Plan& plan, ChipBatches chips, std::o
     }
     all["chips"].push_back(std::move(stacks));
   }
-  out << all.dump() << "\n";
+  out << Dump(all) << "\n";
 }
 
 constexpr char kExample[] =

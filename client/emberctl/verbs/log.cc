@@ -83,7 +83,7 @@ absl::Status ShowOne(Session& session, const LogShowOptions& options, const std:
     if (options.limit > 0 && shown == options.limit) return Enough();
     ++shown;
     if (session.json) {
-      session.out << JsonOf(folder, entry).dump() << "\n";
+      session.out << Dump(JsonOf(folder, entry)) << "\n";
     } else {
       PrintEntry(entry, session.out);
     }

@@ -134,7 +134,7 @@ absl::Status PrintFrames(Session& session, const TopOptions& options, Watch& wat
     ASSIGN_OR_RETURN(const auto rates, watch.Next());
     if (watch.since_start()) continue;  // a new coordinator: rates come with its next answer
     if (session.json) {
-      session.out << StatsJson(rates).dump() << std::endl;
+      session.out << Dump(StatsJson(rates)) << std::endl;
     } else {
       if (frame > 0) session.out << "\n";
       for (const std::string& line : TopFrame(rates, watch.address(), {})) {
