@@ -66,6 +66,7 @@ int Report(const absl::Status& status, bool json, std::ostream& err) {
     err << "emberctl: " << code << ": " << message << "\n";
   }
   if (IsUnfinished(status)) return kUnfinished;
+  if (IsWrongUsage(status)) return kUsage;
   const bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   return unreachable ? kUnreachable : kRefused;
 }

@@ -179,6 +179,15 @@ TEST(EmberctlExitCodeTest, WrongCommandLines) {
   }
 }
 
+// These are told apart from the flags above when they are used.
+TEST(EmberctlExitCodeTest, WrongAddresses) {
+  for (const char* address : {"", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "http://a:1"}) {
+    const Outcome outcome = Emberctl({"status", "-a", address});
+    EXPECT_EQ(outcome.code, kUsage) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(std::string("--address: \"") + address));
+  }
+}
+
 TEST(EmberctlExitCodeTest, Help) {
   const Outcome help = Emberctl({"--help"});
   EXPECT_EQ(help.code, kOk);

@@ -138,7 +138,7 @@ TEST(DrainTest, Undoes) {
 TEST(DrainTest, WillNotDrainSeveral) {
   FakeService one, other;
   const Outcome drain = Emberctl({"drain", "-a", one.address(), "-a", other.address()});
-  EXPECT_EQ(drain.code, kRefused);
+  EXPECT_EQ(drain.code, kUsage);
   EXPECT_THAT(drain.err, HasSubstr("--address: 2 are given"));
   EXPECT_TRUE(one.drain_requests().empty());
   EXPECT_TRUE(other.drain_requests().empty());

@@ -35,6 +35,12 @@ void WriteIdsAsHex(nlohmann::ordered_json& json) {
 }
 
 constexpr char kUnfinishedUrl[] = "emberctl/unfinished";
+constexpr char kWrongUsageUrl[] = "emberctl/wrong_usage";
+
+absl::Status Marked(absl::Status status, const char* url) {
+  status.SetPayload(url, absl::Cord());
+  return status;
+}
 
 }  // namespace
 
@@ -112,13 +118,19 @@ std::string Float(float value) {
 }
 
 absl::Status Unfinished(absl::string_view message) {
-  absl::Status status = absl::DeadlineExceededError(message);
-  status.SetPayload(kUnfinishedUrl, absl::Cord());
-  return status;
+  return Marked(absl::DeadlineExceededError(message), kUnfinishedUrl);
 }
 
 bool IsUnfinished(const absl::Status& status) {
   return status.GetPayload(kUnfinishedUrl).has_value();
+}
+
+absl::Status WrongUsage(absl::string_view message) {
+  return Marked(absl::InvalidArgumentError(message), kWrongUsageUrl);
+}
+
+bool IsWrongUsage(const absl::Status& status) {
+  return status.GetPayload(kWrongUsageUrl).has_value();
 }
 
 std::string Styled(const std::string& text, Style style) {

@@ -57,6 +57,11 @@ std::string Float(float value);
 absl::Status Unfinished(absl::string_view message);
 bool IsUnfinished(const absl::Status& status);
 
+// For a command line that cannot be what was meant, as a command finds out: INVALID_ARGUMENT that
+// makes emberctl end with kUsage.
+absl::Status WrongUsage(absl::string_view message);
+bool IsWrongUsage(const absl::Status& status);
+
 enum class Style { kPlain, kBold, kWarning, kAlarm };
 
 struct Cell {

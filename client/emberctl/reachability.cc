@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
+#include "client/emberctl/output.h"
 #include "config/address.h"
 
 namespace emberd::emberctl {
@@ -178,14 +179,14 @@ bool IsTlsAlert(absl::string_view answer) {
 absl::Status CheckAddresses(const client::ClientOptions& options) {
   for (const std::string& text : options.addresses) {
     if (absl::StrContains(text, "://")) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return WrongUsage(absl::StrCat(
           "--address: \"", text,
           "\" is a URL; --address takes host:port alone, that of a coordinator's gRPC port, for "
           "example 127.0.0.1:7400. For TLS, add --ca FILE"));
     }
     const absl::StatusOr<config::Address> address = config::ParseAddress(text);
     if (!address.ok() || address->port == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return WrongUsage(absl::StrCat(
           "--address: \"", text,
           "\" is not host:port with a port from 1 to 65535; for example 127.0.0.1:7400"));
     }

@@ -10,7 +10,7 @@
 
 namespace emberd::emberctl {
 
-// INVALID_ARGUMENT if an address is not host:port: a URL, or without a port.
+// WrongUsage() if an address is not host:port: a URL, or without a port.
 absl::Status CheckAddresses(const client::ClientOptions& options);
 
 // OK if something accepts connections at one of the addresses. UNAVAILABLE, at once where the

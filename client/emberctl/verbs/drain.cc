@@ -32,9 +32,8 @@ void PrintProgress(const v1::DrainResponse& response, Session& session) {
 
 absl::Status Drain(Session& session, const DrainOptions& options) {
   if (session.addresses.size() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("--address: ", session.addresses.size(),
-                                                   " are given; give one, that of the "
-                                                   "coordinator to drain"));
+    return WrongUsage(absl::StrCat("--address: ", session.addresses.size(),
+                                   " are given; give one, that of the coordinator to drain"));
   }
   v1::DrainRequest request;
   request.set_undo(options.undo);
