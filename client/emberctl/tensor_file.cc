@@ -197,6 +197,38 @@ std::string SafetensorsStart(const std::string& name,
       {.metadata = metadata, .tensors = {{name, "F32", {rows, columns}, 0, bytes}}});
 }
 
+PartialFile::PartialFile(const std::string& path)
+    : path_(path), partial_(path + ".partial"), file_(partial_, std::ios::binary) {}
+
+PartialFile::~PartialFile() {
+  file_.close();
+  std::error_code ignored;
+  std::filesystem::remove(partial_, ignored);
+}
+
+absl::Status PartialFile::Write(absl::string_view bytes) {
+  file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  return Written();
+}
+
+absl::Status PartialFile::Close() {
+  file_.close();
+  return Written();
+}
+
+absl::Status PartialFile::Keep() {
+  std::error_code error;
+  std::filesystem::rename(partial_, path_, error);
+  if (error) file_.setstate(std::ios::failbit);
+  return Written();
+}
+
+absl::Status PartialFile::Written() const {
+  if (file_) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      path_, ": cannot be written; check that the folder exists, permissions and free space"));
+}
+
 absl::StatusOr<std::vector<TensorInFile>> ReadTensorHeaders(const std::string& path) {
   if (absl::EndsWith(path, ".npy")) return ReadNpyHeader(path);
   if (absl::EndsWith(path, ".safetensors")) return ReadSafetensorsHeader(path);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -40,6 +41,29 @@ std::string NpyHeader(int64_t rows, int64_t columns);
 std::string SafetensorsStart(const std::string& name,
                              const std::map<std::string, std::string>& metadata, int64_t rows,
                              int64_t columns);
+
+// A new file, PATH.partial until it is complete: a file that had the name before stays until then,
+// and one that never becomes complete is removed.
+class PartialFile {
+ public:
+  explicit PartialFile(const std::string& path);
+  ~PartialFile();
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
+
+  // PERMISSION_DENIED, with the path: this or something before has failed.
+  absl::Status Write(absl::string_view bytes);
+  absl::Status Close();
+  // Gives a closed file its name.
+  absl::Status Keep();
+
+ private:
+  absl::Status Written() const;
+
+  const std::string path_;
+  const std::string partial_;
+  std::ofstream file_;
+};
 
 // The matrices of a file whose name ends with .npy or .safetensors; a vector is a matrix of one
 // column. INVALID_ARGUMENT, with the path: it is none, is cut off, or holds something else than

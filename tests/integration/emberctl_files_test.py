@@ -172,10 +172,23 @@ class FilesTest(unittest.TestCase):
         self.assertEqual([path for path in left if ".saving-" in path], [])
         self.emberctl("checkpoint", "save", "m", "full")
         self.emberctl("checkpoint", "delete", "m", "full")
+        with open(self.path("full.npy"), "w", encoding="utf-8") as file:
+            file.write("what was there before")
         full = subprocess.run(["sh", "-c", 'ulimit -f 1; exec "$0" -a "$1" export m t "$2"', EMBERCTL, self.address,
                                self.path("full.npy")], stderr=subprocess.PIPE, check=False, text=True)
         self.assertEqual(full.returncode, 1, full.stderr)
         self.assertIn("full.npy", full.stderr)
+        with open(self.path("full.npy"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), "what was there before")
+        self.assertEqual([name for name in os.listdir(self.folder) if ".partial" in name], [])
+
+    def test_an_export_keeps_a_link(self):
+        os.symlink("linked.npy", self.path("link.npy"))
+        with open(self.path("linked.npy"), "w", encoding="utf-8"):
+            pass
+        self.emberctl("export", "m", "t", self.path("link.npy"))
+        self.assertTrue(os.path.islink(self.path("link.npy")))
+        np.testing.assert_array_equal(np.load(self.path("linked.npy")), self.rows())
 
     def test_an_error_is_json_and_nothing_else(self):
         refused = subprocess.run([EMBERCTL, "-a", self.address, "--json", "describe", b"\xff"], stderr=subprocess.PIPE, check=False)

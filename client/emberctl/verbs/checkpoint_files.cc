@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <set>
 #include <system_error>
@@ -32,7 +33,6 @@ namespace fs = std::filesystem;
 using client::Coordinator;
 
 constexpr char kEnd[] = ".safetensors";
-constexpr char kPartial[] = ".partial";
 
 struct ExportJob {
   std::string model;
@@ -66,24 +66,12 @@ std::vector<Array> ArraysOf(const v1::CheckpointManifest& manifest) {
   return arrays;
 }
 
-absl::Status CannotWrite(const std::string& path) {
-  return absl::PermissionDeniedError(
-      absl::StrCat(path, ": cannot be written; check permissions and free space"));
-}
-
 // Writes one array, to one file or several with an index. Files get their names when all are
 // complete; what is not finished is removed.
 class ArrayWriter {
  public:
   ArrayWriter(const ExportJob& job, const Array& array, std::map<std::string, std::string> metadata)
       : job_(job), array_(array), metadata_(std::move(metadata)) {}
-  ~ArrayWriter() {
-    file_.close();
-    std::error_code ignored;
-    for (const std::string& name : names_) fs::remove(Path(name) + kPartial, ignored);
-  }
-  ArrayWriter(const ArrayWriter&) = delete;
-  ArrayWriter& operator=(const ArrayWriter&) = delete;
 
   absl::Status Append(const v1::ExportCheckpointResponse& part) {
     const int64_t row_bytes = part.columns() * static_cast<int64_t>(sizeof(float));
@@ -104,8 +92,8 @@ class ArrayWriter {
       if (next_ % rows_per_file_ == 0) RETURN_IF_ERROR(BeginFile());
       const int64_t rows = std::min(static_cast<int64_t>(values.size()) / row_bytes,
                                     rows_per_file_ - next_ % rows_per_file_);
-      file_.write(values.data(), rows * row_bytes);
-      if (!file_) return CannotWrite(Path(names_.back()));
+      RETURN_IF_ERROR(
+          files_.back()->Write(values.substr(0, static_cast<size_t>(rows * row_bytes))));
       values.remove_prefix(static_cast<size_t>(rows * row_bytes));
       next_ += rows;
     }
@@ -118,11 +106,7 @@ class ArrayWriter {
           absl::StrCat("the server ended the export at row ", next_, " of ", array_.rows));
     }
     RETURN_IF_ERROR(EndFile());
-    for (const std::string& name : names_) {
-      std::error_code error;
-      fs::rename(Path(name) + kPartial, Path(name), error);
-      if (error) return CannotWrite(Path(name));
-    }
+    for (const auto& file : files_) RETURN_IF_ERROR(file->Keep());
     return names_.size() > 1 ? WriteIndex() : absl::OkStatus();
   }
 
@@ -151,28 +135,22 @@ class ArrayWriter {
                                        static_cast<int>(names_.size()) + 1, files));
       metadata["first_row"] = absl::StrCat(next_);
     }
-    file_.open(Path(names_.back()) + kPartial, std::ios::binary);
-    file_ << SafetensorsStart(names_.back(), metadata,
-                              std::min(rows_per_file_, array_.rows - next_), array_.columns);
-    return file_ ? absl::OkStatus() : CannotWrite(Path(names_.back()));
+    files_.push_back(std::make_unique<PartialFile>(Path(names_.back())));
+    return files_.back()->Write(SafetensorsStart(
+        names_.back(), metadata, std::min(rows_per_file_, array_.rows - next_), array_.columns));
   }
 
-  absl::Status EndFile() {
-    if (!file_.is_open()) return absl::OkStatus();
-    file_.close();
-    return file_ ? absl::OkStatus() : CannotWrite(Path(names_.back()));
-  }
+  absl::Status EndFile() { return files_.empty() ? absl::OkStatus() : files_.back()->Close(); }
 
   // Which tensor is in which file, as the tools around safetensors have it.
   absl::Status WriteIndex() const {
     nlohmann::ordered_json index;
     index["metadata"] = {{"total_size", total_bytes()}};
     for (const std::string& name : names_) index["weight_map"][name] = name + kEnd;
-    const std::string path = Path(array_.name()) + ".index.json";
-    std::ofstream file(path);
-    file << index.dump(2) << "\n";
-    file.close();
-    return file ? absl::OkStatus() : CannotWrite(path);
+    PartialFile file(Path(array_.name()) + ".index.json");
+    RETURN_IF_ERROR(file.Write(Dump(index, 2) + "\n"));
+    RETURN_IF_ERROR(file.Close());
+    return file.Keep();
   }
 
   const ExportJob& job_;
@@ -181,7 +159,7 @@ class ArrayWriter {
   int64_t rows_per_file_ = 1;
   int64_t next_ = 0;  // row
   std::vector<std::string> names_;
-  std::ofstream file_;
+  std::vector<std::unique_ptr<PartialFile>> files_;
 };
 
 class Exporter {

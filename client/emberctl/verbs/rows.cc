@@ -1,5 +1,7 @@
-#include <fstream>
+#include <filesystem>
+#include <optional>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -158,10 +160,11 @@ std::string CheckFormat(const std::string& file) {
                       "\" must end with .npy or .safetensors, which selects the format");
 }
 
-absl::Status Written(const std::ofstream& file, const std::string& path) {
-  if (file) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      path, ": cannot be written; check that the folder exists, permissions and free space"));
+// Where a symbolic link to a file leads, so that the link stays.
+std::string TargetOf(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::canonical(path, error);
+  return std::filesystem::is_regular_file(target, error) ? target.string() : path;
 }
 
 absl::Status ExportTable(Session& session, const RowsTarget& target) {
@@ -171,28 +174,28 @@ absl::Status ExportTable(Session& session, const RowsTarget& target) {
   const client::TableInfo* const table = model.FindTable(target.table);
   const int64_t rows =
       table == nullptr ? 0 : table->vocabulary_size;  // the export says what is wrong
-  std::ofstream file;
+  std::optional<PartialFile> file;
   const auto write = [&](int64_t first_row, absl::Span<const float> values, int64_t columns) {
     if (first_row == 0) {
-      file.open(target.file, std::ios::binary);
+      file.emplace(TargetOf(target.file));
       const std::string name =
           target.slot.empty() ? target.table : absl::StrCat(target.table, ".", target.slot);
-      file << (absl::EndsWith(target.file, ".npy")
-                   ? NpyHeader(rows, columns)
-                   : SafetensorsStart(name, {{"format", "emberd"}, {"model", target.model}}, rows,
-                                      columns));
+      RETURN_IF_ERROR(
+          file->Write(absl::EndsWith(target.file, ".npy")
+                          ? NpyHeader(rows, columns)
+                          : SafetensorsStart(name, {{"format", "emberd"}, {"model", target.model}},
+                                             rows, columns)));
     }
-    file.write(reinterpret_cast<const char*>(values.data()),
-               static_cast<std::streamsize>(values.size() * sizeof(float)));
-    return Written(file, target.file);
+    return file->Write(
+        {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
   };
   client::ExportOptions options;
   options.slot = target.slot;
   // A table takes as long as it takes.
   options.deadline = absl::Hours(24);
   RETURN_IF_ERROR(client->ExportTable(model, target.table, write, options));
-  file.close();
-  RETURN_IF_ERROR(Written(file, target.file));
+  RETURN_IF_ERROR(file->Close());
+  RETURN_IF_ERROR(file->Keep());
   if (session.json) return PrintJson(Json{{"file", target.file}, {"rows", rows}}, session.out);
   session.out << target.file << ": " << Counted(rows, "row") << "\n";
   return absl::OkStatus();
