@@ -287,19 +287,32 @@ absl::Status CheckpointStore::Heartbeat(const std::string& folder) const {
       folder, ": was removed by another process, which found no sign of life of this one"));
 }
 
+// The clock may have been set back, or be behind that of another coordinator.
+absl::StatusOr<int64_t> CheckpointStore::DateAfterOthers(
+    const v1::CheckpointManifest& manifest) const {
+  // What cannot be read has no date, and is no reason to refuse a save.
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(manifest.model()));
+  int64_t newest = GivenUpUntil(manifest.model()).value_or(0);
+  if (!list.checkpoints().empty()) newest = std::max(newest, list.checkpoints(0).saved_at_ms());
+  return std::max(manifest.saved_at_ms(), newest + 1);
+}
+
 absl::Status CheckpointStore::Commit(const std::string& folder,
-                                     const v1::CheckpointManifest& manifest) const {
+                                     v1::CheckpointManifest* made) const {
+  const v1::CheckpointManifest& manifest = *made;
   ReachFailpoint("save.rows_are_written");
   const std::string parent_folder = ModelFolder(manifest.model());
   const std::string target = FolderOf(manifest.model(), manifest.name());
   RETURN_IF_ERROR(Heartbeat(folder));
   for (const auto& file : manifest.files()) RETURN_IF_ERROR(CheckIsThere(folder, file));
   for (const auto& file : manifest.states()) RETURN_IF_ERROR(CheckIsThere(folder, file));
+
+  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(parent_folder));
+  ASSIGN_OR_RETURN(const int64_t date, DateAfterOthers(manifest));
+  made->set_saved_at_ms(date);
   ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
   RETURN_IF_ERROR(files::WriteFileWhole(folder, kManifestFile, text));
   ReachFailpoint("save.manifest_is_written");
-
-  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(parent_folder));
   if (!manifest.parent().empty()) {
     const auto parent = Read(manifest.model(), manifest.parent());
     if (!parent.ok() && !files::IsGone(parent.status())) return parent.status();

@@ -44,9 +44,11 @@ class CheckpointStore {
   absl::StatusOr<std::string> BeginSave(const std::string& model, const std::string& name) const;
   absl::Status Heartbeat(const std::string& folder) const;
   // Makes the folder, with all files that the manifest lists, the checkpoint that the manifest
-  // names. ALREADY_EXISTS: somebody else was faster. FAILED_PRECONDITION: the one that it builds on
-  // is gone.
-  absl::Status Commit(const std::string& folder, const v1::CheckpointManifest& manifest) const;
+  // names. Moves its saved_at_ms, if need be, behind those of all others of the model and what was
+  // given up, so that the newest is the one that was committed last, whatever clocks say.
+  // ALREADY_EXISTS: somebody else was faster. FAILED_PRECONDITION: the one that it builds on is
+  // gone.
+  absl::Status Commit(const std::string& folder, v1::CheckpointManifest* manifest) const;
   // Removes the folder. Idempotent.
   void Abandon(const std::string& folder) const;
 
@@ -85,6 +87,8 @@ class CheckpointStore {
  private:
   std::string ModelFolder(const std::string& model) const;
   std::string FolderOf(const std::string& model, const std::string& name) const;
+  // When it was saved, but later than all others of the model. Under the lock of its folder.
+  absl::StatusOr<int64_t> DateAfterOthers(const v1::CheckpointManifest& manifest) const;
   absl::StatusOr<std::string> MakeWorkFolder(const std::string& model) const;
   // FAILED_PRECONDITION if a log may begin with it. `list`: of the model.
   absl::Status CheckNoLogBegins(const v1::ListCheckpointsResponse& list, const std::string& name,

@@ -49,7 +49,7 @@ class StoreTest : public testing::Test {
       manifest.set_chain(store_.Read("m/1", parent)->chain() + 1);
     }
     *manifest.add_states() = *files::WriteListedFile(folder, "state.s0000.pb", name);
-    return store_.Commit(folder, manifest);
+    return store_.Commit(folder, &manifest);
   }
 
   std::vector<std::string> Names(const std::string& model = "m/1") {
@@ -158,7 +158,7 @@ TEST_F(StoreTest, AChildNeedsTheParentThatItWasMadeOf) {
   manifest.set_parent_id(5);
   manifest.set_chain(1);
   *manifest.mutable_states(0) = *files::WriteListedFile(*folder, "state.s0000.pb", "b");
-  EXPECT_EQ(store_.Commit(*folder, manifest).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(store_.Commit(*folder, &manifest).code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(Names(), ElementsAre("a"));
 }
 
@@ -171,7 +171,7 @@ TEST_F(StoreTest, NeedsAllFilesThatTheManifestLists) {
   manifest.mutable_plan()->set_partitions(1);
   *manifest.add_states() = *files::WriteListedFile(*folder, "state.s0000.pb", "b");
   std::filesystem::remove(files::PathIn(*folder, "state.s0000.pb"));
-  EXPECT_EQ(store_.Commit(*folder, manifest).code(), StatusCode::kDataLoss);
+  EXPECT_EQ(store_.Commit(*folder, &manifest).code(), StatusCode::kDataLoss);
   EXPECT_THAT(Names(), ElementsAre());
 }
 
@@ -190,6 +190,37 @@ TEST_F(StoreTest, AutomaticOnesGoWhenThereAreEnough) {
   const int64_t given_up = store_.List("m/1")->checkpoints(0).saved_at_ms();
   EXPECT_GT(*store_.RemoveAutomatic("m/1", 2, 0, given_up), 0);
   EXPECT_THAT(Names(), ElementsAre("kept"));
+}
+
+// A clock that is set back, or the one of another coordinator that is behind: by its own date, the
+// checkpoint that was saved last would be the oldest, and the first to be deleted.
+TEST_F(StoreTest, TheNewestIsTheOneThatWasCommittedLastWhateverTheClockSays) {
+  constexpr uint64_t kHistory = 7;
+  clock_ = 100;
+  for (const char* name : {"1", "2", "3"}) ASSERT_TRUE(Save(name, "", true, kHistory).ok());
+  clock_ = 0;
+  ASSERT_TRUE(Save("4", "", true, kHistory).ok());
+  ASSERT_TRUE(Save("5", "", true, kHistory).ok());
+  EXPECT_THAT(Names(), ElementsAre("5", "4", "3", "2", "1"));
+  EXPECT_EQ(store_.Newest("m/1")->name(), "5");
+  EXPECT_EQ(store_.Read("m/1", "5")->saved_at_ms(), 105);
+  ASSERT_TRUE(store_.SetBeginning(*store_.Read("m/1", "5"), kHistory).ok());
+  EXPECT_EQ(store_.Delete("m/1", "5", kHistory).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_GT(*store_.RemoveAutomatic("m/1", 2, kHistory), 0);
+  EXPECT_THAT(Names(), ElementsAre("5", "4"));
+}
+
+TEST_F(StoreTest, WhatIsSavedAfterRowsWereGivenUpIsLaterThanThat) {
+  clock_ = 100;
+  ASSERT_TRUE(Save("a").ok());
+  ASSERT_TRUE(store_.GiveUp("m/1").ok());
+  EXPECT_EQ(*store_.GivenUpUntil("m/1"), 101);
+  ASSERT_TRUE(store_.Delete("m/1", "a").ok());
+  clock_ = 0;
+  ASSERT_TRUE(Save("b").ok());
+  EXPECT_GT(store_.Read("m/1", "b")->saved_at_ms(), *store_.GivenUpUntil("m/1"));
+  ASSERT_TRUE(store_.GiveUp("m/1").ok());
+  EXPECT_EQ(*store_.GivenUpUntil("m/1"), store_.Read("m/1", "b")->saved_at_ms());
 }
 
 // storage.durability LOG: without the checkpoint that it goes on from a log is worth nothing.

@@ -284,7 +284,7 @@ absl::Status CheckpointSave::OfOther(const absl::Status& status, size_t m) const
 // The one that was asked for comes last: who finds it finds the others.
 absl::Status CheckpointSave::Commit() {
   for (auto saved = models_.rbegin(); saved != models_.rend(); ++saved) {
-    const absl::Status status = store_->Commit(saved->folder, saved->manifest);
+    const absl::Status status = store_->Commit(saved->folder, &saved->manifest);
     if (status.ok()) {
       saved->folder.clear();
       continue;

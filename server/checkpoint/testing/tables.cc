@@ -159,7 +159,7 @@ absl::Status TestTables::Save(const CheckpointStore& store, const std::string& n
   }
   ASSIGN_OR_RETURN(*manifest.add_states(),
                    files::WriteListedFile(folder, "state.s0000.pb", std::string(100, 's')));
-  RETURN_IF_ERROR(store.Commit(folder, manifest));
+  RETURN_IF_ERROR(store.Commit(folder, &manifest));
   changed_.clear();
   return absl::OkStatus();
 }
