@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
@@ -251,6 +252,25 @@ TEST_F(CheckpointFilesTest, NothingIsWrittenBeforeAllFilesFit) {
   EXPECT_THAT(error(folder_.path()), HasSubstr("slot \"accu\" of table \"u\" does not exist"));
   Write("t.safetensors.index.json", "{}");
   EXPECT_THAT(error(Path("t.safetensors.index.json")), HasSubstr("it has no weight_map"));
+  EXPECT_THAT(service_.assigns(), IsEmpty());
+}
+
+// The last of them, far behind the first batch.
+TEST_F(CheckpointFilesTest, NothingIsWrittenBeforeAllValuesAreFinite) {
+  constexpr int kRows = 300'000;
+  const std::string model =
+      WriteTestFile("infinite.textproto", absl::StrCat(R"(name: "l"
+      tables { name: "big" vocabulary_size: )",
+                                                       kRows, R"( embedding_dim: 4 }
+      features { name: "x" table: "big" })"));
+  ASSERT_EQ(Emberctl({"declare", model, "-a", service_.address()}).code, kOk);
+  std::string rows = Rows(0, kRows, 4);
+  const float bad = -std::numeric_limits<float>::infinity();
+  std::memcpy(rows.data() + rows.size() - sizeof(bad), &bad, sizeof(bad));
+  const Outcome imported = Call({"import", "l", Write("big.npy", NpyHeader(kRows, 4) + rows)});
+  EXPECT_EQ(imported.code, kRefused);
+  EXPECT_THAT(imported.err, HasSubstr("big.npy: table \"big\": row 299999, column 3 is -inf; all "
+                                      "values must be finite. Nothing was written"));
   EXPECT_THAT(service_.assigns(), IsEmpty());
 }
 

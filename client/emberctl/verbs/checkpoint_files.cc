@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/command_line.h"
+#include "base/finite.h"
 #include "base/status.h"
 #include "base/suggest.h"
 #include "client/cpp/client.h"
@@ -424,19 +425,60 @@ absl::StatusOr<std::vector<Piece>> PiecesOf(const client::Model& model, const Im
   return pieces;
 }
 
-absl::Status Assign(client::Client& client, const client::Model& model, const Piece& piece,
-                    const std::function<void(int64_t rows)>& show) {
+// Called with the first row of a batch, as the file counts them, and the values.
+using BatchOfRows = std::function<absl::Status(int64_t row, const std::vector<float>& values)>;
+
+absl::Status ForEachBatch(const Piece& piece, const BatchOfRows& use,
+                          const std::function<void(int64_t rows)>& show) {
   const int64_t batch = std::max<int64_t>(1, kBatchBytes / std::max<int64_t>(1, piece.row_bytes()));
   for (int64_t row = 0; row < piece.tensor.rows; row += batch) {
     const int64_t rows = std::min(batch, piece.tensor.rows - row);
     ASSIGN_OR_RETURN(const std::vector<float> values, ReadRowsOf(piece.tensor, row, rows));
-    std::vector<int64_t> ids(static_cast<size_t>(rows));
+    RETURN_IF_ERROR(use(row, values));
+    show(row + rows);
+  }
+  return absl::OkStatus();
+}
+
+BatchOfRows CheckFinite(const Piece& piece) {
+  return [&piece](int64_t row, const std::vector<float>& values) {
+    const int64_t bad = FindNonFinite(values);
+    if (bad < 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(piece.tensor.path, ": ", piece.array(), ": row ",
+                     piece.first_row + row + bad / piece.tensor.columns, ", column ",
+                     bad % piece.tensor.columns, " is ", values[static_cast<size_t>(bad)],
+                     "; all values must be finite. Nothing was written"));
+  };
+}
+
+BatchOfRows Assign(client::Client& client, const client::Model& model, const Piece& piece) {
+  return [&](int64_t row, const std::vector<float>& values) {
+    std::vector<int64_t> ids(values.size() / static_cast<size_t>(piece.tensor.columns));
     std::iota(ids.begin(), ids.end(), piece.first_row + row);
     client::AssignOptions options;
     options.slot = piece.slot;
-    RETURN_IF_ERROR(Annotate(client.AssignRows(model, piece.table, ids, values, options).status(),
-                             absl::StrCat(piece.array(), ", imported up to row ", ids.front())));
-    show(row + rows);
+    return Annotate(client.AssignRows(model, piece.table, ids, values, options).status(),
+                    absl::StrCat(piece.array(), ", imported up to row ", ids.front()));
+  };
+}
+
+// Of all pieces in turn, with a line that says how far it is.
+absl::Status ForEachPiece(Session& session, const std::vector<Piece>& pieces,
+                          absl::string_view verb,
+                          const std::function<BatchOfRows(const Piece&)>& use) {
+  int64_t total = 0;
+  for (const Piece& piece : pieces) total += piece.bytes();
+  const absl::Time begin = absl::Now();
+  Progress progress(session);
+  int64_t done = 0;
+  for (const Piece& piece : pieces) {
+    const std::string name =
+        absl::StrCat(verb, piece.table, piece.slot.empty() ? "" : ".", piece.slot);
+    RETURN_IF_ERROR(ForEachBatch(piece, use(piece), [&](int64_t rows) {
+      progress.Show(name, done + rows * piece.row_bytes(), total, absl::Now() - begin);
+    }));
+    done += piece.bytes();
   }
   return absl::OkStatus();
 }
@@ -460,21 +502,9 @@ absl::Status ImportCheckpoint(Session& session, const ImportJob& job) {
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
   ASSIGN_OR_RETURN(const client::Model model, client->DescribeModel(job.model));
   ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(model, job));
-  int64_t total = 0;
-  for (const Piece& piece : pieces) total += piece.bytes();
-  const absl::Time begin = absl::Now();
-  {
-    Progress progress(session);
-    int64_t done = 0;
-    for (const Piece& piece : pieces) {
-      const std::string name =
-          piece.slot.empty() ? piece.table : absl::StrCat(piece.table, ".", piece.slot);
-      RETURN_IF_ERROR(Assign(*client, model, piece, [&](int64_t rows) {
-        progress.Show(name, done + rows * piece.row_bytes(), total, absl::Now() - begin);
-      }));
-      done += piece.bytes();
-    }
-  }
+  RETURN_IF_ERROR(ForEachPiece(session, pieces, "check ", CheckFinite));
+  RETURN_IF_ERROR(ForEachPiece(session, pieces, "",
+                               [&](const Piece& piece) { return Assign(*client, model, piece); }));
   return PrintImported(session, job, pieces);
 }
 
@@ -500,7 +530,8 @@ void AddCheckpointImport(CLI::App& checkpoint, Session& session) {
   auto [verb, job] = AddVerb(
       checkpoint, session, "import",
       "Overwrite complete tables, or slots, of a declared model with the rows of files. Nothing is "
-      "written until all files have been checked; if it is interrupted, run it again",
+      "written until all files are known to fit and to hold only finite numbers; if it is "
+      "interrupted, run it again",
       "emberctl checkpoint import my_model users.npy", ImportCheckpoint);
   verb->add_option("MODEL", job->model, "Name of the model")->required();
   verb->add_option("PATH", job->path,

@@ -454,9 +454,21 @@ class CheckpointTest(Case):
             before = {name: model.table(name) for name in "ab"}
             with self.assertRaisesRegex(ValueError, "step: 4 is not in .*there are \\[3\\]"):
                 checkpoint_utils.restore_checkpoint(cp_manager=manager, step=4, model=other, optimizer=other_optimizer)
+
+            def broken(variables, spec, stacks=checkpoint_utils._stacks):
+                made = stacks(variables, spec)
+                made["a_b"]["slot"]["velocity"][72, 3] = np.inf  # row 97 of b, behind all of a
+                return made
+
+            with unittest.mock.patch.object(checkpoint_utils, "_stacks", broken):
+                checkpoint_utils.save_checkpoint(cp_manager=manager, step=5, model=net, optimizer=optimizer, feature_specs=specs,
+                                                 num_global_devices=1, num_sc_per_device=4)
+            manager.wait_until_finished()
+            with self.assertRaisesRegex(ValueError, "inf in row 97, column 3 of slot 'velocity' of table 'b'; all values must be finite"):
+                checkpoint_utils.restore_checkpoint(cp_manager=manager, step=5, model=other, optimizer=other_optimizer)
             other.dense = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
             with self.assertRaisesRegex(ValueError, r"dense/bias: the checkpoint has the shape \[1\]; the model \[2\]"):
-                checkpoint_utils.restore_checkpoint(cp_manager=manager, model=other, optimizer=other_optimizer)
+                checkpoint_utils.restore_checkpoint(cp_manager=manager, step=3, model=other, optimizer=other_optimizer)
             for name in "ab":
                 np.testing.assert_array_equal(model.table(name), before[name])
             manager.close()

@@ -211,7 +211,12 @@ def _assign(model: Model, stacks: Mapping[str, Any], spec: Any) -> None:
             raise ValueError(f"table {table.table_name!r}: the checkpoint has the slots {', '.join(slots) or 'none'}; the optimizer {info.optimizer} "
                              f"has {', '.join(info.slots) or 'none'}")
         for slot, values in (("", stacks[stack.stack_name]["table"]), *slots.items()):
-            writes.append((table.table_name, np.asarray(values)[rows, :table.embedding_dim], slot))
+            held = np.asarray(values)[rows, :table.embedding_dim]
+            if not np.isfinite(held).all():
+                row, column = np.argwhere(~np.isfinite(held))[0]
+                raise ValueError(f"the checkpoint has {held[row, column]} in row {row}, column {column} of "
+                                 f"{f'slot {slot!r} of ' if slot else ''}table {table.table_name!r}; all values must be finite")
+            writes.append((table.table_name, held, slot))
     missing = set(model.tables) - {name for name, _, _ in writes}
     if missing:
         raise ValueError(f"the checkpoint has no table {sorted(missing)[0]!r}")
