@@ -160,7 +160,7 @@ absl::Status AutoCheckpoints::Recover(const std::string& model) {
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     if (info.saved_at_ms() <= given_up) break;
     status = RecoverFrom(info);
-    if (!files::IsGone(status)) return status;
+    if (!files::IsGone(status)) return status;  // which says nothing against the checkpoint
     ops::Log(
         ops::LogLevel::kError, "a checkpoint is damaged; trying an older one",
         {{"model", model}, {"checkpoint", info.name()}, {"reason", std::string(status.message())}});
@@ -186,9 +186,15 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
     tell(bytes);
     return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(const auto restored, registry_->Restore(source.chain.front().manifest().config(),
-                                                           source, &stopping_));
-  restored->metrics->Add(ops::MetricId::kModelRecoveries);
+  const auto restored =
+      registry_->Restore(source.chain.front().manifest().config(), source, &stopping_);
+  // It was found in its folder, so that this is a shard which does not know what it was told before
+  // a restart.
+  if (absl::IsNotFound(restored.status())) {
+    return absl::AbortedError(restored.status().message());
+  }
+  RETURN_IF_ERROR(restored.status());
+  (*restored)->metrics->Add(ops::MetricId::kModelRecoveries);
   ops::Log(ops::LogLevel::kWarning, "a model that had lost rows is back at a checkpoint",
            {{"model", model},
             {"checkpoint", checkpoint.name()},
@@ -269,11 +275,14 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
   const auto remember = [&](uint64_t history, int64_t changes, int64_t saved_at_ms) {
     MutexLock lock(&mutex_);
     Saved& saved = saved_[name];
+    // By the clock of whoever saved it, which may be ahead of this one's. It gets older all the
+    // same.
+    const absl::Duration age = absl::Now() - absl::FromUnixMillis(saved_at_ms);  // a date
+    const absl::Time at = SteadyNow() - std::max(age, absl::ZeroDuration());
+    const bool known = saved.history == history && saved.changes == changes;
+    saved.at = known ? std::min(saved.at, at) : at;
     saved.history = history;
     saved.changes = changes;
-    // By the clock of whoever saved it, which may be ahead of this one's.
-    const absl::Duration age = absl::Now() - absl::FromUnixMillis(saved_at_ms);  // a date
-    saved.at = SteadyNow() - std::max(age, absl::ZeroDuration());
     return Due(saved, *model, reason);
   };
   const auto newest = checkpoints_->store().Newest(name);

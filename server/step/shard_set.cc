@@ -41,7 +41,10 @@ absl::StatusOr<ShardTransfers::Results> ShardTransfers::Ask(const std::string& t
   rpc::CallContext context(SteadyNow() + kPollDeadline, trace);
   Results results(shards_.size());
   RETURN_IF_ERROR(shards_.OnAll([&](int shard) -> absl::Status {
-    ASSIGN_OR_RETURN(results[shard], shards_[shard].GetTransfer(request, &context));
+    auto result = shards_[shard].GetTransfer(request, &context);
+    // Nothing of the model or its checkpoint is missing: whoever began it may begin it again.
+    if (absl::IsNotFound(result.status())) return absl::AbortedError(result.status().message());
+    ASSIGN_OR_RETURN(results[shard], std::move(result));
     return Annotate(ErrorOf(results[shard]), shards_[shard].name());
   }));
   return results;

@@ -105,6 +105,7 @@ class ShardTransfers {
   uint64_t id() const { return id_; }
 
   // Blocks until all shards are done, or one of them has failed. CANCELLED with the context.
+  // ABORTED if a shard does not know it any more, as after a restart.
   absl::StatusOr<Results> Await(rpc::CallContext* context, const BytesReport& report);
   // The shards may forget it.
   void Keep() { over_ = true; }

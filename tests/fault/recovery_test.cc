@@ -1,14 +1,17 @@
 // storage.durability CHECKPOINT: models are saved by themselves, and rows that shards have lost
 // come back from the newest good checkpoint, on all shards together, with nobody asking for it.
 // What was given up on purpose does not.
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "gmock/gmock.h"
@@ -24,15 +27,19 @@ namespace recovery_test {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class RecoveryTest : public ClusterFixture {
  protected:
-  void SetUp() override {
-    StartCluster({.shards = 2,
-                  .coordinators = 2,
-                  .config = absl::StrCat("storage { directory: \"", storage_.path(),
-                                         "\" durability: CHECKPOINT every_seconds: 100000 }")},
-                 MixedModel("mixed"));
+  void SetUp() override { ASSERT_NO_FATAL_FAILURE(Start({})); }
+  void Start(const std::map<std::string, std::string>& failpoints, int every_seconds = 100'000) {
+    StartCluster(
+        {.shards = 2,
+         .coordinators = 2,
+         .config = absl::StrCat("storage { directory: \"", storage_.path(),
+                                "\" durability: CHECKPOINT every_seconds: ", every_seconds, " }"),
+         .failpoints = failpoints},
+        MixedModel("mixed"));
     ASSERT_NO_FATAL_FAILURE(AwaitCheckpoints(1));
     initial_ = TableDigest();
   }
@@ -183,6 +190,70 @@ TEST_F(RecoveryTest, AnOlderCheckpointServesWhereTheNewestIsDamaged) {
   EXPECT_EQ(AwaitTables(), saved);
   EXPECT_THAT(cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1),
               HasSubstr("a checkpoint is damaged"));
+}
+
+class RecoveryFaultTest : public RecoveryTest {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(Start({{"shard-1", "restore.rows_are_here=die"}}));
+  }
+};
+
+// It does not know the restore when it is back, which says nothing against the checkpoint.
+TEST_F(RecoveryFaultTest, AShardThatDiesInARecoveryDoesNotBringBackAnOlderCheckpoint) {
+  Train(0);
+  Save("older");
+  Train(1);
+  const std::string saved = TableDigest();
+  Save("newest");
+  LoseShard(0);
+  ASSERT_TRUE(Eventually([&] { return !cluster_->shard_process(1)->Running(); }));
+  cluster_->KillShard(1);
+  ASSERT_TRUE(cluster_->RestartShard(1).ok());
+  EXPECT_EQ(AwaitTables(), saved);
+  EXPECT_THAT(cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1),
+              Not(HasSubstr("a checkpoint is damaged")));
+}
+
+class ClockTest : public RecoveryTest {
+ protected:
+  void SetUp() override {
+    std::ofstream(clock_, std::ios::binary) << std::string(sizeof(int64_t), '\0');
+    SetAhead(absl::Hours(1));
+    setenv("EMBERD_CLOCK", clock_.c_str(), /*overwrite=*/1);
+    ASSERT_NO_FATAL_FAILURE(Start({}, /*every_seconds=*/1));
+  }
+  void TearDown() override {
+    RecoveryTest::TearDown();
+    unsetenv("EMBERD_CLOCK");
+  }
+  // In place: processes have mapped it.
+  void SetAhead(absl::Duration ahead) {
+    const int64_t nanoseconds = absl::ToInt64Nanoseconds(ahead);
+    std::fstream(clock_, std::ios::in | std::ios::out | std::ios::binary)
+        .write(reinterpret_cast<const char*>(&nanoseconds), sizeof(nanoseconds));
+  }
+  bool AwaitSaved(int64_t changes) {
+    return Eventually([&] {
+      const auto list = List();
+      return !list.empty() && list[0].changes >= changes;
+    });
+  }
+
+  const TempDir folder_ = *TempDir::Create();
+  const std::string clock_ = folder_.Path("clock");
+};
+
+// By their dates, what is saved from then on would be older than all that is there.
+TEST_F(ClockTest, AClockThatIsSetBackKeepsNobodyFromSavingAndRestoringTheNewest) {
+  Train(0);
+  ASSERT_TRUE(AwaitSaved(1));
+  SetAhead(absl::ZeroDuration());
+  Train(1);
+  const std::string saved = TableDigest();
+  ASSERT_TRUE(AwaitSaved(2));
+  KillAll();
+  EXPECT_EQ(AwaitTables(), saved);
 }
 
 TEST_F(RecoveryTest, ModelsComeBackThatNobodyDeclaresAgain) {
