@@ -297,6 +297,23 @@ void HostedModels::Abandon(uint64_t model_id, uint64_t history) {
   Remove(engine_id).IgnoreError();  // without it in the log, it comes back and is not served
 }
 
+void HostedModels::AbandonRestored() {
+  if (place_.index != 0) return;
+  std::vector<std::pair<uint64_t, uint64_t>> left;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [id, model] : models_) {
+      if (model.restored && !model.serving) left.emplace_back(model.model_id(), model.history());
+    }
+  }
+  for (const auto& [model_id, history] : left) {
+    ops::Log(ops::LogLevel::kWarning,
+             "a restore that was not finished before a restart is given up",
+             {{"model_id", absl::StrCat(absl::Hex(model_id, absl::kZeroPad16))}});
+    Abandon(model_id, history);
+  }
+}
+
 void HostedModels::AddChange(uint64_t model_id) {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);

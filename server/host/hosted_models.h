@@ -80,6 +80,9 @@ class HostedModels {
                           uint64_t checkpoint_id, const Rest& rest);
   // Gives up rows that nobody was told to serve.
   void Abandon(uint64_t model_id, uint64_t history);
+  // The same, when all of the log was read, of restored rows that shard 0 has: it is told first to
+  // serve, so that nobody was, and whoever restored them will not say so after its restart.
+  void AbandonRestored();
 
   // An update or assignment was made.
   void AddChange(uint64_t model_id);

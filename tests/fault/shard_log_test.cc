@@ -241,6 +241,24 @@ TEST_F(LogTest, ARestoredModelComesBackAsItWasAfterTheRestore) {
   EXPECT_EQ(Tables(), Undisturbed(2));
 }
 
+// Nobody has told the shards to serve what was restored, and nobody will.
+TEST_F(LogTest, ARestoreThatDiesBeforeItIsServedCanBeMadeAgain) {
+  Start("", {{"coordinator-0", "model.is_made=die@2"}});
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  const std::string tables = Tables();
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "mine"}).ok());
+  ASSERT_NO_FATAL_FAILURE(Train(1));
+  EXPECT_FALSE(client_->RestoreCheckpoint("mixed", {.name = "mine"}).ok());
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  const auto restored =
+      Await([&] { return client_->RestoreCheckpoint("mixed", {.name = "mine"}); });
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  model_ = *client_->DescribeModel("mixed");
+  EXPECT_EQ(Tables(), tables);
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  EXPECT_EQ(Tables(), tables);
+}
+
 TEST_F(LogTest, TheCheckpointThatLogsGoOnFromStays) {
   Start();
   const auto save = [&](const std::string& name) {

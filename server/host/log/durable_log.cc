@@ -595,6 +595,7 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
   over_ = false;
   thread_ = std::thread([this, models = parts.models] {
     const absl::Status status = Recover();
+    if (status.ok()) models->AbandonRestored();
     // Not before: every model had to be able to make room for the next one, and the log takes down
     // what is not pinned any more.
     if (status.ok()) models->PinAgain();
