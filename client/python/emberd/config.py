@@ -58,6 +58,12 @@ def _kinds(base: Any) -> List[Any]:
     return own + [kind for one in base.__subclasses__() for kind in _kinds(one)]
 
 
+def optimizer_of_kind(kind: str) -> "Optimizer":
+    """One without values of its own, as Table.optimizer names it."""
+    found: Optimizer = next(one for one in _kinds(Optimizer) if one.kind == kind)()
+    return found
+
+
 def _as_json(value: Any, what: str) -> Any:
     if isinstance(value, (Optimizer, Initializer)):
         return value.to_json()

@@ -416,6 +416,30 @@ class OwnTablesTest(Case):
         with self.assertRaisesRegex(TypeError, "weight_decay_factor"):
             self.step(made, sparse)
 
+    def test_a_model_that_is_given_keeps_its_optimizer(self):
+        made, _ = self.made(("a", "b"), optimizer=emberd.SGD(learning_rate=0.5))
+        bare = [emberd.TableConfig(name, 64, 4) for name in ("a", "b")]
+        ids = {name: torch.tensor([1, 2]) for name in ("a", "b")}
+        ebc = emberd.torch.EmbeddingBagCollection(bare, model=made.model, group="bare")
+        self.addCleanup(ebc.finish)
+        sparse = ebc.optimizer()
+        self.assertEqual([group["lr"] for group in sparse.param_groups], [None, None])
+        self.step(ebc, sparse, ids)
+        self.assertEqual(made.model.table("a")[1, 0], 0.5)
+        sparse.param_groups[0]["weight_decay"] = 0.5
+        with self.assertRaisesRegex(ValueError, "group of table 'a': 'weight_decay' is not allowed.*TableConfig.optimizer"):
+            self.step(ebc, sparse, ids)
+        sparse = ebc.optimizer()
+        torch.optim.lr_scheduler.ExponentialLR(sparse, 0.5)
+        with self.assertRaisesRegex(ValueError, r"group of table 'a': lr: None.*scheduler.*optimizer\(lr="):
+            sparse.step()
+        sparse = ebc.optimizer(lr=0.25)
+        sparse.step()
+        self.assertEqual(made.model.table("a")[1, 0], 0.25)
+        weights = torch.ones(1, 2, requires_grad=True)
+        with self.assertRaisesRegex(ValueError, "combiner: None of table 'a' is not allowed for weights.*TableConfig.combiner"):
+            ebc({**ids, "a": emberd.Dense(torch.tensor([[1, 2]]), weights)})
+
 
 if __name__ == "__main__":
     main()

@@ -95,7 +95,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
     features: emberd.FeatureConfig; default: one for each table, of its name.
     model: the name under which the tables are declared; or an emberd.Model that has these tables and features, as the one that serves
-      a checkpoint: its optimizers are as they are there, and `client` is not needed.
+      a checkpoint: its optimizers are as they are there, and `client` is not needed. The combiner must be given as it is there, by
+      TableConfig.combiner, for weights that require a gradient; a description of the model does not say it.
     group: the name of the run: training under the same name continues the run; its first step warns of that, and of tables that another
       group has trained, unless `next_step` was asked for, or a state loaded or restored, before. rank and size default to those of
       torch.distributed, if that is initialized.
@@ -133,6 +134,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else list(features)
         self.config = config.ModelConfig(model.name if isinstance(model, Model) else model, list(tables), given, optimizer, plan, seed)
         self.model: Model = _declared(self.config, client, model)
+        self._given = isinstance(model, Model)  # what the config does not say is as it is there
         self.reduction, self.accumulate, self.partial = reduction, accumulate, partial
         self.frozen: FrozenSet[str] = frozenset()  # tables
         rank, size = _rank_and_size(rank, size)
@@ -217,7 +219,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._send_ahead()
 
     def optimizer(self, lr: Optional[float] = None, weight_decay: Union[float, Mapping[str, float], None] = None) -> "EmbeddingOptimizer":
-        """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says.
+        """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says, or what the table was
+        declared with, where an emberd.Model was given and the config names no optimizer; `group["lr"]` is None then.
 
         weight_decay: of every table, or of some by name: rows of the batch are multiplied by 1 - lr * weight_decay before their update, as
         torch.optim.AdamW does, and SGD. It is `group["weight_decay"]` of the table's group; default: the config's weight_decay_factor.
@@ -317,6 +320,11 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             raise ValueError(f"weights of {', '.join(map(repr, weights))}: their gradient needs the rows of this step, which are not "
                              "known with pipelined, nor with another consistency than 'sync'; give weights.detach(), or make the "
                              "module without these")
+        tables = {feature.table for name, feature in self.model.features.items() if name in weights}
+        for table in self.config.tables:
+            if self._given and table.combiner is None and table.name in tables:
+                raise errors.InvalidArgument(f"combiner: None of table {table.name!r} is not allowed for weights that require a gradient; it must be that with which "
+                                             f"model {self.model.name!r} was declared: give it by TableConfig.combiner")
         return weights
 
     def _pass_to_weights(self, found: Any, weights: Mapping[str, torch.Tensor], ids: Any) -> Any:
@@ -327,6 +335,14 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             result[name] = pass_to_weights(result[name], of_feature, prepared[name], self.model.features[name].output_shape,
                                            table.combiner or "mean", functools.partial(self.model.read_rows, table.name))
         return KeyedTensor(result) if is_jagged(ids) else result
+
+    def _optimizer_of(self, table: config.TableConfig) -> Optional[config.Optimizer]:
+        """None: that of the given model, of which only the kind is known."""
+        given = table.optimizer or self.config.optimizer
+        if given is None and self._given:
+            return None
+        found: config.Optimizer = config.named(given or "adagrad", config.Optimizer, "optimizer")
+        return found
 
     def _skip_current(self) -> None:
         step = self._current

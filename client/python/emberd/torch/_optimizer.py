@@ -21,18 +21,23 @@ _OF_TORCH = frozenset(("momentum", "betas", "eps", "dampening", "nesterov", "max
 class _Kind:
     """What a group of a table with this optimizer may have."""
 
-    def __init__(self, optimizer: config.Optimizer) -> None:
+    def __init__(self, optimizer: config.Optimizer, known: bool = True) -> None:
+        """known: with its values; otherwise the kind alone."""
         self.name = type(optimizer).__name__
         self.fields = {one.name: None for one in dataclasses.fields(optimizer) if one.name != "learning_rate" and "float" in str(one.type)}
         self.refused = _OF_TORCH.difference(self.fields)
-        self.multiplies_decay = bool(getattr(optimizer, "multiply_weight_decay_factor_by_learning_rate", None))
+        self.multiplies_decay = bool(getattr(optimizer, "multiply_weight_decay_factor_by_learning_rate", None)) if known else None
 
 
 class EmbeddingOptimizer(torch.optim.Optimizer):
     """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` and `weight_decay` go to the cluster with
     each step, and what else has the name of a field of the table's optimizer: `group["clip_weight_max"] = 1.0`. The formula and all
     other values are those of the table; a group that has torch's `momentum`, `eps` and so on is refused by `step`. Learning-rate
-    schedulers and GradScaler work."""
+    schedulers and GradScaler work.
+
+    `lr` None: the rate that the table was declared with. It is so where the module was given an emberd.Model, but neither the table's
+    optimizer nor `lr`; a scheduler then needs `lr`.
+    """
 
     def __init__(self, collection: "EmbeddingBagCollection", lr: Optional[float], weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
         self.collection = collection
@@ -42,17 +47,17 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         if unknown:
             raise errors.InvalidArgument(f"weight_decay: {unknown[0]!r} is not allowed; it must be one of the tables, {', '.join(names)}")
         groups: List[Dict[str, Any]] = []
+        said = {table.name: collection._optimizer_of(table) for table in collection.config.tables}
         for table in collection.config.tables:
-            given = table.optimizer or collection.config.optimizer or "adagrad"
-            declared = config.named(given, config.Optimizer, "optimizer").learning_rate
-            rate = _native.real(lr, "lr") if lr is not None else 0.01 if declared is None else declared
+            optimizer = said[table.name]
+            rate = _native.real(lr, "lr") if lr is not None else None if optimizer is None else 0.01 if optimizer.learning_rate is None else optimizer.learning_rate
             # Until there are activations: an optimizer must have a parameter in each group.
             groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name,
                            **({"weight_decay": _decay(decays[table.name], "weight_decay")} if table.name in decays else {})})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
-        self._kinds = {table.name: _Kind(config.named(table.optimizer or collection.config.optimizer or "adagrad", config.Optimizer, "optimizer"))
-                       for table in collection.config.tables}
+        self._kinds = {name: _Kind(config.optimizer_of_kind(collection.model.tables[name].optimizer), known=False) if one is None else _Kind(one)
+                       for name, one in said.items()}
         self._features: Dict[str, List[str]] = {table.name: [] for table in collection.config.tables}
         for feature in collection.config.features:
             self._features[feature.table].append(feature.name)
@@ -72,12 +77,19 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
             name = next(name for name in group if name in kind.refused)
             raise errors.InvalidArgument(f"group of table {table!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
                                          f"{kind.name}, of which a step may have lr, weight_decay, {', '.join(kind.fields)}")
-        rate = group["lr"]
-        values = {"learning_rate": rate if type(rate) is float and math.isfinite(rate) else _native.real(rate, f"group of table {table!r}: lr")}
+        rate, values = group["lr"], {}
+        if rate is not None:
+            values["learning_rate"] = rate if type(rate) is float and math.isfinite(rate) else _native.real(rate, f"group of table {table!r}: lr")
+        elif "initial_lr" in group:
+            raise errors.InvalidArgument(f"group of table {table!r}: lr: None, the rate of the declared table, is not allowed with a scheduler, which changes "
+                                         "a rate that it knows; give it by optimizer(lr=...), or by TableConfig.optimizer")
         if "weight_decay" in group and "weight_decay" not in kind.fields:
             if "weight_decay_factor" in group:
                 raise errors.InvalidArgument(f"group of table {table!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
             decay = _decay(group["weight_decay"], f"group of table {table!r}: weight_decay")
+            if rate is None or kind.multiplies_decay is None:
+                raise errors.InvalidArgument(f"group of table {table!r}: 'weight_decay' is not allowed where the module does not know the table's optimizer, for it is "
+                                             "applied with the rate; give the module the optimizer, by TableConfig.optimizer or `optimizer`, or set 'weight_decay_factor'")
             values["weight_decay_factor"] = decay if kind.multiplies_decay else decay * values["learning_rate"]
         values.update((name, _native.real(group[name], f"group of table {table!r}: {name}")) for name in group if name in kind.fields)
         return values
