@@ -485,6 +485,45 @@ class PrefetcherTest(Case):
                 ebc({"t": torch.tensor([2])})
             break
 
+    def test_a_loop_may_be_left_and_another_begun(self):
+        batches = [{"ids": {"t": torch.tensor([k])}} for k in range(6)]
+        for depth, pipelined, stop in ((1, False, 2), (2, False, 2), (3, False, 1), (2, True, 2), (4, True, 3)):
+            ebc = self.make(model=f"left_{depth}_{pipelined}", pipelined=pipelined)
+            sparse = ebc.optimizer()
+            kept = []  # errors, as a notebook keeps them, and so the loops
+            loader = emberd.torch.Prefetcher(batches, ebc, depth=depth)
+            for turn in range(4):
+                try:
+                    for place, batch in enumerate(emberd.torch.Prefetcher(batches, ebc, depth=depth) if turn < 2 else loader):
+                        ebc(batch["ids"])["t"].sum().backward()
+                        sparse.step()
+                        if place + 1 == stop:
+                            if turn < 2:
+                                break
+                            raise ZeroDivisionError
+                except ZeroDivisionError as error:
+                    kept.append(error)
+            ebc.finish()
+            self.assertEqual(ebc.model.read_rows("t", range(6))[:, 0].tolist(), [-4] * stop + [0] * (6 - stop), (depth, pipelined))
+
+    def test_validation_within_a_loop(self):
+        batches = [{"ids": {"t": torch.tensor([k])}} for k in range(6)]
+        ebc = self.make()
+        sparse = ebc.optimizer()
+        for place, batch in enumerate(emberd.torch.Prefetcher(batches, ebc)):
+            ebc(batch["ids"])["t"].sum().backward()
+            sparse.step()
+            if place == 2:
+                ebc.eval()
+                for other in emberd.torch.Prefetcher(batches, ebc):
+                    ebc(other["ids"])
+                ebc.train()
+                with torch.no_grad():
+                    for other in emberd.torch.Prefetcher(batches, ebc):
+                        ebc(other["ids"])
+                self.assertEqual(len(ebc._ahead), 1)  # of the outer loop
+        self.assertEqual(ebc.model.read_rows("t", range(6))[:, 0].tolist(), [-1] * 6)
+
 
 class StateTest(Case):
     def test_a_state_that_does_not_fit_is_refused(self):

@@ -83,8 +83,9 @@ def _declared(described: config.ModelConfig, client: Optional[Client], model: Un
 class _Ahead:
     """What was prefetched: ids as they were given, and their step once they have been sent."""
 
-    def __init__(self, ids: Any) -> None:
+    def __init__(self, ids: Any, loop: Optional[object] = None) -> None:
         self.ids = ids
+        self.loop = loop  # over a Prefetcher
         self.step: Optional[Step] = None
 
 
@@ -213,10 +214,20 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, or the same ids, in the same order. Errors
         in them are raised there."""
+        self._prefetch(ids)
+
+    def _prefetch(self, ids: Any, loop: Optional[object] = None) -> None:
         if self.accumulate:
             raise RuntimeError("accumulate: the ids of a step are known only when it ends, so they cannot be prefetched")
-        self._ahead.append(_Ahead(ids))
+        self._ahead.append(_Ahead(ids, loop))
         self._send_ahead()
+
+    def _forget_ahead(self, loop: object) -> None:
+        """What this loop has prefetched and not used; those of others, which are wanted, are sent again if they were behind it."""
+        others = deque(ahead for ahead in self._ahead if ahead.loop is not loop)
+        if len(others) < len(self._ahead) or not others:
+            self._ahead = others
+            self._steps.forget()
 
     def optimizer(self, lr: Optional[float] = None, weight_decay: Union[float, Mapping[str, float], None] = None) -> "EmbeddingOptimizer":
         """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says, or what the table was

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Iterator, Optional
 
+import torch
+
 from .. import _native
 from ..trainer import ahead, ids_of
 from ._collection import EmbeddingBagCollection
@@ -27,17 +29,20 @@ class Prefetcher:
         self.ids = ids_of if ids is None else ids
         if not callable(self.ids):
             raise _native.refuse_kind(ids, "ids", "a function")
+        self._loop = object()  # the last one that was begun
 
     def __repr__(self) -> str:
         return f"emberd.torch.Prefetcher of {self.collection.model.name!r}, depth={self.depth}"
 
     def __iter__(self) -> Iterator[Any]:
-        for _, batch in ahead(self.loader, self._send, self._pace, lambda _: self.collection._ahead.clear()):
+        self.collection._forget_ahead(self._loop)  # an error that is kept, as a notebook does, keeps its loop from ending
+        self._loop = loop = object()
+        for _, batch in ahead(self.loader, lambda batch: self._send(batch, loop), self._pace, lambda _: self.collection._forget_ahead(loop)):
             yield batch
 
-    def _send(self, batch: Any) -> None:
-        if self.collection.training:
-            self.collection.prefetch(self.ids(batch))
+    def _send(self, batch: Any, loop: object) -> None:
+        if self.collection.training and torch.is_grad_enabled():
+            self.collection._prefetch(self.ids(batch), loop)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
