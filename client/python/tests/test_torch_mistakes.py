@@ -88,6 +88,19 @@ class MistakesTest(Case):
             self.assertEqual((refused, ebc.next_step), (2, 9), (accumulate, pipelined))
             self.assertEqual(ebc.model.read_rows("t", [1])[0, 0], -7 if pipelined else -8)
 
+    def test_calls_that_accumulate_go_on_after_a_refused_step(self):
+        ebc = self.make(accumulate=True)
+        sparse = ebc.optimizer(lr=1.0)
+        for k in range(4):
+            (ebc({"t": torch.tensor([k])})["t"].sum() * (float("nan") if k == 1 else 1.0)).backward()
+            if k == 1:
+                with self.assertRaisesRegex(ValueError, "finite"):
+                    sparse.step()
+            else:
+                sparse.step()
+            sparse.zero_grad()
+        self.assertEqual((ebc.next_step, ebc.model.read_rows("t", range(4))[:, 0].tolist()), (4, [-1, 0, -1, -1]))
+
     def test_a_checkpoint_of_a_step_is_waited_for_and_gone_back_to(self):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
             ebc = emberd.torch.EmbeddingBagCollection(tables("t"), client=client, model="best")

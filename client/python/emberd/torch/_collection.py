@@ -482,8 +482,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _forget_parts(self) -> None:
         """Those that have gradients, or whose step has been sent."""
-        coming = [part for part in self._parts if self._current is None and not _has_gradient(part)]
+        step = self._current
+        coming = [part for part in self._parts if step is None and not _has_gradient(part)]
         self._forget()
+        self._current = step  # is skipped by the next call, as any that was not ended
         self._parts, self._spared = coming, len(coming)
         for optimizer in self._optimizers:
             optimizer._show(*(leaves for _, leaves in coming))
