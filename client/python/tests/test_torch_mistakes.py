@@ -101,6 +101,46 @@ class MistakesTest(Case):
             sparse.zero_grad()
         self.assertEqual((ebc.next_step, ebc.model.read_rows("t", range(4))[:, 0].tolist()), (4, [-1, 0, -1, -1]))
 
+    def test_an_interrupted_step_is_ended_or_gone_on_from(self):
+        for accumulate, pipelined, method in ((False, False, "receive_update"), (False, True, "receive_update"), (True, False, "receive_update"),
+                                              (True, False, "receive_lookup")):
+            for then in ("step", "call", "zero_grad"):
+                ebc = self.make(model=f"{method}_{accumulate}_{pipelined}_{then}", accumulate=accumulate, pipelined=pipelined)
+                sparse = ebc.optimizer(lr=1.0)
+                lost = False
+                for k in range(4):
+                    try:
+                        found = ebc({"t": torch.tensor([1])})["t"]
+                    except KeyboardInterrupt:  # pipelined: of the step before
+                        found = ebc({"t": torch.tensor([1])})["t"]
+                    found.sum().backward()
+                    if k != 2:
+                        sparse.step()
+                        continue
+                    with unittest.mock.patch.object(emberd.train.TrainStream, method, side_effect=KeyboardInterrupt):
+                        with self.assertRaises(KeyboardInterrupt):
+                            sparse.step()
+                    if then == "zero_grad":
+                        sparse.zero_grad()
+                        lost = method == "receive_lookup"
+                    elif then == "step" or method == "receive_lookup":
+                        sparse.step()
+                ebc.finish()
+                self.assertEqual(ebc.model.read_rows("t", [1])[0, 0], -3 if lost else -4, (method, accumulate, pipelined, then))
+
+    def test_a_step_that_nobody_answered_in_time_is_ended_later(self):
+        ebc = self.make(patience=0.1)
+        sparse = ebc.optimizer(lr=1.0)
+        for k in range(3):
+            ebc({"t": torch.tensor([1])})["t"].sum().backward()
+            if k == 1:
+                gone = emberd.Unavailable("gone")
+                with unittest.mock.patch.multiple(emberd.train.TrainStream, receive_update=unittest.mock.Mock(side_effect=gone)):
+                    with unittest.mock.patch.object(emberd.client.Model, "train", side_effect=gone), self.assertRaises(emberd.Unavailable):
+                        sparse.step()
+            sparse.step()
+        self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (3, -3))
+
     def test_a_checkpoint_of_a_step_is_waited_for_and_gone_back_to(self):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
             ebc = emberd.torch.EmbeddingBagCollection(tables("t"), client=client, model="best")

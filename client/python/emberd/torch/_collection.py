@@ -359,7 +359,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         step = self._current
         if step is None:
             return
-        if not step.forgotten:
+        if step.gradients is not None:
+            self._steps.confirm(given=step)  # what has been sent, when it was interrupted
+        elif not step.forgotten:
             if self._has_unused():
                 raise RuntimeError(f"step {step.number} has gradients that no optimizer().step() has used: "
                                    + ("call it after each " if self._optimizers else "this module has no optimizer. Rows are no parameters, so that one of torch does "
@@ -369,8 +371,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._forget()
 
     def _has_unused(self) -> bool:
-        """Gradients that would be lost, unless they overflowed or were refused."""
-        if self._current is not None and (self._current.forgotten or self._current.refused):
+        """Gradients that would be lost, unless they overflowed, were refused or have been sent."""
+        if self._current is not None and (self._current.forgotten or self._current.refused or self._current.gradients is not None):
             return False
         parts = [leaves for _, leaves in self._parts] or [self._leaves]
         grads = [leaf.grad for leaves in parts for leaf in leaves.values() if leaf.grad is not None]
@@ -428,6 +430,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """Makes one step of the calls: its lookup tells the cluster all ids."""
         names = dict.fromkeys(name for ids, _ in self._parts for name in ids)
         parts = {name: [(ids[name], leaves[name]) for ids, leaves in self._parts if name in ids] for name in names}
+        self._steps.forget()  # what an interrupted attempt has sent
         step = self._steps.send({name: concatenate([ids for ids, _ in of_name], f'feature "{name}"', self.model.features[name].output_shape)
                                  for name, of_name in parts.items()})
         self._steps.receive(step)
@@ -463,6 +466,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _update(self, values: Mapping[str, Dict[str, float]], checkpoint: Optional[str]) -> None:
         hyper = self._shared_by_stacks(values)
+        if self._current is not None and self._current.gradients is not None:  # its update has been sent, when it was interrupted
+            self._steps.confirm(given=self._current)
+            self._forget()
+            return
         if self._current is None:
             # The backward of some never came: they are no part of the step.
             self._parts = [part for place, part in enumerate(self._parts) if place >= self._spared or _has_gradient(part)]
