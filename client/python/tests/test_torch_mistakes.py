@@ -4,11 +4,13 @@ What this would catch: a gradient that is dropped without a word, a module that 
 that nobody can wait for.
 """
 
+import gc
 import os
 import re
 import tempfile
 import unittest.mock
 import warnings
+import weakref
 
 import numpy as np
 
@@ -140,6 +142,22 @@ class MistakesTest(Case):
                         sparse.step()
             sparse.step()
         self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (3, -3))
+
+    def test_activations_go_when_their_step_has_ended(self):
+        for accumulate in (False, True):
+            ebc = self.make(model=f"gone_{accumulate}", accumulate=accumulate)
+            sparse = ebc.optimizer()
+            gc.disable()
+            try:
+                found = ebc({"t": torch.tensor([1])})["t"]
+                found.sum().backward()
+                seen = weakref.ref(found)
+                sparse.step()
+                sparse.zero_grad()
+                del found
+                self.assertIsNone(seen(), accumulate)
+            finally:
+                gc.enable()
 
     def test_a_checkpoint_of_a_step_is_waited_for_and_gone_back_to(self):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:

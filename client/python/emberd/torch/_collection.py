@@ -418,7 +418,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         leaves: Dict[str, torch.Tensor] = {}
 
         def is_open() -> bool:
-            return any(part is leaves for _, part in self._parts)
+            return any(part is prepared for part, _ in self._parts)  # by what refers to no leaf: a cycle would keep its memory
 
         leaves.update((name, self._leaf(values, is_open)) for name, values in self.model.lookup(prepared, partial=self._steps.partial).items())
         self._parts.append((prepared, leaves))
