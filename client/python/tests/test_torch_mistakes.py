@@ -159,6 +159,20 @@ class MistakesTest(Case):
             finally:
                 gc.enable()
 
+    def test_ids_may_change_before_their_step_has_ended(self):
+        for accumulate, prefetched in ((False, False), (False, True), (True, False)):
+            ebc = self.make(model=f"changed_{accumulate}_{prefetched}", accumulate=accumulate)
+            sparse = ebc.optimizer()
+            ids = {"t": torch.tensor([1])}
+            if prefetched:
+                ebc.prefetch(ids)
+            found = ebc(ids)["t"]
+            ids["t"].fill_(2)  # a loader's buffer, with the next batch
+            found.sum().backward()
+            ebc._steps._leave()  # as a connection that is lost
+            sparse.step()
+            self.assertEqual(ebc.model.read_rows("t", [1, 2])[:, 0].tolist(), [-1, 0], (accumulate, prefetched))
+
     def test_a_checkpoint_of_a_step_is_waited_for_and_gone_back_to(self):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
             ebc = emberd.torch.EmbeddingBagCollection(tables("t"), client=client, model="best")

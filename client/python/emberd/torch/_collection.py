@@ -17,7 +17,7 @@ from .. import _native, _records, config, errors
 from .._jagged import Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
 from .._pace import Paces
 from .._place import serves
-from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
+from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, map_arrays
 from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps
 from ..trainer import Checkpointed
@@ -282,6 +282,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """What forward is given, as it is sent."""
         return prepare(ids)
 
+    def _prepare_own(self, ids: Any) -> Dict[str, Ids]:
+        """The same, in memory of its own: a loader may fill its buffers anew before the step, which may be sent again, has ended."""
+        return {name: map_arrays(_copy, value) for name, value in self._prepare(ids).items()}
+
     def _side_by_side(self, ids: Any) -> bool:
         """Whether the activations are columns of one tensor."""
         return is_jagged(ids)
@@ -293,7 +297,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                     moving = self._moving(ahead.ids)
                     if moving is not ahead.ids and not moving:
                         continue
-                    ahead.step = self._steps.send(self._prepare(moving), self._side_by_side(moving))
+                    ahead.step = self._steps.send(self._prepare_own(moving), self._side_by_side(moving))
                 except (errors.Error, ValueError, TypeError):
                     return
 
@@ -312,7 +316,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         try:
             if step is None or step.forgotten:
                 self._steps.forget()
-                step = self._steps.send(self._prepare(ids), self._side_by_side(ids))
+                step = self._steps.send(self._prepare_own(ids), self._side_by_side(ids))
             found = self._steps.receive(step)
         finally:
             self._send_ahead()
@@ -413,7 +417,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """No update comes between the calls of a step, so that each may look up by itself."""
         self._skip_current()
         ids = self._moving(ids)
-        prepared = self._prepare(ids)
+        prepared = self._prepare_own(ids)
         self._steps.confirm(all_of_them=True)
         leaves: Dict[str, torch.Tensor] = {}
 
@@ -503,6 +507,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._parts, self._spared = [], 0
         for optimizer in self._optimizers:
             optimizer._show()
+
+
+def _copy(values: Any) -> Any:
+    return values.copy() if isinstance(values, np.ndarray) else values
 
 
 def _has_gradient(part: Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]) -> bool:
