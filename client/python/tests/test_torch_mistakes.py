@@ -501,6 +501,16 @@ class OwnTablesTest(Case):
         with self.assertRaisesRegex(TypeError, "weight_decay_factor"):
             self.step(made, sparse)
 
+    def test_groups_take_what_a_rule_names(self):
+        rule = emberd.Custom(1.0, expression="w = w - lr * scale * eps * g", hyper_parameters={"scale": 1.0, "eps": 1.0})
+        made, sparse = self.made(("t",), optimizer=rule)
+        sparse.param_groups[0].update(scale=3.0, eps=2.0)
+        self.step(made, sparse)
+        self.assertEqual(made.model.table("t")[1, 0], 1 - 6)
+        sparse.param_groups[0]["betas"] = (0.9, 0.99)
+        with self.assertRaisesRegex(ValueError, "'betas' is not allowed.*Custom.*lr, weight_decay, clip_gradient_min.*, scale, eps$"):
+            self.step(made, sparse)
+
     def test_a_model_that_is_given_keeps_its_optimizer(self):
         made, _ = self.made(("a", "b"), optimizer=emberd.SGD(learning_rate=0.5))
         bare = [emberd.TableConfig(name, 64, 4) for name in ("a", "b")]

@@ -24,7 +24,9 @@ class _Kind:
     def __init__(self, optimizer: config.Optimizer, known: bool = True) -> None:
         """known: with its values; otherwise the kind alone."""
         self.name = type(optimizer).__name__
-        self.fields = {one.name: None for one in dataclasses.fields(optimizer) if one.name != "learning_rate" and "float" in str(one.type)}
+        self.fields = {one.name: None for one in dataclasses.fields(optimizer)
+                       if one.name != "learning_rate" and "float" in str(one.type) and "Mapping" not in str(one.type)}
+        self.fields.update(dict.fromkeys(getattr(optimizer, "hyper_parameters", None) or ()))  # of a rule of the user's own
         self.refused = _OF_TORCH.difference(self.fields)
         self.multiplies_decay = bool(getattr(optimizer, "multiply_weight_decay_factor_by_learning_rate", None)) if known else None
 
