@@ -104,6 +104,11 @@ class Steps:
         return not self.pipelined and self._options["consistency"] == "sync"
 
     @property
+    def only_looked_up(self) -> bool:
+        """Whether there are no steps, for no table has an optimizer."""
+        return all(table.optimizer == "none" for table in self.model.tables.values())
+
+    @property
     def joined(self) -> bool:
         """Whether the number of the next step is known."""
         return self._next is not None
@@ -348,7 +353,7 @@ class Steps:
                 self._leave()
                 now = time.monotonic()
                 began = began or now
-                if now - began > self.patience:
+                if now - began > self.patience or self.only_looked_up:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import tempfile
+import time
 import unittest.mock
 import warnings
 import weakref
@@ -194,6 +195,21 @@ class MistakesTest(Case):
             self.assertEqual(ebc({"t": torch.tensor([1])})["t"].tolist(), [[-1] * 4])
             ebc.finish()
 
+
+    def test_a_model_that_serves_has_a_state_and_no_steps(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            ebc = emberd.torch.EmbeddingBagCollection(tables("t"), client=client, model="trained")
+            ebc.finish()
+            ebc.model.save_checkpoint("one")
+            live = emberd.torch.EmbeddingBagCollection(tables("t"), model=client.serve("trained", "one", serve_as="live"))
+            began = time.monotonic()
+            state = live.state_dict()
+            self.assertEqual(state["_extra_state"], {"model": "live", "group": "train", "next_step": 0})
+            live.load_state_dict(state)
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "optimizer none"):
+                live({"t": torch.tensor([1])})
+            self.assertEqual(live.eval()({"t": torch.tensor([1])})["t"].tolist(), [[0] * 4])
+            self.assertLess(time.monotonic() - began, 30)  # of 60 of patience
 
     def test_missing_features_are_named(self):
         """A name that is wrong is not one that is missing."""

@@ -257,7 +257,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._steps.finish()
 
     def get_extra_state(self) -> Dict[str, Any]:
-        """For state_dict: names and the next step; no tables."""
+        """For state_dict: names and the next step, 0 of a model that serves; no tables."""
+        if self._steps.only_looked_up:
+            return {"model": self.model.name, "group": self._steps.group, "next_step": 0}
         return {"model": self.model.name, "group": self._steps.group, "next_step": self._steps.reached}
 
     def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
