@@ -430,6 +430,9 @@ class OptimizerTest(Case):
         other = ebc.optimizer(lr=1.0)
         other.load_state_dict(state)
         self.assertEqual(other.param_groups[0]["lr"], 0.25)
+        decayed = ebc.optimizer(lr=1.0, weight_decay=0.5)
+        decayed.load_state_dict(state)
+        self.assertNotIn("weight_decay", decayed.param_groups[0])
         ebc({"t": torch.tensor([1])})  # a step that is not ended
         other.load_state_dict(sparse.state_dict())
         two = self.make(described=tables("t"), model="two_features",

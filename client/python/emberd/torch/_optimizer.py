@@ -110,7 +110,9 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         if list(given) != list(self._placeholders):
             raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}")
         for group in self.param_groups:
-            group.update({name: value for name, value in given[group["table"]].items() if name != "params"})
+            loaded = {**given[group["table"]], "params": group["params"]}
+            group.clear()
+            group.update(loaded)
 
     def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
         """Makes the activations of the step the parameters, so that their gradients can be inspected."""
