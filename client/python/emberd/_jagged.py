@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +36,28 @@ def has_lengths(ids: Any) -> bool:
     return all(callable(getattr(ids, name, None)) for name in ("values", "lengths", "offsets", "weights_or_none"))
 
 
+def _strides(ids: Any, keys: int, lengths: int) -> List[int]:
+    """Samples of each key: not all have as many where torchrec's tensor has variable batch sizes."""
+    if callable(getattr(ids, "inverse_indices_or_none", None)) and ids.inverse_indices_or_none() is not None:
+        raise ValueError("inverse_indices: not allowed, for activations are given as the samples are, without a repetition; give a KeyedJaggedTensor without "
+                         "them, and index its activations")
+    if callable(getattr(ids, "stride_per_key", None)):
+        strides = [int(one) for one in ids.stride_per_key()]
+        if len(strides) != keys or sum(strides) != lengths:
+            raise ValueError(f"stride_per_key: {strides} are not allowed; they must be one for each of the {keys} keys, and {lengths} in all, as lengths are")
+        return strides
+    if keys and lengths % keys:
+        raise ValueError(f"lengths: {lengths} are not allowed; they must be a multiple of the {keys} keys")
+    return [lengths // keys] * keys if keys else []
+
+
 def split_jagged(ids: Any) -> Dict[str, Ids]:
     keys, values, weights = list(ids.keys()), to_array(ids.values(), "values"), ids.weights_or_none()
     floats = None if weights is None else to_array(weights, "weights")
     lengths = as_row_ids(to_array(ids.lengths(), "lengths"), "lengths")
-    if keys and lengths.size % len(keys):
-        raise ValueError(f"lengths: {lengths.size} are not allowed; they must be a multiple of the {len(keys)} keys")
     result: Dict[str, Ids] = {}
     begin = 0
-    for key, of_key in zip(keys, lengths.reshape(len(keys), -1)):
+    for key, of_key in zip(keys, np.split(lengths, np.cumsum(_strides(ids, len(keys), lengths.size))[:-1])):
         splits = np.concatenate([[0], np.cumsum(of_key)])
         end = begin + int(splits[-1])
         if key in result or (of_key < 0).any() or end > len(values):
@@ -59,9 +72,14 @@ def split_jagged(ids: Any) -> Dict[str, Ids]:
 
 
 def prepare(ids: Any) -> Dict[str, Ids]:
-    """What a module is given, as NumPy's arrays."""
+    """What a module is given, as NumPy's arrays. Of a KeyedJaggedTensor the activations lie side by side."""
     if is_jagged(ids):
-        return split_jagged(ids)
+        split = split_jagged(ids)
+        samples = {name: len(one.row_splits) - 1 for name, one in split.items() if isinstance(one, Ragged)}
+        if len(set(samples.values())) > 1:
+            raise ValueError(f"stride_per_key: {samples} are not allowed; activations of one KeyedTensor have the same number of samples. Give the ids by feature, as "
+                             "a mapping of emberd.Ragged")
+        return split
     check_mapping(ids, "ids")
     result: Dict[str, Ids] = {name: to_array(value, f'feature "{name}"') if type(value) is torch.Tensor else
                               map_arrays(functools.partial(to_array, what=f'feature "{name}"'), value) for name, value in ids.items()}

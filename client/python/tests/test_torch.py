@@ -276,6 +276,29 @@ class ModuleTest(Case):
         self.assertEqual(found.values().grad.tolist(), [[1] * 4] * 2)
         self.assertEqual(ebc.model.read_rows("b", [4])[0, 0], 0)
 
+    def test_a_jagged_tensor_with_variable_batch_sizes_is_cut_by_them_or_refused(self):
+        jagged = Jagged()
+        jagged.stride_per_key = lambda: [2, 2]  # as torchrec has it where batches are of one size
+        jagged.inverse_indices_or_none = lambda: None
+        bags = self.make(described=tables("a", "b", dim=2, initializer=emberd.RowId()))
+        self.assertEqual(bags.eval()(jagged).values().tolist(), [[5, 5, 9, 9], [0, 0, 16, 16]])
+        collection = emberd.torch.EmbeddingCollection(list(bags.config.tables), model=bags.model)
+        jagged.lengths, jagged.weights_or_none = lambda: torch.tensor([1, 1, 1, 1]), lambda: None
+        jagged.stride_per_key = lambda: [1, 3]
+        found = collection(jagged)
+        self.assertEqual({name: (one.values()[:, 0].tolist(), one.lengths().tolist()) for name, one in found.items()},
+                         {"a": ([1], [1]), "b": ([2, 3, 4], [1, 1, 1])})
+        for module in (bags.train(), bags.eval()):
+            with self.assertRaisesRegex(ValueError, "stride_per_key: {'a': 1, 'b': 3} are not allowed"):
+                module(jagged)
+        jagged.inverse_indices_or_none = lambda: (["a", "b"], torch.tensor([[0, 0, 0], [0, 1, 2]]))
+        for module in (bags, collection):
+            with self.assertRaisesRegex(ValueError, "inverse_indices: not allowed"):
+                module(jagged)
+        jagged.inverse_indices_or_none, jagged.stride_per_key = lambda: None, lambda: [1, 2]
+        with self.assertRaisesRegex(ValueError, "4 in all"):
+            collection(jagged)
+
     def test_embedding_bag_has_the_signature_of_torch_nn(self):
         plain = torch.nn.EmbeddingBag(20, 3, mode="mean")
         bag = emberd.torch.EmbeddingBag(20, 3, client=self.client, model="bag")
