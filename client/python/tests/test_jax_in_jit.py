@@ -141,6 +141,27 @@ class InJitTest(Case):
         emb.finish()
         self.assertEqual(emb.model.read_rows("t", [1, 2, 63])[:, 0].tolist(), [0.25 - 2 * RATE, 0.25 - 4 * RATE, 0.25])
 
+    def test_weights_that_the_loss_is_differentiated_with_respect_to_are_refused(self):
+        emb = self.make()
+        ids, weights = np.array([[1, 2], [3, 3]], np.int32), jnp.full((2, 2), 2.0)
+
+        def loss_of(token, weights, shown):
+            return emb.in_jit(token, {"t": emberd.Dense(ids, shown(weights))})["t"].sum() * weights.sum()
+
+        def same(weights):
+            return weights
+
+        for of in ((0, 1), 1):
+            for gradient in (jax.grad(loss_of, of), jax.jit(jax.grad(loss_of, of), static_argnums=2)):
+                with self.assertRaisesRegex(ValueError, r"feature 't': weights: .* jax.lax.stop_gradient\(weights\)"):
+                    gradient(emb.token(), weights, same)
+        self.assertEqual(emb.next_step, 0)
+        found = 0.25 * 2 * 4 * DIM  # of all rows, with their weights
+        np.testing.assert_array_equal(jax.grad(loss_of, (0, 1))(emb.token(), weights, jax.lax.stop_gradient)[1], np.full((2, 2), found))
+        jax.grad(loss_of)(emb.token(), weights, same)  # a constant here
+        self.assertEqual(emb.next_step, 2)
+        self.assertEqual(emb.model.read_rows("t", [1, 3])[:, 0].tolist(), [0.25 - 2 * RATE * 2 * 8, 0.25 - 2 * RATE * 4 * 8])
+
     def test_sequences_and_a_part_of_the_features(self):
         tables = []
         for way in ("outside", "in jit", "ahead"):

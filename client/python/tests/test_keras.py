@@ -154,6 +154,29 @@ class LayerTest(Case):
         rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
         self.assertEqual(rows[:5, 0].tolist(), [0, -2, -2, -0.5, 0])
 
+    def test_weights_that_are_trained_are_refused(self):
+        layer, label = self.make(), np.zeros((8, 4), np.float32)
+
+        class Net(keras.Model):
+            def __init__(self, shown):
+                super().__init__()
+                self.layer, self.shown = layer, shown
+                self.scales = self.add_weight(shape=(8, 2), initializer="ones")
+
+            def call(self, inputs, training=False):
+                return self.layer(inputs, weights=self.shown(self.scales * 2.0), training=training) + keras.ops.sum(self.scales)
+
+        for shown in (lambda weights: weights, keras.ops.stop_gradient):
+            net = Net(shown)
+            net.compile(optimizer=keras.optimizers.SGD(0.5), loss="mse")
+            if shown is keras.ops.stop_gradient:
+                net.train_on_batch(np.ones((8, 2), np.int32), label)
+            else:
+                with self.assertRaisesRegex(ValueError, r"'t': weights: the loss is differentiated .*stop_gradient\(weights\)"):
+                    net.train_on_batch(np.ones((8, 2), np.int32), label)
+        self.assertLess(layer.tables.read_rows("t", [1])[0, 0], 0)
+        self.assertLess(float(keras.ops.max(net.scales)), 1)
+
     def test_a_sequence_has_a_row_for_each_id(self):
         table = self.table(initializer=emberd.RowId())
         layer = self.make({"history": emberd.keras.FeatureConfig("history", table, (None, 3), (None, 3, 4)),

@@ -125,7 +125,8 @@ class Embedding(_native.Uncopied, Checkpointed):
         ids: by feature an array [samples] or [samples, k], or as FeatureConfig.output_shape says; Dense, Ragged, Sparse or Sequences.
           Ragged.values may be filled up at the end, so that shapes stay the same from step to step and nothing is compiled anew. JAX has
           int32 ids unless jax_enable_x64 is set. NumPy's that do not fit, and those of a larger table, are refused: send them ahead. Arguments of
-          a jitted function JAX cuts to 32 bits before this sees them: id 2^32 + 5 becomes 5.
+          a jitted function JAX cuts to 32 bits before this sees them: id 2^32 + 5 becomes 5. Weights have no gradient, so that ValueError refuses those that
+          the loss is differentiated with respect to; jax.lax.stop_gradient(weights) are allowed.
         step: the number that `send` or `prefetch` gave: the ids are on their way, and only their shapes matter here.
         hyper: gives the hyper-parameters of a step as `update` takes them, of its number; it is traced, as a schedule of
           optax is: `hyper=lambda step: {"learning_rate": schedule(step)}`. The same function each time.

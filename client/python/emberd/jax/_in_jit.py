@@ -61,6 +61,14 @@ def in_order(callback: Any, result: Any, *arguments: Any) -> Any:
     return call(*arguments)
 
 
+def _refuse_learned(ids: Mapping[str, Any]) -> None:
+    """Of what JAX says about arguments of a function with a gradient of its own. The gradient of weights is not known here: it would be zero, in silence."""
+    for name, one in ids.items():
+        if any(leaf.perturbed for leaf in jax.tree_util.tree_leaves(one, is_leaf=lambda leaf: hasattr(leaf, "perturbed"))):
+            raise ValueError(f"feature {name!r}: weights: the loss is differentiated with respect to them, which this does not do; give jax.lax.stop_gradient(weights), "
+                             "or look the ids up as emberd.Sequences, and multiply their activations by the weights")
+
+
 class Lookups:
     """The function that `Embedding.in_jit` is made of.
 
@@ -76,7 +84,7 @@ class Lookups:
         self._calling: Optional[int] = None  # the thread of the callback that is being made
         self.used = False
         self.function = jax.custom_vjp(self._primal, nondiff_argnums=(3,))
-        self.function.defvjp(self._forward, self._backward)
+        self.function.defvjp(self._forward, self._backward, symbolic_zeros=True)
 
     def wait(self) -> None:
         """Until the callbacks of what has been started have been made. Not so in one, where an iterator may come to its end."""
@@ -98,7 +106,9 @@ class Lookups:
         """Without a gradient: a lookup that is no step."""
         return in_order(self._noting(self._evaluate), self._shapes(ids), ids)
 
-    def _forward(self, token: Any, ids: Mapping[str, Ids], step: Any, hyper: Any) -> Any:
+    def _forward(self, token: Any, ids: Any, step: Any, hyper: Any) -> Any:
+        _refuse_learned(ids)
+        token, ids, step = jax.tree_util.tree_map(lambda one: one.value, (token, ids, step), is_leaf=lambda one: hasattr(one, "perturbed"))
         result = (jax.ShapeDtypeStruct((), jnp.int32), self._shapes(ids))
         if step is None:
             number, found = in_order(self._noting(self._send_and_receive), result, ids)
@@ -108,6 +118,7 @@ class Lookups:
 
     def _backward(self, hyper: Any, kept: Tuple[Any, Any], gradients: Any) -> Any:
         number, token = kept
+        gradients = {name: jnp.zeros(one.shape, one.dtype) if isinstance(one, jax.custom_derivatives.SymbolicZero) else one for name, one in gradients.items()}
         values = {} if hyper is None else hyper(number)
         in_order(self._noting(self._update), None, number, gradients, values)
         return jnp.zeros_like(token), None, None

@@ -241,7 +241,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     def call(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """inputs: integers (samples,) or (samples, ids of a sample) in the structure of feature_configs; or what `preprocess`
-        gave. weights: floats of the same shapes. A sequence, (samples, positions) or (samples, positions, ids of a position), gives
+        gave. weights: floats of the same shapes; they have no gradient, and ValueError refuses those that are trained: give
+        keras.ops.stop_gradient(weights). A sequence, (samples, positions) or (samples, positions, ids of a position), gives
         (samples, positions, embedding_dim)."""
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)

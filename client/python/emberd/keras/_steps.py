@@ -43,6 +43,11 @@ def shapes_of(model: Model, ids: Mapping[str, Ids]) -> Dict[str, Any]:
     return {name: activation_shape(value, model.features[name].output_shape, model.features[name].embedding_dim) for name, value in ids.items()}
 
 
+def unlearned(name: str) -> ValueError:
+    """Of weights that are trained: their gradient would be zero, in silence."""
+    return ValueError(f"feature {name!r}: weights: the loss is differentiated with respect to them, which this layer does not do; give keras.ops.stop_gradient(weights)")
+
+
 class HostTurns(Turns):
     """Steps that are made one after the other, on one thread, with what goes along with each update."""
 
@@ -96,6 +101,9 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
         if any(getattr(one, "is_meta", False) for value in ids.values() for one in vars(value).values()):
             # Keras asks for shapes.
             return {name: torch.empty(shape, device="meta") for name, shape in shapes_of(model, ids).items()}
+        for name, value in ids.items():
+            if training and torch.is_grad_enabled() and getattr(getattr(value, "weights", None), "requires_grad", False):
+                raise unlearned(name)
         on_cpu = {name: on_host(value) for name, value in ids.items()}
         if torch.is_grad_enabled() and token.value.requires_grad and training:
             names: List[str] = list(on_cpu)
@@ -141,8 +149,19 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
                 one.set_shape(shapes[name])
             return result
 
+        def refused(name: str) -> Any:
+            """The weights. Tapes that go on to what they are made of come here."""
+            @tf.custom_gradient
+            def same(weights: Any) -> Any:
+                def backward(_: Any) -> Any:
+                    raise unlearned(name)
+
+                return tf.identity(weights), backward
+
+            return same(tf.convert_to_tensor(getattr(ids[name], "weights")))
+
         @tf.custom_gradient
-        def begin(_: Any) -> Any:
+        def begin(_: Any, *weights: Any) -> Any:
             number, *found = run(receive, given + sent)
 
             def backward(*gradients: Any) -> Any:
@@ -152,13 +171,14 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
                 done = numpy_function(on_call, [number, *gradients], tf.float32)
                 done.set_shape(())
-                return done
+                return (done, *map(tf.zeros_like, weights))
 
             return found, backward
 
         if token.trainable and token._value is not None:  # built frozen, it is a variable that tapes never watch
             token._value._trainable = True
-        found = begin(token.value) if training and token.trainable else run(look_up, given)[1:]
+        weighted = [refused(name) for name in names if getattr(ids[name], "weights", None) is not None]
+        found = begin(token.value, *weighted) if training and token.trainable else run(look_up, given)[1:]
         return dict(zip(names, found))
 
     return trainer, call, turns
