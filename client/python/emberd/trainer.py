@@ -34,10 +34,13 @@ def ids_of(batch: Any) -> Any:
     return getattr(given, "ids", given)
 
 
-def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forget: Callable[[List[Sent]], None]) -> Iterator[Tuple[Sent, Any]]:
+def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forget: Callable[[List[Sent]], None],
+          begin: Optional[Callable[[], None]] = None) -> Iterator[Tuple[Sent, Any]]:
     """What `send` gave for a batch, and the batch. Before one is given, as many as `pace` says have been sent, its own included. `forget`
-    hears at the end of those that were sent and not given, as where a loop is left."""
+    hears at the end of those that were sent and not given, as where a loop is left; `begin` is called before the first is sent."""
     waiting: Deque[Tuple[Sent, Any]] = deque()
+    if begin is not None:
+        begin()
     pace.pause()
     try:
         for batch in batches:
@@ -90,6 +93,7 @@ class Trainer(_native.Uncopied, Checkpointed):
         self.model = model
         self._steps = Steps(model, group, 0 if rank is None else rank, 1 if size is None else size, **options)
         self._sent: Deque[Step] = deque()  # lookups whose update has not been sent
+        self._loop: Optional[object] = None  # that sends steps ahead
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -127,11 +131,28 @@ class Trainer(_native.Uncopied, Checkpointed):
             self._sent.append(step)
             return step.number
 
-    def forget(self, numbers: List[int]) -> None:
-        """Steps that were sent last and have not been received are as if they had not been sent."""
-        if not numbers:
-            return
+    def begin_loop(self, loop: object) -> None:
+        """Before this loop sends steps ahead. One before it may have been left at any time."""
         with self._lock:
+            self._loop = loop
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Of steps without an update, those that were received are skipped, and the others are as if they had not been sent."""
+        self._skip_received()
+        if self._sent:
+            self._sent.clear()
+            self._steps.forget()
+
+    def _skip_received(self) -> None:
+        while self._sent and self._sent[0].received and not self._sent[0].forgotten:
+            self._steps.skip(self._sent.popleft())
+
+    def forget(self, numbers: List[int], loop: object) -> None:
+        """Steps that were sent last, by this loop, and have not been received are as if they had not been sent."""
+        with self._lock:
+            if not numbers or loop is not self._loop:  # a loop that has begun since has forgotten them
+                return
             self._sent = deque(step for step in self._sent if step.number not in numbers)
             self._steps.forget()  # those before, which are wanted, are sent again
 
@@ -151,11 +172,14 @@ class Trainer(_native.Uncopied, Checkpointed):
 
     def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Lookup]:
         """The number and the activations of the next step, whose ids are sent now, unless they have been, as `number`. A step
-        before it that was not ended is skipped: it counts, and no row changes."""
+        before it that was not ended is skipped: it counts, and no row changes. Where the ids are sent now, those that were sent before and not
+        received are forgotten, as of a loop that was left."""
         with self._lock:
-            if self._sent and self._sent[0].received and not self._sent[0].forgotten:
-                self._steps.skip(self._sent.popleft())
-            number = self.send(ids) if number is None else number
+            if number is None:
+                self._abandon()
+                number = self.send(ids)
+            else:
+                self._skip_received()
             return number, self.receive(number)
 
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
@@ -165,8 +189,11 @@ class Trainer(_native.Uncopied, Checkpointed):
             step = self._at(number)
             if not own and (self._steps.pipelined or len(self._sent) > 1):
                 gradients = {name: np.array(value) for name, value in gradients.items()}
-            self._steps.update(step, gradients, hyper, checkpoint)
-            self._sent.remove(step)
+            try:
+                self._steps.update(step, gradients, hyper, checkpoint)
+            finally:
+                if step.gradients is not None:  # also where waiting for it was interrupted: Steps sees to it
+                    self._sent.remove(step)
 
     def look_up(self, ids: Mapping[str, Ids]) -> Lookup:
         """Rows as they are after all updates, without a step."""

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import unittest.mock
 
 from cluster import ClusterTest, counting_model, emberd, main
 
@@ -109,6 +110,36 @@ class JaxTest(ClusterTest):
         expected = np.full(ROWS, 0.25, np.float32)
         np.subtract.at(expected, np.concatenate(seen), RATE)
         np.testing.assert_array_equal(emb.model.table("t")[:, 0], expected)
+
+    def test_a_loop_is_left_in_the_middle_of_a_step(self):
+        def receive_alone(emb, step):
+            emb.receive(step)
+
+        def interrupted(emb, step):
+            emb.receive(step)
+            with unittest.mock.patch.object(emberd.TrainStream, "receive_update", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+                emb.update(step, {"t": np.ones((BATCH, DIM))})
+
+        left = (("before", lambda emb, step: None, 0), ("received", receive_alone, 1), ("interrupted", interrupted, 1))
+        for name, leave, made in left:
+            for depth in (1, 3):
+                emb, kept = self.make(f"{name}{depth}"), []
+                for _ in range(2):
+                    kept.append(emb.prefetch(batches(4), depth))  # what is left is not collected before the next begins
+                    leave(emb, next(kept[-1])[0])
+                given = emb.prefetch(batches(4), depth)
+                kept.append(next(given)[0])
+                kept[0].close()  # its steps are not those of the new loop
+                self.assertEqual(kept[-1], 2 * made)
+                for step in [kept[-1], *(step for step, _ in given)]:
+                    emb.update(step, {"t": jnp.zeros_like(emb.receive(step)["t"])})
+                leave(emb, next(emb.prefetch(batches(4), depth))[0])
+                jax.grad(lambda token, emb=emb: emb.in_jit(token, {"t": np.array([1])})["t"].sum())(emb.token())
+                self.assertEqual(emb.next_step, 3 * made + 5)
+                rows = [one["ids"]["t"] for one in batches(1)] * 3 if name == "interrupted" else []
+                expected = np.full(ROWS, 0.25, np.float32)
+                np.subtract.at(expected, np.concatenate([*rows, [1]]), RATE)
+                np.testing.assert_array_equal(emb.model.table("t")[:, 0], expected)
 
     def test_what_is_no_mapping_says_what_to_write(self):
         emb = self.make()

@@ -534,6 +534,17 @@ class LayerTest(Case):
         with self.assertRaisesRegex(ValueError, r"depth: 5 is not allowed; it must be in \[1, 4\]"):
             layer.prefetch(batches, depth=5)
 
+    def test_a_loop_that_sends_ahead_is_left_before_a_step_is_made(self):
+        layer, label, kept = self.make(), np.zeros((8, 4), np.float32), []
+        net = self.net(layer)
+        for _ in range(2):
+            kept.append(layer.prefetch([(np.ones((8, 2), np.int32), label)] * 4))
+            net.train_on_batch(next(kept[-1])[0], label)
+            next(kept[-1])
+        for prepared, (_, label) in layer.prefetch([(np.ones((8, 2), np.int32), label)] * 4):
+            net.train_on_batch(prepared, label)
+        self.assertEqual(layer.next_step, 6)
+
     def test_tables_are_set_and_read(self):
         layer = self.make(table=self.table(initializer=emberd.RowId()))
         table = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])

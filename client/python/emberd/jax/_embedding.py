@@ -71,18 +71,25 @@ class Embedding(_native.Uncopied, Checkpointed):
                  ids: Optional[Callable[[Any], Mapping[str, Ids]]] = None) -> Iterator[Tuple[int, Any]]:
         """Yields the number of a step and its batch; the ids of the next batches have been sent by then.
 
-        A loop over it may be left at any time.
+        A loop over it may be left at any time. The next one begins with no step in progress: one that was received and not updated counts, and no row
+        changes; those that were sent and not received are forgotten.
 
         ids: gives the ids of a batch: by default its item or attribute "ids", the first part of a pair as (ids, label), or the
           batch itself.
         depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
         """
         get = ids_of if ids is None else ids
-        return ahead(batches, lambda batch: self.send(get(batch)), self._paces.of(depth), self._forget)
+        loop = object()
 
-    def _forget(self, steps: List[int]) -> None:
-        self._in_jit.wait()  # some of those before may be on their way through JAX
-        self._trainer.forget(steps)
+        def begin() -> None:
+            self._in_jit.wait()
+            self._trainer.begin_loop(loop)
+
+        def forget(steps: List[int]) -> None:
+            self._in_jit.wait()  # some of those before may be on their way through JAX
+            self._trainer.forget(steps, loop)
+
+        return ahead(batches, lambda batch: self.send(get(batch)), self._paces.of(depth), forget, begin)
 
     def receive(self, step: int) -> Dict[str, jax.Array]:
         """The activations of a step, float32 [samples, embedding_dim] by feature."""

@@ -262,7 +262,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         inputs: gives the inputs of a batch: by default its first part, or the batch itself if it is no tuple.
         depth: lookups that are under way at a time, that of the batch given included.
         `fit` takes `((prepared, labels) for prepared, (_, labels) in ...)`. It may draw batches beforehand: where it ends
-        before they do, `finish` forgets what was sent.
+        before they do, the next loop forgets what was sent, and so do `finish` and a step without `prefetch`.
         """
         self._held.declare(self.name)
         if self._held.accumulates:
@@ -274,12 +274,18 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             prepared[PREPROCESSED]["step"] = np.full(1, self._held.trainer.send(ids), np.int32)
             return prepared
 
+        loop = object()
+        trainer = self._held.trainer if isinstance(self._held.trainer, Trainer) else self._held.trainer._trainer
+
+        def begin() -> None:
+            self._wait()
+            trainer.begin_loop(loop)
+
         def forget(batches: List[Any]) -> None:
             self._wait()
-            trainer = self._held.trainer if isinstance(self._held.trainer, Trainer) else self._held.trainer._trainer
-            trainer.forget([int(one[PREPROCESSED]["step"][0]) for one in batches])
+            trainer.forget([int(one[PREPROCESSED]["step"][0]) for one in batches], loop)
 
-        return ahead(batches, send, self._held.paces.of(depth), forget)
+        return ahead(batches, send, self._held.paces.of(depth), forget, begin)
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
         """In the structure of feature_configs."""
