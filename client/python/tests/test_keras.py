@@ -616,6 +616,27 @@ class LayerTest(Case):
         with self.assertRaisesRegex(ValueError, "the structure must be that of feature_configs, a dict of a"):
             layer({"b": np.ones(8, np.int32)})
 
+    def test_a_model_that_is_there_is_the_one_that_the_layer_describes(self):
+        def declared(name, optimizer):
+            return self.client.declare(emberd.ModelConfig(name, [emberd.TableConfig("t", 32, 4, combiner="sum", initializer=emberd.RowId(), optimizer=optimizer)],
+                                                          [emberd.FeatureConfig("t", "t")]))
+
+        model, ids, label = declared("is_there", emberd.SGD(0.5)), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        for options, said in (({"optimizer": "adam"}, "optimizer: 'adam' is not allowed, for that of model 'is_there' is 'sgd'"), ({"rows": 31}, "vocabulary_size: 31"),
+                              ({"dim": 8}, "embedding_dim: 8"), ({"name": "u"}, "name: 'u'")):
+            with self.assertRaisesRegex(ValueError, f"feature 't': table: {said}"):
+                self.make(table=self.table(**options), model=model).tables
+        with self.assertRaisesRegex(ValueError, "there is no feature 'a'; model 'is_there' has t"):
+            self.make({"a": emberd.keras.FeatureConfig("a", self.table(), (8,), (8, 4))}, model=model).tables
+        for rate in (0.25, emberd.SGD(0.25)):
+            before = model.read_rows("t", [1])[0, 0]
+            layer = self.make(table=self.table(optimizer=rate if isinstance(rate, emberd.SGD) else keras.optimizers.SGD(rate)), model=model)
+            self.net(layer).train_on_batch(ids, label)
+            layer.finish()
+            self.assertEqual(before - model.read_rows("t", [1])[0, 0], 16 * 0.25)
+        looked_up = self.make(table=self.table(optimizer="adam"), model=declared("only_looked_up", emberd.NoOptimizer()))
+        self.assertEqual(float(keras.ops.max(looked_up(ids))), 2)
+
     def test_its_shapes_are_those_that_stacks_are_planned_for(self):
         def of(samples, **options):
             return self.make({name: emberd.keras.FeatureConfig(name, self.table(name), (samples,), (samples, 4)) for name in "ab"}, **options)

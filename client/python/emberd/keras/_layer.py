@@ -85,11 +85,8 @@ class _Tables:
         self.accumulates = max(calls.values()) > 1
         if isinstance(given, Model):
             model = given
-            for name, feature in self.features.items():
-                shape = model.features[name].output_shape if name in model.features else ()
-                if shape[1:] not in ((), _positions(feature)):
-                    raise ValueError(f"model: feature {name!r} has the output_shape {list(shape)}; that of its FeatureConfig must be "
-                                     f"(samples, {', '.join(map(str, shape[1:]))}, embedding_dim)")
+            for feature in self.features.values():
+                _check_feature(model, feature, optimizers[feature.table.name])
         else:
             model = (client or default_client()).declare(config.ModelConfig(
                 given or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
@@ -99,8 +96,26 @@ class _Tables:
         hyper = (lambda step: {name: of_step(step) for name, of_step in counting.items()}) if counting else None
         self.trainer, self.call, self.turns = _steps.make(model, hyper, {name: one.rate for name, one in optimizers.items()}, max(calls.values()),
                                                           **options)
+        self.turns.always = isinstance(given, Model)  # which rates it was declared with is not known
         self.model = model
         return model
+
+
+def _check_feature(model: Model, feature: Any, optimizer: TableOptimizer) -> None:
+    """Refuses what differs from a model that is there, as far as that says what it is."""
+    name, table = feature.name, feature.table
+    if name not in model.features:
+        raise ValueError(f"model: there is no feature {name!r}; model {model.name!r} has {', '.join(model.features)}")
+    found = model.tables[model.features[name].table]
+    for what, mine, its in (("name", table.name, found.name), ("vocabulary_size", table.vocabulary_size, found.vocabulary_size),
+                            ("embedding_dim", table.embedding_dim, found.embedding_dim),
+                            ("optimizer", optimizer.declared.kind or "adagrad", found.optimizer)):
+        if mine != its and its != "none":  # without an optimizer it is only looked up
+            raise ValueError(f"feature {name!r}: table: {what}: {mine!r} is not allowed, for that of model {model.name!r} is {its!r}")
+    shape = model.features[name].output_shape
+    if shape[1:] not in ((), _positions(feature)):
+        raise ValueError(f"model: feature {name!r} has the output_shape {list(shape)}; that of its FeatureConfig must be "
+                         f"(samples, {', '.join(map(str, shape[1:]))}, embedding_dim)")
 
 
 def _plan(table_stacking: Any) -> Optional[config.PlanConfig]:
@@ -122,7 +137,10 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     update_stats: not needed; the cluster tunes itself.
     client: of the cluster. Default: the one at the address in EMBERD_ADDRESS, or one that is started for this process.
     model: the name under which the tables are declared, by default that of the layer. If they are there already, they are gone
-      on with, rows and all. Or a declared emberd.Model with these tables and features.
+      on with, rows and all. Or a declared emberd.Model with these tables and features: ValueError if a name, a size or the kind of an optimizer is another.
+      It trains at the learning rates of the layer. Whatever else its tables were declared with stays as it is and is not compared: a combiner, which only
+      "max" of the layer replaces, initializers, and other numbers of optimizers, as Adam's, which is to have bias_correction=False and
+      sum_inside_sqrt=False.
     group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls

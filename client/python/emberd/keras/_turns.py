@@ -21,6 +21,7 @@ class Turns:
         self._trainer, self._calls = trainer, calls
         self.declared = {name: rate for name, rate in rates.items() if rate}
         self.rates = dict(self.declared)
+        self.always = False  # whether rates go along with each update, and not only those that have been set
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, Any]]] = []  # ids and gradients; without those a call has not ended
 
     def look_up(self, ids: Mapping[str, Ids]) -> Any:
@@ -54,7 +55,7 @@ class Turns:
     def _with_rates(self, hyper: Optional[Mapping[str, Any]]) -> Mapping[str, Any]:
         values = {name: dict(one) for name, one in (hyper or {}).items()}
         for name, rate in self.rates.items():
-            if rate != self.declared[name]:
+            if self.always or rate != self.declared[name]:
                 one = values.setdefault(name, {})  # a rate in it is corrected by the step
                 one["learning_rate"] = one.get("learning_rate", self.declared[name]) * (rate / self.declared[name])
         return values
