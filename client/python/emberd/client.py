@@ -360,7 +360,11 @@ def open_client(addresses: Sequence[str]) -> Optional[Client]:
 
 
 def _connect_again(addresses: List[str], options: Dict[str, Any]) -> Client:
-    return connect(addresses, **options)
+    """A copy. It keeps a cluster of this process alive, too."""
+    cluster = next((one._cluster for one in list(_clients) if one._cluster is not None and one.addresses == list(addresses)), None)
+    client = connect(addresses, **options)
+    client._cluster = cluster
+    return client
 
 
 def _model_again(client: Client, name: str) -> "Model":

@@ -3,9 +3,11 @@
 What this would catch: servers that are left when a trainer is killed, or that a worker forked from it keeps alive.
 """
 
+import copy
 import gc
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
@@ -152,6 +154,18 @@ class LocalTest(unittest.TestCase):
         with emberd.local(shards=1).connect() as client:
             pid = client._cluster.pid
         self.assertFalse(running(pid))
+
+    def test_copies_of_a_client_keep_it(self):
+        for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+            client = emberd.local(shards=1, new=True).connect()
+            pid = client._cluster.pid
+            model = copied(client.declare(counting_model("m")))
+            del client
+            gc.collect()
+            self.assertEqual(model.read_rows("t", [1]).tolist(), [[0] * 4])
+            del model
+            gc.collect()
+            self.assertFalse(running(pid))
 
     def test_a_child_starts_its_own(self):
         script = ("import emberd, os, sys\n"
