@@ -19,7 +19,7 @@ from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, 
 
 import numpy.typing as npt
 
-from . import _native, client
+from . import _native, client, errors
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints
 from .client import Applied, Lookup, ModelStatus
@@ -36,17 +36,30 @@ class _Threads:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(_native.whole(threads, "threads", 1, 4096), thread_name_prefix="emberd.aio")
+        self._ended = False
 
     async def run(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
         _native.lib()  # in a forked child, whose threads are gone, it raises
         loop = asyncio.get_running_loop()
         try:
-            waiting = loop.run_in_executor(self._pool, functools.partial(function, *arguments, **options))
+            waiting = loop.run_in_executor(self._pool, functools.partial(self._call, functools.partial(function, *arguments, **options)))
         except RuntimeError as error:  # it has been shut down
             raise ValueError("this client, model or stream has been closed") from error
         return await waiting
 
+    def _call(self, function: Callable[[], Result]) -> Result:
+        cancelled = "the client was closed before this call had ended"
+        if self._ended:  # it has waited for this thread
+            raise errors.Cancelled(cancelled)
+        try:
+            return function()
+        except ValueError as error:
+            if self._ended and type(error) is ValueError:  # it has just begun
+                raise errors.Cancelled(cancelled) from error
+            raise
+
     def end(self) -> None:
+        self._ended = True
         self._pool.shutdown(wait=False)
 
 
@@ -130,8 +143,8 @@ class Client(_native.Uncopied):
 
     async def close(self) -> None:
         """Cancels calls that wait, which raise Cancelled, and disconnects."""
-        self.blocking.close()
         self._threads.end()
+        self.blocking.close()
 
 
 class Model(_native.Uncopied):

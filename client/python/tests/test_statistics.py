@@ -290,6 +290,25 @@ class AsyncioTest(ClusterTest):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster:
             self.assertEqual(asyncio.run(run(cluster.address)), ("one", (1, 4), ["one"]))
 
+    def test_calls_that_wait_for_a_thread_are_cancelled_by_close(self):
+        name = self.declare().name
+
+        async def run():
+            client = await emberd.aio.connect(self.cluster.address, threads=1)
+            model = await client.model(name)
+            hold = threading.Event()
+            client._threads._pool.submit(hold.wait)
+            waiting = [asyncio.create_task(model.lookup({"t": [1]})) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            await client.close()
+            hold.set()
+            for one in await asyncio.gather(*waiting, return_exceptions=True):
+                self.assertIsInstance(one, emberd.Cancelled)
+            with self.assertRaisesRegex(ValueError, "has been closed"):
+                await model.lookup({"t": [1]})
+
+        asyncio.run(run())
+
     def test_a_cancelled_task_no_longer_waits(self):
         name = self.declare().name
 
