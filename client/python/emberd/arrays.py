@@ -221,7 +221,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
             raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
-        elif array.dtype == np.uint64 and array.size and array.max() >= 2**63:
+        elif array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() >= 2**63:
             raise errors.OutOfRange(f"{what}: {array.max()} is not allowed; ids are below 2^63")
         else:
             array = array.astype(np.int64)

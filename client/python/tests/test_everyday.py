@@ -37,6 +37,8 @@ class ContainersTest(ClusterTest):
         for beyond in (2**63, 2**64 - 1):
             with self.assertRaisesRegex(emberd.OutOfRange, f"{beyond} is not allowed; ids are below 2\\^63"):
                 model.lookup({"t": np.array([1, beyond], np.uint64)})
+            with self.assertRaisesRegex(emberd.OutOfRange, f"{beyond} is not allowed"):  # in the other byte order
+                model.lookup({"t": emberd.Sequences(np.array([[1, beyond]], ">u8"), padding_idx=-1)})
 
     def test_texts_come_with_the_recipe_that_makes_them_ids(self):
         model = self.declare()
