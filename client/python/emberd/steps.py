@@ -42,6 +42,7 @@ class Step:
         self.refused = False  # the last update that was sent for it
         self.hyper: Optional[Hyper] = None
         self.checkpoint: Optional[str] = None
+        self.was_wanted = False  # the checkpoint is that of request_checkpoint, which the next update asks for where this one is refused
 
     def __repr__(self) -> str:
         return f"emberd.steps.Step({self.number}, features={list(self.ids)})"
@@ -162,7 +163,7 @@ class Steps:
         def attempt() -> None:
             assert self._stream is not None
             self._stream.send_update(gradients, hyper=hyper, checkpoint=asks)
-            step.gradients, step.hyper, step.checkpoint = gradients, hyper, asks
+            step.gradients, step.hyper, step.checkpoint, step.was_wanted = gradients, hyper, asks, asks == self._wanted
             if asks:
                 self.checkpoints.pop(asks, None)
                 self._asked[asks] = step.number
@@ -267,6 +268,8 @@ class Steps:
         step.refused = True
         if step.checkpoint is not None and self._asked.pop(step.checkpoint, None) is not None:
             self.checkpoints[step.checkpoint] = f"the update of step {step.number} was refused"
+            if step.was_wanted and self._wanted is None:
+                self._wanted = step.checkpoint
 
     def restart(self, expected: int) -> None:
         """Forgets all steps, and joins the group anew. RowsLost where its tables are not at step `expected`."""

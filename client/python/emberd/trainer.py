@@ -70,8 +70,9 @@ class Checkpointed:
 
     def request_checkpoint(self, name: str) -> None:
         """Saves a checkpoint of this name with the next step, of exactly the steps up to that one, of all ranks: it goes with the
-        state of the dense part after the same step. Any one rank asks. A step that is skipped, or whose update raises, leaves it to
-        the one after. `wait_checkpoint` waits for it, `finish` too, and `checkpoints` has its outcome."""
+        state of the dense part after the same step. Any one rank asks. A step that is skipped, or whose update is refused, leaves it to
+        the next update after that is known, which is later where steps are pipelined. `wait_checkpoint` waits for it, `finish` too, and
+        `checkpoints` has its outcome."""
         self._wait()
         self._behind().request_checkpoint(name)
 

@@ -161,6 +161,20 @@ class CheckpointTest(unittest.TestCase):
         self.assertEqual(trainer.checkpoints, {"two": ""})
         self.assertEqual({one.name: one.groups["run"] for one in self.client.checkpoints(trainer.model.name)}, {"two": 2})
 
+    def test_a_step_that_is_refused_later_leaves_it_to_the_next_after_that(self):
+        trainer = self.trainer(pipelined=True)
+        self.make_steps(trainer)
+        trainer.request_checkpoint("three")
+        step, _ = trainer.begin({"t": [3]})
+        trainer.update(step, {"t": ONE * np.nan})
+        with self.assertRaisesRegex(ValueError, "nan"):
+            self.make_steps(trainer)
+        self.assertEqual(trainer.checkpoints, {"three": "the update of step 1 was refused"})
+        self.make_steps(trainer, 2)
+        trainer.finish()
+        self.assertEqual(trainer.checkpoints, {"three": ""})
+        self.assertEqual({one.name: one.groups["run"] for one in self.client.checkpoints(trainer.model.name) if one.name == "three"}, {"three": 3})
+
     def test_an_update_that_was_sent_and_refused_later_says_that_there_is_none(self):
         trainer = self.trainer(pipelined=True)
         step, _ = trainer.begin({"t": [3]})
