@@ -263,6 +263,27 @@ TEST_F(NestedTuplesTest, ReadTheNewRowsOfALookupThatIsDonated) {
   }
 }
 
+TEST_F(NestedTuplesTest, APartOfATupleIsNotDonated) {
+  v1::Literal values, outer;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  ProgramSpec spec;
+  spec.set_kind(ProgramSpec::ELEMENTWISE);
+  spec.add_inputs()->set_feature("x");
+  spec.add_outputs()->set_operation(ElementwiseOutput::ADD);
+  spec.add_aliases();
+  const uint64_t doubled = Compile(spec);
+  *outer.add_elements()->mutable_literal() = values;
+  const uint64_t tuple = Prepare(doubled, outer).handle();
+  for (const v1::ProgramArgument& part : {Part(tuple, 0, {1}), Part(tuple, 1)}) {
+    const auto ran = Run(doubled, {part});
+    ASSERT_TRUE(ran.ok()) << ran.status();
+    EXPECT_EQ(Floats(ran->results(0).values(0).tensor()), (std::vector<float>{2, 4}));
+    const auto now = api_->Read(tuple, 1);
+    ASSERT_TRUE(now.ok()) << now.status();
+    EXPECT_EQ(Floats(now->values(0).tensor()), (std::vector<float>{1, 2}));
+  }
+}
+
 TEST_F(NestedTuplesTest, WhatIsNotThereIsSaid) {
   const uint64_t packed = Pack();
   const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));

@@ -517,7 +517,7 @@ void Chain::Donate(int position, const std::vector<ValuePtr>& arguments) {
   for (const v1::ProgramAlias& alias : ops_[position].program->spec().aliases()) {
     const ChainedInput& input = op.inputs(alias.argument());
     const ChainedOp& data = request_.ops(input.op_index());
-    if (!data.has_data_handle() || input.output_index() != 0) continue;
+    if (!data.has_data_handle() || input.output_index() != 0 || input.inner_size() > 0) continue;
     ValuePtr& source = ops_[input.op_index()].value;
     const auto value = std::make_shared<Value>(*source);
     value->tensors[alias.tensor()] = result.tensors[alias.output()];
