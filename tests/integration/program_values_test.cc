@@ -155,6 +155,47 @@ TEST_F(DonatingUpdateTest, WhatComesLaterInAChainReadsTheNewRows) {
   EXPECT_TRUE(api_->Execute(update, {other_found, kept}).ok());
 }
 
+TEST_F(DonatingUpdateTest, AValueKeepsItsTensorsWhenItsBatchIsLookedUpAgain) {
+  const uint64_t batch = Prepare(lookup_, Batch(1)).handle();
+  const uint64_t found = LookUpBatch(batch);
+  const std::vector<v1::NamedTensor> before = ReadAll(found);
+  const v1::Literal gradients = GradientLiteral(before);
+  ProgramSpec spec;  // puts its argument 1 into the first place of argument 0
+  spec.set_kind(ProgramSpec::ELEMENTWISE);
+  spec.add_inputs()->set_feature("found");
+  spec.add_inputs()->set_feature("other");
+  spec.add_outputs()->set_operation(ElementwiseOutput::COPY);
+  spec.mutable_outputs(0)->mutable_a()->set_argument(1);
+  spec.add_aliases();
+  v1::Literal other;
+  AddTensor("other", MakeVector<float>({1, 2}), &other);
+  v1::ExecuteChainedRequest plan;
+  const int data = AddData(&plan, found);
+  AddProgram(&plan, Compile(spec), {data, AddLiteral(&plan, other)});
+  AddProgram(&plan, update_, {data, AddLiteral(&plan, gradients)});
+  // The batch alone stays so: with it, a tuple of none is as long.
+  v1::ExecutionConfig config;
+  config.set_return_values(true);
+  const auto second = api_->Execute(lookup_, {batch}, config);
+  ASSERT_TRUE(second.ok()) << second.status();
+  const int alone = AddData(&plan, second->results(0).handle());
+  AddProgram(&plan, update_, {alone, AddLiteral(&plan, gradients)});
+  AddProgram(&plan, Compile(SumProgram(ElementwiseOutput::ADD, 1)),
+             {alone, AddLiteral(&plan, v1::Literal())}, /*result=*/0);
+  SetKey(1, plan.mutable_config());
+  const auto ran = api_->Chain(plan);
+  ASSERT_TRUE(ran.ok()) << ran.status();
+  EXPECT_EQ(ReadAll(ran->results(0).handle()).size(), 0u);
+  EXPECT_EQ(ReadAll(second->results(0).handle()).size(), 0u);
+
+  ASSERT_TRUE(Update(found, gradients, 2).ok());
+  std::vector<v1::NamedTensor> expected = PlainLookup(model_.id, 1, nullptr);
+  expected[0] = other.tensors(0);
+  const auto now = api_->Read(found);
+  ASSERT_TRUE(now.ok()) << now.status();
+  ExpectSameTensors(now->values(), expected);
+}
+
 class NestedTuplesTest : public DonatingUpdateTest {
  protected:
   // {batch, what it has found, {gradients, {x, y}}}; of the parts, no handle is left.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -138,6 +137,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const ValuePtr& batch, rpc::CallC
   value->shares.insert(value->shares.begin(), std::move(share));
   value->looked_up = std::move(looked_up);
   value->batch = batch;
+  for (size_t i = 0; i < value->tensors.size(); ++i) value->places.push_back(static_cast<int>(i));
   value->statistics = std::move(found->statistics);
   return value;
 }
@@ -177,10 +177,13 @@ absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, con
 absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
                                                     const std::vector<ValuePtr>& arguments) {
   std::vector<Tensors> tensors;
+  std::vector<int> counts;
   for (size_t i = 0; i < arguments.size(); ++i) {
     tensors.push_back(arguments[i]->tensors);
+    counts.push_back(static_cast<int>(tensors.back().size()));
     RETURN_IF_ERROR(CheckArgument(program.spec(), static_cast<int>(i), tensors.back()));
   }
+  RETURN_IF_ERROR(CountResults(program.spec(), counts).status());
   ASSIGN_OR_RETURN(const int64_t bytes, ResultBytes(program.spec(), tensors));
   return MakeTuple(store(), bytes, [&] { return Compute(program.spec(), tensors); });
 }
@@ -521,6 +524,7 @@ void Chain::Donate(int position, const std::vector<ValuePtr>& arguments) {
     ValuePtr& source = ops_[input.op_index()].value;
     const auto value = std::make_shared<Value>(*source);
     value->tensors[alias.tensor()] = result.tensors[alias.output()];
+    if (!value->places.empty()) value->places[alias.tensor()] = -1;
     value->shares.insert(value->shares.end(), result.shares.begin(), result.shares.end());
     source = value;
     donated_.emplace_back(data.data_handle(), value);
@@ -532,7 +536,6 @@ absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallCont
   if (!found.ok()) {
     return Annotate(found.status(), "the update was applied, but its batch not looked up again");
   }
-  // As much as `value` has of the lookup.
   const std::function<bool(ValuePtr*)> renew = [&](ValuePtr* value) {
     if (*value == nullptr) return false;
     if (!(*value)->elements.empty()) {
@@ -543,13 +546,7 @@ absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallCont
       return renewed;
     }
     if ((*value)->looked_up != before.looked_up) return false;
-    const auto now = std::make_shared<Value>(**found);
-    if (!(*value)->tensors.empty()) {
-      absl::flat_hash_set<std::string> names;
-      for (const auto& tensor : (*value)->tensors) names.insert(tensor->name());
-      std::erase_if(now->tensors, [&](const auto& one) { return !names.contains(one->name()); });
-    }
-    *value = now;
+    *value = Renewed(**value, **found);
     return true;
   };
   for (size_t p = 0; p < ops_.size(); ++p) {

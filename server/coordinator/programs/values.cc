@@ -35,6 +35,7 @@ absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
   element->tensors = {value->tensors[output_index - 1]};
   element->looked_up = value->looked_up;
   element->batch = value->batch;
+  if (!value->places.empty()) element->places = {value->places[output_index - 1]};
   element->statistics = value->statistics;
   element->shares = value->shares;
   return element;
@@ -47,6 +48,17 @@ ValuePtr BatchAlone(const Value& found) {
   batch->statistics = found.statistics;
   batch->shares = {found.shares.front()};
   return batch;
+}
+
+ValuePtr Renewed(const Value& value, const Value& found) {
+  if (value.tensors.empty()) return BatchAlone(found);
+  auto now = std::make_shared<Value>(found);
+  now->tensors = value.tensors;
+  now->places = value.places;
+  for (size_t i = 0; i < now->places.size(); ++i) {
+    if (now->places[i] >= 0) now->tensors[i] = found.tensors[now->places[i]];
+  }
+  return now;
 }
 
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensors tensors) {

@@ -61,6 +61,7 @@ struct Value {
   Tensors tensors;
   std::shared_ptr<LookedUpBatch> looked_up;  // null: no update can follow
   std::weak_ptr<const Value> batch;          // that was looked up, for as long as somebody has it
+  std::vector<int> places;  // of a lookup, by tensor: its place in what was found; -1: donated
 
   // A tuple of tuples; it has no tensors then.
   std::vector<std::shared_ptr<const Value>> elements;
@@ -93,6 +94,8 @@ absl::StatusOr<ValuePtr> ElementAt(const ValuePtr& value, const Place& place,
 }
 // What a lookup found without its activations: the batch alone, with its own share of the budget.
 ValuePtr BatchAlone(const Value& found);
+// A value that has some of what a lookup found, with the same of what another lookup has found.
+ValuePtr Renewed(const Value& value, const Value& found);
 
 // A tuple of these tensors. RESOURCE_EXHAUSTED if the budget has no room.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensors tensors);
