@@ -177,5 +177,44 @@ TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
   EXPECT_TRUE(api_->Prepare(sum, values).ok());
 }
 
+TEST_F(ProgramLeasesTest, WhatADonationReplacesIsGivenBack) {
+  v1::ProgramSpec spec;
+  spec.set_kind(v1::ProgramSpec::ELEMENTWISE);
+  spec.add_inputs()->set_feature("x");
+  spec.add_outputs()->set_operation(v1::ElementwiseOutput::ADD);
+  spec.add_outputs()->set_operation(v1::ElementwiseOutput::COPY);
+  for (v1::ElementwiseOutput& output : *spec.mutable_outputs()) {
+    output.mutable_a()->set_output_index(1);
+  }
+  spec.mutable_outputs(0)->mutable_b()->set_output_index(1);
+  spec.add_aliases();
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>(std::vector<float>(20000)), &values);  // of 400000 bytes
+  AddTensor("y", MakeVector<float>(std::vector<float>(5000)), &values);
+  const uint64_t doubled = Compile(spec);
+  const uint64_t handle = Prepare(doubled, values).handle();
+  const auto before = api_->Read(handle);
+  ASSERT_TRUE(before.ok()) << before.status();
+  v1::ExecutionConfig config;
+  config.set_return_values(true);
+  for (int i = 0; i < 20; ++i) {
+    const auto ran = api_->Execute(doubled, {handle}, config);
+    ASSERT_TRUE(ran.ok()) << i << ": " << ran.status();
+  }
+  const auto after = api_->Read(handle);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->bytes(), before->bytes());
+  // Elements count for themselves, not with the rest of their tuple.
+  v1::Literal small;
+  for (int i = 0; i < 10; ++i) {
+    v1::ProgramArgument* const element = small.add_elements();
+    element->set_handle(handle);
+    element->set_output_index(2);
+  }
+  const auto read = api_->Read(Prepare(doubled, small).handle());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_LT(read->bytes(), 300000);
+}
+
 }  // namespace program_leases_test
 }  // namespace emberd::testing

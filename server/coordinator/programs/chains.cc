@@ -184,7 +184,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
     RETURN_IF_ERROR(CheckArgument(program.spec(), static_cast<int>(i), tensors.back()));
   }
   RETURN_IF_ERROR(CountResults(program.spec(), counts).status());
-  ASSIGN_OR_RETURN(const int64_t bytes, ResultBytes(program.spec(), tensors));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> bytes, ResultBytes(program.spec(), tensors));
   return MakeTuple(store(), bytes, [&] { return Compute(program.spec(), tensors); });
 }
 
@@ -525,7 +525,6 @@ void Chain::Donate(int position, const std::vector<ValuePtr>& arguments) {
     const auto value = std::make_shared<Value>(*source);
     value->tensors[alias.tensor()] = result.tensors[alias.output()];
     if (!value->places.empty()) value->places[alias.tensor()] = -1;
-    value->shares.insert(value->shares.end(), result.shares.begin(), result.shares.end());
     source = value;
     donated_.emplace_back(data.data_handle(), value);
   }

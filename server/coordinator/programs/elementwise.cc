@@ -189,9 +189,9 @@ absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec,
   return results;
 }
 
-absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
-                                    const std::vector<Tensors>& arguments) {
-  int64_t bytes = 0;
+absl::StatusOr<std::vector<int64_t>> ResultBytes(const v1::ProgramSpec& spec,
+                                                 const std::vector<Tensors>& arguments) {
+  std::vector<int64_t> bytes;
   for (int i = 0; i < spec.outputs_size(); ++i) {
     const ElementwiseOutput& output = spec.outputs(i);
     int64_t n = std::numeric_limits<int64_t>::max();
@@ -202,7 +202,7 @@ absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
       const v1::Tensor& whole = tensor->tensor();
       int64_t data = step::ElementSize(whole.dtype());
       for (const int64_t extent : whole.shape()) data *= std::min(extent, n);
-      bytes += TensorBytes(*tensor) - static_cast<int64_t>(whole.data().size()) + data;
+      bytes.push_back(TensorBytes(*tensor) - static_cast<int64_t>(whole.data().size()) + data);
     }
   }
   return bytes;

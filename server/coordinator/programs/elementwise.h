@@ -17,10 +17,10 @@ int64_t TensorBytes(const v1::NamedTensor& tensor);
 // INVALID_ARGUMENT: tensors differ in shape or type, or a size is outside of its range.
 absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec, const std::vector<Tensors>& arguments);
 
-// What Compute's results will take, before any is made; the same arguments, and the same errors for
-// sizes.
-absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
-                                    const std::vector<Tensors>& arguments);
+// What each of Compute's results will take, before any is made; the same arguments, and the same
+// errors for sizes.
+absl::StatusOr<std::vector<int64_t>> ResultBytes(const v1::ProgramSpec& spec,
+                                                 const std::vector<Tensors>& arguments);
 
 // More tensors than a tuple may have: programs that are chained multiply them.
 inline constexpr int64_t kMaxTupleTensors = 65'536;

@@ -16,6 +16,7 @@ namespace emberd::coordinator {
 int64_t Value::bytes() const {
   int64_t bytes = 0;
   for (const auto& share : shares) bytes += *share;
+  for (const auto& tensor : tensors) bytes += TensorBytes(*tensor);
   for (const auto& element : elements) bytes += element->bytes();
   return bytes;
 }
@@ -61,18 +62,40 @@ ValuePtr Renewed(const Value& value, const Value& found) {
   return now;
 }
 
+namespace {
+
+// The tensor, whose share goes with it, whatever values have it meanwhile.
+Tensors::value_type WithShare(Tensors::value_type tensor, rpc::BudgetShare share) {
+  struct Charged {
+    rpc::BudgetShare share;
+    Tensors::value_type tensor;  // goes first
+  };
+  const auto* const bare = tensor.get();
+  return {std::make_shared<Charged>(Charged{std::move(share), std::move(tensor)}), bare};
+}
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensors tensors) {
-  int64_t bytes = 0;
-  for (const auto& tensor : tensors) bytes += TensorBytes(*tensor);
+  std::vector<int64_t> bytes;
+  for (const auto& tensor : tensors) bytes.push_back(TensorBytes(*tensor));
   return MakeTuple(store, bytes, [&]() -> absl::StatusOr<Tensors> { return std::move(tensors); });
 }
 
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
-    step::BatchStore* store, int64_t bytes, absl::FunctionRef<absl::StatusOr<Tensors>()> make) {
+    step::BatchStore* store, const std::vector<int64_t>& bytes,
+    absl::FunctionRef<absl::StatusOr<Tensors>()> make) {
   auto value = std::make_shared<Value>();
-  ASSIGN_OR_RETURN(auto share, store->Reserve(kValueBytes + bytes));
-  value->shares.push_back(std::move(share));
+  ASSIGN_OR_RETURN(auto own, store->Reserve(kValueBytes));
+  value->shares.push_back(std::move(own));
+  std::vector<rpc::BudgetShare> shares;
+  for (const int64_t tensor : bytes) {
+    ASSIGN_OR_RETURN(shares.emplace_back(), store->Reserve(tensor));
+  }
   ASSIGN_OR_RETURN(value->tensors, make());
+  for (size_t i = 0; i < shares.size(); ++i) {
+    value->tensors[i] = WithShare(std::move(value->tensors[i]), std::move(shares[i]));
+  }
   return value;
 }
 
@@ -88,8 +111,9 @@ absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, Handle
     return absl::InvalidArgumentError("a tuple has tensors or elements; it was given both");
   }
   if (literal.elements_size() > 0) {
-    ASSIGN_OR_RETURN(auto tuple, MakeTuple(store, kValueBytes * literal.elements_size(),
-                                           [] { return Tensors(); }));
+    ASSIGN_OR_RETURN(auto tuple, MakeTuple(store, Tensors()));
+    ASSIGN_OR_RETURN(auto share, store->Reserve(kValueBytes * literal.elements_size()));
+    tuple->shares.push_back(std::move(share));
     for (v1::ProgramArgument& argument : *literal.mutable_elements()) {
       const std::string path = absl::StrCat("elements[", tuple->elements.size(), "]");
       absl::StatusOr<ValuePtr> element;

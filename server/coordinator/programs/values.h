@@ -72,7 +72,8 @@ struct Value {
   ProgramPtr program;
 
   v1::BatchStatistics statistics;
-  // Of what a lookup found, the first is that of the batch alone.
+  // Of what a lookup found, the first is that of the batch alone. Tensors have shares of their own,
+  // which go with them.
   std::vector<rpc::BudgetShare> shares;
 
   int64_t bytes() const;
@@ -99,9 +100,10 @@ ValuePtr Renewed(const Value& value, const Value& found);
 
 // A tuple of these tensors. RESOURCE_EXHAUSTED if the budget has no room.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensors tensors);
-// Of tensors that are made only when the budget has room for them. `bytes`: the sum of their
-// TensorBytes, in advance.
-absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, int64_t bytes,
+// Of tensors that are made only when the budget has room for them. `bytes`: the TensorBytes of
+// each, in advance.
+absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store,
+                                                 const std::vector<int64_t>& bytes,
                                                  absl::FunctionRef<absl::StatusOr<Tensors>()> make);
 class Handles;
 // Of a caller's tensors, which are checked, or elements: INVALID_ARGUMENT for what is no tensor,
