@@ -304,6 +304,33 @@ TEST_F(NestedTuplesTest, ReadTheNewRowsOfALookupThatIsDonated) {
   }
 }
 
+TEST_F(NestedTuplesTest, AHandleThatAChainIsDoneWithReadsTheNewRowsToo) {
+  const uint64_t packed = Pack();
+  v1::ExecuteChainedRequest plan;
+  const int early = AddData(&plan, packed);
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const int copied = AddProgram(&plan, sum, {early, early});
+  for (v1::ChainedInput& input : *plan.mutable_ops(copied)->mutable_inputs()) {
+    input.set_output_index(2);
+  }
+  v1::Literal outer;
+  outer.add_elements()->set_handle(packed);
+  outer.mutable_elements(0)->set_output_index(2);
+  const uint64_t other = Prepare(sum, outer).handle();
+  const int updated =
+      AddProgram(&plan, update_,
+                 {AddData(&plan, other),
+                  AddLiteral(&plan, GradientLiteral(PlainLookup(model_.id, 1, nullptr)))});
+  plan.mutable_ops(updated)->mutable_inputs(0)->set_output_index(1);
+  const auto ran = api_->Chain(plan);
+  ASSERT_TRUE(ran.ok()) << ran.status();
+  for (const auto& [handle, element] : {std::pair(packed, 2), std::pair(other, 1)}) {
+    const auto now = api_->Read(handle, element);
+    ASSERT_TRUE(now.ok()) << now.status();
+    ExpectSameTensors(now->values(), PlainLookup(model_.id, 1, nullptr));
+  }
+}
+
 TEST_F(NestedTuplesTest, APartOfATupleIsNotDonated) {
   v1::Literal values, outer;
   AddTensor("x", MakeVector<float>({1, 2}), &values);

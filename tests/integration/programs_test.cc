@@ -269,6 +269,43 @@ TEST_F(ProgramsTest, AChainDonatesArgumentsWhenAllOfItWentWell) {
   EXPECT_EQ(now(), (std::vector<std::vector<float>>{{7, 10}, {3, 4}}));
 }
 
+TEST_F(ProgramsTest, AllThatNamesADonatedHandleReadsItsNewValue) {
+  ProgramSpec spec;  // a[0] += b[1], b[1] += a[0]
+  spec.set_kind(ProgramSpec::ELEMENTWISE);
+  spec.add_inputs()->set_feature("a");
+  spec.add_inputs()->set_feature("b");
+  for (int i = 0; i < 2; ++i) {
+    ElementwiseOutput* output = spec.add_outputs();
+    output->set_operation(ElementwiseOutput::ADD);
+    output->mutable_a()->set_output_index(1);
+    output->mutable_b()->set_argument(1);
+    output->mutable_b()->set_output_index(2);
+    v1::ProgramAlias* alias = spec.add_aliases();
+    alias->set_output(i);
+    alias->set_argument(i);
+    alias->set_tensor(i);
+  }
+  const uint64_t sums = Compile(spec);
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1}), &values);
+  AddTensor("y", MakeVector<float>({2}), &values);
+  const uint64_t handle = Prepare(sums, values).handle();
+  v1::ExecuteChainedRequest plan;
+  const int first = AddData(&plan, handle), second = AddData(&plan, handle);
+  AddProgram(&plan, sums, {first, second});
+  const int third = AddData(&plan, handle);
+  AddProgram(&plan, sums, {third, first});
+  AddProgram(&plan, sums, {second, second}, /*result=*/0);
+  plan.mutable_config()->set_return_values(true);
+  const auto ran = api_->Chain(plan);
+  ASSERT_TRUE(ran.ok()) << ran.status();
+  EXPECT_EQ(Floats(ran->results(0).values(0).tensor()), std::vector<float>{12});
+  const auto now = api_->Read(handle);
+  ASSERT_TRUE(now.ok()) << now.status();
+  EXPECT_EQ(Floats(now->values(0).tensor()), std::vector<float>{12});
+  EXPECT_EQ(Floats(now->values(1).tensor()), std::vector<float>{12});
+}
+
 TEST_F(ProgramsTest, CallsOfTheClientThatAreWrong) {
   client::Programs& programs = client_->programs();
   const std::string tensor = "batch { tensors { tensor { dtype: INT32 shape: 1 data: '1' } } }";

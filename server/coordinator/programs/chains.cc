@@ -256,16 +256,19 @@ absl::Status Chain::CheckData(int position) {
   if (data.has_literal()) {
     ASSIGN_OR_RETURN(op.value,
                      ReadTuple(runner_->store(), handles_, std::move(*data.mutable_literal())));
-  } else {
-    ASSIGN_OR_RETURN(op.value, handles_->Find(data.data_handle()));
+  } else if (!data_.contains(data.data_handle())) {
+    ASSIGN_OR_RETURN(ValuePtr value, handles_->Find(data.data_handle()));
+    data_[data.data_handle()] = std::move(value);
   }
   ASSIGN_OR_RETURN(op, PartOf(position, ChainedInput()));
+  if (data.has_data_handle()) op.value = nullptr;  // it is in data_
   return absl::OkStatus();
 }
 
 template <typename Place>
 absl::StatusOr<Chain::Op> Chain::PartOf(int op, const Place& place) const {
   Op part = ops_[op];
+  part.value = ValueOf(op);
   const std::string what = absl::StrCat("op ", op);
   if (part.value != nullptr) {  // data
     ASSIGN_OR_RETURN(part.value, ElementAt(part.value, place, what));
@@ -433,12 +436,16 @@ v1::MutationId Chain::MutationOf(int position) const {
   return name;
 }
 
+const ValuePtr& Chain::ValueOf(int position) const {
+  const ChainedOp& op = request_.ops(position);
+  return op.has_data_handle() ? data_.at(op.data_handle()) : ops_[position].value;
+}
+
 absl::StatusOr<std::vector<ValuePtr>> Chain::Arguments(int position) const {
   std::vector<ValuePtr> arguments;
   for (const ChainedInput& input : request_.ops(position).inputs()) {
-    const Op& source = ops_[input.op_index()];
-    ASSIGN_OR_RETURN(ValuePtr argument,
-                     ElementAt(source.value, input, absl::StrCat("op ", input.op_index())));
+    ASSIGN_OR_RETURN(ValuePtr argument, ElementAt(ValueOf(input.op_index()), input,
+                                                  absl::StrCat("op ", input.op_index())));
     arguments.push_back(std::move(argument));
   }
   return arguments;
@@ -462,7 +469,7 @@ absl::Status Chain::Run(rpc::CallContext* context) {
                                                  "; a repeat with the same execution_instance_key "
                                                  "applies the others, each exactly once")));
   }
-  for (auto& [handle, value] : donated_) handles_->Replace(handle, std::move(value));
+  for (const uint64_t handle : donated_) handles_->Replace(handle, data_.at(handle));
   return absl::OkStatus();
 }
 
@@ -521,12 +528,12 @@ void Chain::Donate(int position, const std::vector<ValuePtr>& arguments) {
     const ChainedInput& input = op.inputs(alias.argument());
     const ChainedOp& data = request_.ops(input.op_index());
     if (!data.has_data_handle() || input.output_index() != 0 || input.inner_size() > 0) continue;
-    ValuePtr& source = ops_[input.op_index()].value;
+    ValuePtr& source = data_.at(data.data_handle());
     const auto value = std::make_shared<Value>(*source);
     value->tensors[alias.tensor()] = result.tensors[alias.output()];
     if (!value->places.empty()) value->places[alias.tensor()] = -1;
     source = value;
-    donated_.emplace_back(data.data_handle(), value);
+    donated_.insert(data.data_handle());
   }
 }
 
@@ -548,10 +555,10 @@ absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallCont
     *value = Renewed(**value, **found);
     return true;
   };
-  for (size_t p = 0; p < ops_.size(); ++p) {
-    const uint64_t handle = request_.ops(static_cast<int>(p)).data_handle();
-    if (renew(&ops_[p].value) && handle != 0) donated_.emplace_back(handle, ops_[p].value);
+  for (auto& [handle, value] : data_) {
+    if (renew(&value)) donated_.insert(handle);
   }
+  for (Op& op : ops_) renew(&op.value);
   for (ValuePtr& result : results_) renew(&result);
   return absl::OkStatus();
 }
@@ -559,7 +566,7 @@ absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallCont
 absl::Status Chain::TakeOutputs(int position) {
   for (const ChainedOutput& output : request_.ops(position).outputs()) {
     ASSIGN_OR_RETURN(results_[output.result_index()],
-                     ElementAt(ops_[position].value, output, absl::StrCat("op ", position)));
+                     ElementAt(ValueOf(position), output, absl::StrCat("op ", position)));
   }
   return absl::OkStatus();
 }

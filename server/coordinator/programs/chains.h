@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
@@ -89,7 +90,7 @@ class Chain {
     uint64_t lookup_model = 0;     // whose LOOKUP made the tuple, if an update may follow
     const void* lookup = nullptr;  // which that was
     ProgramPtr program;
-    ValuePtr value;  // data; of a program, once it ran
+    ValuePtr value;  // a literal; of a program, once it ran
     ValuePtr batch;  // that a LOOKUP looks up, or an UPDATE that donates, again
     int uses = 0;    // that are still to come
   };
@@ -105,6 +106,8 @@ class Chain {
   // What `op` makes at a place: a ChainedInput, or a ChainedOutput.
   template <typename Place>
   absl::StatusOr<Op> PartOf(int op, const Place& place) const;
+  // Of data with a handle: what the handle has now, in this chain.
+  const ValuePtr& ValueOf(int position) const;
   absl::StatusOr<std::vector<ValuePtr>> Arguments(int position) const;
   absl::Status RunOp(int position, rpc::CallContext* context);
   // Gives the data that the program at `position` takes over their new values.
@@ -123,7 +126,8 @@ class Chain {
   absl::flat_hash_map<const void*, int> updated_;  // by lookup: the UPDATE of its batch
   std::vector<ValuePtr> results_;
   std::vector<v1::MadeUpdate> updates_;
-  std::vector<std::pair<uint64_t, ValuePtr>> donated_;  // new values of handles
+  absl::flat_hash_map<uint64_t, ValuePtr> data_;  // by handle: one value, whichever ops name it
+  absl::flat_hash_set<uint64_t> donated_;         // handles that get their new values
 };
 
 }  // namespace emberd::coordinator
