@@ -89,7 +89,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const ProgramPtr& program, v1::L
   auto value = std::make_shared<Value>();
   ASSIGN_OR_RETURN(auto share, store()->Reserve(prepared.batch->bytes()));
   value->shares.push_back(std::move(share));
-  value->statistics = prepared.batch->statistics();
+  value->statistics = std::make_shared<const v1::BatchStatistics>(prepared.batch->statistics());
   value->prepared = std::move(prepared);
   value->prepared_for = program;
   return value;
@@ -138,7 +138,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const ValuePtr& batch, rpc::CallC
   value->looked_up = std::move(looked_up);
   value->batch = batch;
   for (size_t i = 0; i < value->tensors.size(); ++i) value->places.push_back(static_cast<int>(i));
-  value->statistics = std::move(found->statistics);
+  value->statistics = std::make_shared<const v1::BatchStatistics>(std::move(found->statistics));
   return value;
 }
 

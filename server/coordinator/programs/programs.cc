@@ -76,9 +76,15 @@ void AddTensors(const Value& value, Message* to) {
   for (const auto& tensor : value.tensors) *to->add_values() = *tensor;
 }
 
+template <typename Message>
+void AddStatistics(const Value& value, Message* to) {
+  v1::BatchStatistics* const statistics = to->mutable_statistics();
+  if (value.statistics != nullptr) *statistics = *value.statistics;
+}
+
 void AddValue(const Value& value, v1::ReadHandleResponse* to) {
   AddTensors(value, to);
-  *to->mutable_statistics() = value.statistics;
+  AddStatistics(value, to);
   to->set_bytes(value.bytes());
   for (const ValuePtr& element : value.elements) AddValue(*element, to->add_elements());
 }
@@ -198,7 +204,7 @@ absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatch
   ASSIGN_OR_RETURN(ValuePtr value, runner_.Prepare(program, std::move(*request.mutable_batch()),
                                                    &handles_, context));
   v1::PrepareBatchResponse response;
-  *response.mutable_statistics() = value->statistics;
+  AddStatistics(*value, &response);
   response.set_handle(handles_.Insert(request.client_id(), std::move(value)));
   Count();
   return response;
@@ -206,7 +212,7 @@ absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatch
 
 v1::ProgramResult Programs::Give(const v1::ExecutionConfig& config, const ValuePtr& value) {
   v1::ProgramResult result;
-  *result.mutable_statistics() = value->statistics;
+  AddStatistics(*value, &result);
   if (!config.return_values() || !value->elements.empty()) {
     result.set_handle(handles_.Insert(ClientOf(config), value));
     return result;

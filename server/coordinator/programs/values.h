@@ -71,7 +71,8 @@ struct Value {
   // A program, for the client that has compiled it.
   ProgramPtr program;
 
-  v1::BatchStatistics statistics;
+  // Of a batch and of what a lookup found, with all of their parts.
+  std::shared_ptr<const v1::BatchStatistics> statistics;
   // Of what a lookup found, the first is that of the batch alone. Tensors have shares of their own,
   // which go with them.
   std::vector<rpc::BudgetShare> shares;
