@@ -181,11 +181,12 @@ absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string&
   ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
   const int64_t element = ElementSize(tensor.dtype());
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(size, element, &bytes) || bytes != data_bytes) {
+  const bool overflows = __builtin_mul_overflow(size, element, &bytes);
+  if (overflows || bytes != data_bytes) {
     return Invalid(
         path, absl::StrCat(".data has ", data_bytes, " bytes; shape ", ShapeText(tensor.shape()),
                            " of ", TypeText(tensor.dtype()), " needs ",
-                           bytes > 0 ? absl::StrCat(bytes) : absl::StrCat("more than ", size)));
+                           overflows ? absl::StrCat("more than ", size) : absl::StrCat(bytes)));
   }
   return size;
 }
