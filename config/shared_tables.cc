@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -29,14 +30,36 @@ const v1::TableConfig* FindResource(const v1::ModelConfig& model, const std::str
   return nullptr;
 }
 
-// What two models must agree on, as a model of its own.
-v1::ModelConfig WhatRowsDependOn(const v1::ModelConfig& model, const v1::TableConfig& table) {
+// By resource: the first of its tables. For those who ask for many.
+using FirstTables = absl::flat_hash_map<std::string, const v1::TableConfig*>;
+
+FirstTables FirstTablesOf(const v1::ModelConfig& model) {
+  FirstTables first;
+  for (const v1::TableConfig& table : model.tables()) {
+    if (IsShared(table)) first.try_emplace(ResourceText(table.resource()), &table);
+  }
+  return first;
+}
+
+const v1::TableConfig* Find(const FirstTables& first, const v1::TableConfig& table) {
+  const auto found = first.find(ResourceText(table.resource()));
+  return found == first.end() ? nullptr : found->second;
+}
+
+const std::string& SeedNameOf(const v1::TableConfig& table, const v1::TableConfig& stored) {
+  if (table.has_seed_name()) return table.seed_name();
+  return stored.has_seed_name() ? stored.seed_name() : stored.name();
+}
+
+// What two models must agree on, as a model of its own. `stored` has the rows of the table.
+v1::ModelConfig WhatRowsDependOn(const v1::ModelConfig& model, const v1::TableConfig& table,
+                                 const v1::TableConfig& stored) {
   v1::ModelConfig part;
   part.set_seed(model.seed());
   v1::TableConfig* const copy = part.add_tables();
   *copy = table;
   copy->clear_name();
-  copy->set_seed_name(SeedName(model, table));
+  copy->set_seed_name(SeedNameOf(table, stored));
   copy->clear_combiner();
   copy->clear_max_ids_per_partition();
   copy->clear_max_unique_ids_per_partition();
@@ -97,13 +120,15 @@ absl::Status CheckResources(const v1::ModelConfig& model) {
 }
 
 absl::Status CheckViews(const v1::ModelConfig& model) {
+  const FirstTables first = FirstTablesOf(model);
   for (int i = 0; i < model.tables_size(); ++i) {
     const v1::TableConfig& table = model.tables(i);
-    const v1::TableConfig& stored = StoredTable(model, table);
-    const std::string difference =
-        FirstDifference(WhatRowsDependOn(model, stored), WhatRowsDependOn(model, table),
-                        absl::StrCat("of ", QuotedText(stored.name())),
-                        absl::StrCat("of ", QuotedText(table.name())));
+    if (!IsShared(table)) continue;
+    const v1::TableConfig& stored = *Find(first, table);
+    const std::string difference = FirstDifference(WhatRowsDependOn(model, stored, stored),
+                                                   WhatRowsDependOn(model, table, stored),
+                                                   absl::StrCat("of ", QuotedText(stored.name())),
+                                                   absl::StrCat("of ", QuotedText(table.name())));
     if (difference.empty()) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         FieldPath("", "tables", i), " ", QuotedText(table.name()), ": resource ",
@@ -126,29 +151,31 @@ const std::string& StoredName(const v1::ModelConfig& model, const std::string& t
 
 const std::string& SeedName(const v1::ModelConfig& model, const v1::TableConfig& table) {
   if (table.has_seed_name()) return table.seed_name();
-  const v1::TableConfig& stored = StoredTable(model, table);
-  return stored.has_seed_name() ? stored.seed_name() : stored.name();
+  return SeedNameOf(table, StoredTable(model, table));
 }
 
 void AdoptSeedNames(const v1::ModelConfig& held, v1::ModelConfig* model) {
+  const FirstTables first_held = FirstTablesOf(held), first = FirstTablesOf(*model);
   for (v1::TableConfig& table : *model->mutable_tables()) {
     if (!IsShared(table) || table.has_seed_name()) continue;
-    const v1::TableConfig* const there = FindResource(held, ResourceText(table.resource()));
+    const v1::TableConfig* const there = Find(first_held, table);
     if (there == nullptr) continue;
-    const std::string& name = SeedName(held, *there);
-    if (name != SeedName(*model, table)) table.set_seed_name(name);
+    const std::string& name = SeedNameOf(*there, *there);
+    if (name != SeedNameOf(table, *Find(first, table))) table.set_seed_name(name);
   }
 }
 
 absl::Status CheckSameShared(const v1::ModelConfig& holder, const v1::ModelConfig& requested) {
+  const FirstTables first_held = FirstTablesOf(holder), first = FirstTablesOf(requested);
   for (int i = 0; i < requested.tables_size(); ++i) {
     const v1::TableConfig& table = requested.tables(i);
     if (!IsShared(table)) continue;
     const std::string text = ResourceText(table.resource());
-    const v1::TableConfig* const held = FindResource(holder, text);
+    const v1::TableConfig* const held = Find(first_held, table);
     if (held == nullptr) continue;
     const std::string difference =
-        FirstDifference(WhatRowsDependOn(holder, *held), WhatRowsDependOn(requested, table));
+        FirstDifference(WhatRowsDependOn(holder, *held, *held),
+                        WhatRowsDependOn(requested, table, *Find(first, table)));
     if (difference.empty()) continue;
     return absl::AlreadyExistsError(absl::StrCat(
         FieldPath("", "tables", i), " ", QuotedText(table.name()), ": resource ", QuotedText(text),
@@ -170,10 +197,9 @@ absl::Status CheckAlone(const v1::ModelConfig& other, const v1::ModelConfig& mod
 }
 
 std::string CommonResource(const v1::ModelConfig& a, const v1::ModelConfig& b) {
+  const FirstTables first = FirstTablesOf(a);
   for (const v1::TableConfig& table : b.tables()) {
-    if (!IsShared(table)) continue;
-    std::string text = ResourceText(table.resource());
-    if (FindResource(a, text) != nullptr) return text;
+    if (IsShared(table) && Find(first, table) != nullptr) return ResourceText(table.resource());
   }
   return "";
 }

@@ -225,16 +225,17 @@ class Planner {
   // Where the rows of a shared table lie must not depend on what else its models have: alone in a
   // stack, it has no rotation and no offset.
   void DraftShared() {
+    absl::flat_hash_map<std::string, std::vector<int>> views;  // by resource; the first is stored
+    for (int t = 0; t < model_.tables_size(); ++t) {
+      const v1::TableConfig& table = model_.tables(t);
+      if (config::IsShared(table)) views[config::ResourceText(table.resource())].push_back(t);
+    }
     for (int t : by_appearance_) {
       if (taken_[t] || !config::IsShared(model_.tables(t))) continue;
-      const v1::TableConfig& stored = config::StoredTable(model_, model_.tables(t));
-      StackDraft draft{stored.name(), {}, /*sort_features=*/!TensorFlowRules()};
-      for (int view = 0; view < model_.tables_size(); ++view) {
-        if (&config::StoredTable(model_, model_.tables(view)) != &stored) continue;
-        taken_[view] = true;
-        draft.tables.push_back(view);
-      }
-      drafts_.push_back(std::move(draft));
+      const std::vector<int>& tables = views.at(config::ResourceText(model_.tables(t).resource()));
+      for (int view : tables) taken_[view] = true;
+      drafts_.push_back({model_.tables(tables.front()).name(), tables,
+                         /*sort_features=*/!TensorFlowRules()});
     }
   }
 

@@ -337,6 +337,21 @@ TEST(PlanTest, TablesOfOneResourceAreOneStoredTable) {
   }
 }
 
+// Would catch: time that grows with the cube of their number, for which this would take an hour.
+TEST(PlanTest, ThousandsOfTablesWithResourcesArePlanned) {
+  constexpr int kTables = 4000;
+  v1::ModelConfig model;
+  for (int t = 0; t < kTables; ++t) {
+    AddTable(&model, absl::StrCat("t", t), 8, 4, 1);
+    model.mutable_tables(t)->mutable_resource()->set_name(absl::StrCat("r", t / 2));
+  }
+  model.set_enable_variable_deduplication(true);
+  const auto plan = MakePlan(model, {1, 1});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->stacks.size(), kTables / 2);
+  EXPECT_EQ(plan->stacks.back().features.size(), 2);
+}
+
 // Would catch: a fingerprint that depends on the process, or a changed plan that keeps it.
 TEST(PlanTest, FingerprintIsFrozen) {
   v1::ModelConfig model;
