@@ -92,7 +92,7 @@ class BytesService : public Service {
   // The method answers with encode(work(context, request, call)), which runs on a worker; what
   // `work` returns is a StatusOr.
   template <typename Request, typename Work,
-            typename Encode = Bytes (*)(const google::protobuf::Message&)>
+            typename Encode = absl::StatusOr<Bytes> (*)(const google::protobuf::Message&)>
   void Serve(ops::Rpc rpc, const Work& work, Encode encode = &rpc::EncodeMessage) {
     const auto start = [this, rpc, work, encode](const Context* context, const Bytes* request,
                                                  Bytes* response) {
@@ -103,7 +103,9 @@ class BytesService : public Service {
         ASSIGN_OR_RETURN(const auto result, work(*context, std::move(message), call));
         std::optional<ops::StageTimer> timer;
         if (options_.metrics != nullptr) timer.emplace(options_.metrics, ops::Stage::kEncode);
-        *response = encode(result);
+        absl::StatusOr<Bytes> encoded = encode(result);
+        RETURN_IF_ERROR(encoded.status());
+        *response = *std::move(encoded);
         timer.reset();
         *response_bytes = static_cast<int64_t>(response->Length());
         if (options_.samples == nullptr) return absl::OkStatus();
@@ -142,7 +144,8 @@ class BytesService : public Service {
         return [next]() -> absl::StatusOr<std::optional<Bytes>> {
           ASSIGN_OR_RETURN(const std::optional<Part> part, next());
           if (!part.has_value()) return std::nullopt;
-          return rpc::EncodeMessage(*part);
+          ASSIGN_OR_RETURN(Bytes encoded, rpc::EncodeMessage(*part));
+          return encoded;
         };
       };
       return StartPulledStream(options_.environment, *context, rpc, limit, open);
@@ -159,8 +162,9 @@ class BytesService : public Service {
     const auto start = [=, this](const Context* context, const Bytes* request) {
       const auto work = [target, method, request = *request](
                             rpc::CallContext* call, const WriteMessage& write) -> absl::Status {
-        const auto report = [&write](const Progress& progress) {
-          return write(rpc::EncodeMessage(progress));
+        const auto report = [&write](const Progress& progress) -> absl::Status {
+          ASSIGN_OR_RETURN(Bytes encoded, rpc::EncodeMessage(progress));
+          return write(std::move(encoded));
         };
         Request message;
         RETURN_IF_ERROR(rpc::DecodeMessage(request, &message));
@@ -354,7 +358,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                   {.coordinator_index = options.coordinator_index,
                    .lease = absl::Milliseconds(options.cluster.timeouts().batch_ttl_ms()),
                    .cpu = &options.threads->cpu,
-                   .bytes_per_sparsecore = options.cluster.budgets().bytes_per_sparsecore()}),
+                   .bytes_per_sparsecore = options.cluster.budgets().bytes_per_sparsecore(),
+                   .max_message_bytes = options.cluster.budgets().max_message_bytes()}),
         program_service_(&programs_, &samples_, environment_),
         sweeper_(kServerSweepPeriod, [this] { Sweep(); }) {}
 

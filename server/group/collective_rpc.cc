@@ -43,8 +43,12 @@ class CollectiveCall final : public grpc::ServerUnaryReactor {
   void OnCallerGone(Collective::Withdraw withdraw) { withdraw_ = std::move(withdraw); }
 
   // `response`: for a status that is OK.
-  void Answer(const absl::Status& status, const google::protobuf::Message& response) {
-    if (status.ok()) *response_ = rpc::EncodeMessage(response);
+  void Answer(absl::Status status, const google::protobuf::Message& response) {
+    if (status.ok()) {
+      auto encoded = rpc::EncodeMessage(response);
+      status = encoded.status();
+      if (status.ok()) *response_ = *std::move(encoded);
+    }
     if (timer_.has_value()) {
       timer_->AddResponseBytes(static_cast<int64_t>(response_->Length()));
       timer_->Finish(status.code());

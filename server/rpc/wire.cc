@@ -2,6 +2,7 @@
 
 #include <cassert>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <google/protobuf/io/coded_stream.h>
@@ -49,12 +50,17 @@ absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Mess
       absl::StrCat("the request is not a valid ", message->GetTypeName()));
 }
 
-grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message) {
+absl::StatusOr<grpc::ByteBuffer> EncodeMessage(const google::protobuf::Message& message) {
+  if (const size_t size = message.ByteSizeLong(); size > std::numeric_limits<int32_t>::max()) {
+    return absl::ResourceExhaustedError(absl::StrCat("the ", message.GetTypeName(), " has ", size,
+                                                     " bytes; a message has less than 2 GiB"));
+  }
   grpc::ByteBuffer bytes;
   bool own_buffer = false;
-  // Fails only for messages of 2 GiB and more, which the budgets rule out.
-  (void)grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &bytes,
-                                                                                   &own_buffer);
+  const absl::Status status =
+      FromGrpcStatus(grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(
+          message, &bytes, &own_buffer));
+  if (!status.ok()) return status;
   return bytes;
 }
 

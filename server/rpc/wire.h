@@ -27,7 +27,8 @@ absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // INVALID_ARGUMENT if the bytes are no message of this type.
 absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
-grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message);
+// RESOURCE_EXHAUSTED: protobuf writes no message of 2 GiB and more.
+absl::StatusOr<grpc::ByteBuffer> EncodeMessage(const google::protobuf::Message& message);
 
 // Bytes that stay where they are until the last reference to `owner` goes.
 struct SharedBytes {

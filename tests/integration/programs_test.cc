@@ -306,6 +306,30 @@ TEST_F(ProgramsTest, AllThatNamesADonatedHandleReadsItsNewValue) {
   EXPECT_EQ(Floats(now->values(1).tensor()), std::vector<float>{12});
 }
 
+TEST_F(ProgramsTest, AnAnswerThatIsTooLargeIsRefusedBeforeAnyUpdate) {
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const v1::ProgramResult found = LookUp(api_.get(), lookup, 1);
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>(std::vector<float>(2'500'000)), &values);
+  const uint64_t large = Prepare(sum, values).handle();
+  v1::ExecuteChainedRequest plan;
+  const int batch = AddData(&plan, found.handle());
+  AddProgram(&plan, update, {batch, AddLiteral(&plan, GradientLiteral(found.values()))});
+  const int data = AddData(&plan, large);
+  const int last = AddProgram(&plan, sum, {data, data});
+  for (int i = 0; i < 110; ++i) plan.mutable_ops(last)->add_outputs()->set_result_index(i);
+  plan.mutable_config()->set_return_values(true);
+  SetKey(1, plan.mutable_config());
+  const std::string before = TableDigest();
+  const absl::Status refused = api_->Chain(plan).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::HasSubstr("budgets.max_message_bytes is 1073741824"));
+  EXPECT_EQ(TableDigest(), before);
+}
+
 TEST_F(ProgramsTest, CallsOfTheClientThatAreWrong) {
   client::Programs& programs = client_->programs();
   const std::string tensor = "batch { tensors { tensor { dtype: INT32 shape: 1 data: '1' } } }";

@@ -12,6 +12,7 @@
 #include "server/coordinator/unary_steps.h"
 #include "server/host/mutation_record.h"
 #include "server/rpc/spans.h"
+#include "server/step/request_reader.h"
 
 namespace emberd::coordinator {
 namespace {
@@ -198,7 +199,7 @@ absl::Status Chain::Check(rpc::CallContext* context) {
     span.End(status);
     return status;
   }
-  return absl::OkStatus();
+  return MakeRoom(context);
 }
 
 absl::Status Chain::CheckPositions() {
@@ -231,6 +232,7 @@ absl::Status Chain::CheckPositions() {
     }
   }
   results_.resize(results);
+  answer_bytes_.resize(results);
   return absl::OkStatus();
 }
 
@@ -290,7 +292,10 @@ absl::StatusOr<Chain::Op> Chain::PartOf(int op, const Place& place) const {
                                                    what, "; allowed: [0, ", part.tensors, "]",
                                                    inner ? ", and nothing inner" : ""));
   }
-  if (place.output_index() > 0) part.tensors = 1;
+  if (place.output_index() > 0) {
+    part.tensors = 1;
+    part.part = place.output_index();
+  }
   return part;
 }
 
@@ -397,6 +402,10 @@ absl::Status Chain::CheckElementwise(int position, const std::vector<Op>& argume
   }
   ASSIGN_OR_RETURN(op.tensors, CountResults(op.program->spec(), counts));
   op.makes = Op::Makes::kTuple;
+  for (const v1::ElementwiseOutput& output : op.program->spec().outputs()) {
+    if (output.has_size()) continue;  // known when it runs
+    op.bytes += KnownBytes(arguments[output.a().argument()], output.a().output_index());
+  }
   for (const v1::ProgramAlias& alias : op.program->spec().aliases()) {
     if (alias.output() >= op.tensors || alias.tensor() >= counts[alias.argument()]) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -407,13 +416,59 @@ absl::Status Chain::CheckElementwise(int position, const std::vector<Op>& argume
   return absl::OkStatus();
 }
 
-absl::Status Chain::CheckOutputs(int position) const {
+int64_t Chain::KnownBytes(const Op& part, int tensor) {
+  const int only = part.part > 0 ? part.part : tensor;
+  int64_t bytes = 0;
+  if (part.value != nullptr) {
+    const Tensors& tensors = part.value->tensors;
+    if (tensor > 0) return TensorBytes(*tensors[tensor - 1]);
+    for (const auto& one : tensors) bytes += TensorBytes(*one);
+  } else if (part.batch != nullptr && part.batch->prepared.has_value()) {  // a LOOKUP
+    const step::PreparedLookup& prepared = *part.batch->prepared;
+    for (int i = 0; i < part.program->spec().inputs_size(); ++i) {
+      if (only > 0 && only != i + 1) continue;
+      const int feature = prepared.order[i];
+      int64_t size = step::ElementSize(prepared.activation_dtype);
+      for (const int64_t extent :
+           prepared.model->ActivationShape(feature, prepared.batch->feature_samples()[feature])) {
+        size *= extent;
+      }
+      bytes += size;
+    }
+  } else if (only == 0) {
+    bytes = part.bytes;
+  }
+  return bytes;
+}
+
+absl::Status Chain::CountAnswer(const ChainedOutput& output, int64_t bytes) {
+  int64_t& counted = answer_bytes_[output.result_index()];
+  answer_bytes_of_all_ += bytes - counted;
+  counted = bytes;
+  if (answer_bytes_of_all_ <= max_answer_bytes_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the results take ", answer_bytes_of_all_,
+                   " bytes of the answer; budgets.max_message_bytes is ", max_answer_bytes_,
+                   ". Without return_values, they stay under handles"));
+}
+
+absl::Status Chain::MakeRoom(rpc::CallContext* context) {
+  if (answer_bytes_of_all_ <= room_bytes_) return absl::OkStatus();
+  // The answer, and the message that is made of it.
+  const int64_t more = 2 * (answer_bytes_of_all_ - room_bytes_);
+  room_bytes_ = answer_bytes_of_all_;
+  return context->MakeRoom(more, "the answer").status();
+}
+
+absl::Status Chain::CheckOutputs(int position) {
   for (const ChainedOutput& output : request_.ops(position).outputs()) {
     if (ops_[position].makes == Op::Makes::kLiteralBatch) {
       return absl::InvalidArgumentError(
           "outputs: the batch was not prepared for a program; PrepareBatch prepares one");
     }
-    RETURN_IF_ERROR(PartOf(position, output).status());
+    ASSIGN_OR_RETURN(const Op part, PartOf(position, output));
+    if (!request_.config().return_values()) continue;
+    RETURN_IF_ERROR(CountAnswer(output, KnownBytes(part, 0)));
   }
   return absl::OkStatus();
 }
@@ -511,7 +566,7 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
       }
     }
   }
-  RETURN_IF_ERROR(TakeOutputs(position));
+  RETURN_IF_ERROR(TakeOutputs(position, context));
   rpc::Span span(op.program == nullptr ? nullptr : context, "free");
   for (const ChainedInput& input : request_.ops(position).inputs()) {
     Op& source = ops_[input.op_index()];
@@ -563,12 +618,23 @@ absl::Status Chain::LookUpAgain(int position, const Value& before, rpc::CallCont
   return absl::OkStatus();
 }
 
-absl::Status Chain::TakeOutputs(int position) {
+absl::Status Chain::TakeOutputs(int position, rpc::CallContext* context) {
+  const v1::ExecutionConfig& config = request_.config();
   for (const ChainedOutput& output : request_.ops(position).outputs()) {
-    ASSIGN_OR_RETURN(results_[output.result_index()],
+    ASSIGN_OR_RETURN(const ValuePtr result,
                      ElementAt(ValueOf(position), output, absl::StrCat("op ", position)));
+    results_[output.result_index()] = result;
+    int64_t bytes = 0;
+    if (result->statistics != nullptr) {  // with each result
+      const auto times = config.return_exploded() ? std::max<size_t>(result->tensors.size(), 1) : 1;
+      bytes += static_cast<int64_t>(times * result->statistics->ByteSizeLong());
+    }
+    if (config.return_values()) {
+      for (const auto& tensor : result->tensors) bytes += TensorBytes(*tensor);
+    }
+    RETURN_IF_ERROR(CountAnswer(output, bytes));
   }
-  return absl::OkStatus();
+  return MakeRoom(context);
 }
 
 }  // namespace emberd::coordinator

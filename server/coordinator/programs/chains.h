@@ -61,14 +61,15 @@ class ProgramRunner {
 class Chain {
  public:
   // `chained`: it is a caller's plan, not the execution of one program. What it is given must
-  // outlive it.
+  // outlive it. Its results take at most `max_answer_bytes` in the answer.
   Chain(ProgramRunner* runner, ProgramCache* programs, Handles* handles,
-        v1::ExecuteChainedRequest request, bool chained)
+        v1::ExecuteChainedRequest request, bool chained, int64_t max_answer_bytes)
       : runner_(runner),
         programs_(programs),
         handles_(handles),
         request_(std::move(request)),
-        chained_(chained) {}
+        chained_(chained),
+        max_answer_bytes_(max_answer_bytes) {}
 
   // Finds all programs and data, prepares batches, and checks that the parts fit together. Nothing
   // has changed after it.
@@ -87,6 +88,8 @@ class Chain {
     enum class Makes { kNothing, kLiteralBatch, kBatch, kTuple, kTupleOfTuples };
     Makes makes = Makes::kNothing;
     int tensors = 0;               // of a tuple
+    int part = 0;                  // the one tensor that it is, from 1; 0: all
+    int64_t bytes = 0;             // of an ELEMENTWISE's tensors, as far as known before it runs
     uint64_t lookup_model = 0;     // whose LOOKUP made the tuple, if an update may follow
     const void* lookup = nullptr;  // which that was
     ProgramPtr program;
@@ -102,7 +105,14 @@ class Chain {
   absl::Status CheckLookup(int position, const Op& batch, rpc::CallContext* context);
   absl::Status CheckUpdate(int position, const Op& found, const Op& gradients);
   absl::Status CheckElementwise(int position, const std::vector<Op>& arguments);
-  absl::Status CheckOutputs(int position) const;
+  absl::Status CheckOutputs(int position);
+  // Of a tensor, from 1, or of all for 0, of what PartOf gives: those that are known before it
+  // runs.
+  static int64_t KnownBytes(const Op& part, int tensor);
+  // Counts what a result takes in the answer. RESOURCE_EXHAUSTED: all together take too much.
+  absl::Status CountAnswer(const ChainedOutput& output, int64_t bytes);
+  // Room for what has been counted.
+  absl::Status MakeRoom(rpc::CallContext* context);
   // What `op` makes at a place: a ChainedInput, or a ChainedOutput.
   template <typename Place>
   absl::StatusOr<Op> PartOf(int op, const Place& place) const;
@@ -114,7 +124,7 @@ class Chain {
   void Donate(int position, const std::vector<ValuePtr>& arguments);
   // Has all that names the lookup of `before`, which was updated, read the rows as they are now.
   absl::Status LookUpAgain(int position, const Value& before, rpc::CallContext* context);
-  absl::Status TakeOutputs(int position);
+  absl::Status TakeOutputs(int position, rpc::CallContext* context);
   v1::MutationId MutationOf(int position) const;
 
   ProgramRunner* const runner_;
@@ -122,9 +132,13 @@ class Chain {
   Handles* const handles_;
   v1::ExecuteChainedRequest request_;
   const bool chained_;
+  const int64_t max_answer_bytes_;
   std::vector<Op> ops_;
   absl::flat_hash_map<const void*, int> updated_;  // by lookup: the UPDATE of its batch
   std::vector<ValuePtr> results_;
+  std::vector<int64_t> answer_bytes_;  // of each result
+  int64_t answer_bytes_of_all_ = 0;
+  int64_t room_bytes_ = 0;  // that there is room for
   std::vector<v1::MadeUpdate> updates_;
   absl::flat_hash_map<uint64_t, ValuePtr> data_;  // by handle: one value, whichever ops name it
   absl::flat_hash_set<uint64_t> donated_;         // handles that get their new values

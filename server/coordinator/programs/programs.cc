@@ -233,7 +233,8 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
     RETURN_IF_ERROR(programs_.CheckRelease({request.program_handle()}));
   }
   const bool has_result = program->kind() != v1::ProgramSpec::UPDATE;
-  Chain chain(&runner_, &programs_, &handles_, PlanOf(&request, has_result), /*chained=*/false);
+  Chain chain(&runner_, &programs_, &handles_, PlanOf(&request, has_result), /*chained=*/false,
+              options_.max_message_bytes);
   RETURN_IF_ERROR(chain.Check(context));
   if (chain.needs_client()) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
   handles_.Renew(ClientOf(config));
@@ -263,7 +264,8 @@ absl::StatusOr<v1::ExecuteChainedResponse> Programs::ExecuteChained(
         "config: release_input_handles, release_program_handle and return_exploded are for "
         "Execute; a chain releases no handles and says itself what it returns");
   }
-  Chain chain(&runner_, &programs_, &handles_, std::move(request), /*chained=*/true);
+  Chain chain(&runner_, &programs_, &handles_, std::move(request), /*chained=*/true,
+              options_.max_message_bytes);
   RETURN_IF_ERROR(chain.Check(context));
   if (chain.needs_client()) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
   handles_.Renew(ClientOf(config));

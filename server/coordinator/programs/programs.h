@@ -20,6 +20,7 @@ struct ProgramOptions {
   absl::Duration lease;  // of handles, and of programs that are not among the newest
   CpuPool* cpu = nullptr;
   int64_t bytes_per_sparsecore = 0;  // for the rows of models, and for buffers of programs
+  int64_t max_message_bytes = 0;     // of an answer
 };
 
 // Thread-safe. Methods block until the answer is there. Errors: see program_service.proto.

@@ -13,9 +13,9 @@
 namespace emberd::coordinator {
 namespace {
 
-std::deque<grpc::ByteBuffer> OneMessage(const v1::TrainResponse& response) {
+absl::StatusOr<std::deque<grpc::ByteBuffer>> OneMessage(const v1::TrainResponse& response) {
   std::deque<grpc::ByteBuffer> messages;
-  messages.push_back(rpc::EncodeMessage(response));
+  ASSIGN_OR_RETURN(messages.emplace_back(), rpc::EncodeMessage(response));
   return messages;
 }
 
