@@ -147,6 +147,15 @@ TEST_F(ProgramLeasesTest, AProgramIsReleasedByEachClientForItselfHoweverOften) {
   EXPECT_EQ(api_->Prepare(mine, values).status().message(),
             absl::StrCat("No executable found for uid ", mine));
   EXPECT_EQ(api_->Release({mine}).message(), absl::StrCat("No cache entry found for uid ", mine));
+  v1::ExecuteRequest last;
+  last.set_program_handle(theirs);
+  for (int i = 0; i < 2; ++i) *last.add_arguments()->mutable_literal() = values;
+  last.mutable_config()->set_return_values(true);
+  last.mutable_config()->set_release_program_handle(true);
+  const auto ran = other.Execute(last);
+  EXPECT_TRUE(ran.ok()) << ran.status();
+  EXPECT_EQ(other.Execute(last).status().message(),
+            absl::StrCat("No executable found for uid ", theirs));
 }
 
 TEST_F(ProgramLeasesTest, BuffersOfAProgramMustFitASparseCoreBesideTheRows) {

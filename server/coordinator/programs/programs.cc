@@ -229,7 +229,8 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   const v1::ExecutionConfig config = request.config();
   ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle(), &handles_));
   const std::vector<uint64_t> inputs = InputHandles(request);
-  if (config.release_program_handle()) {
+  // A client's own handle is one of its values.
+  if (config.release_program_handle() && !handles_.CheckRelease({request.program_handle()}).ok()) {
     RETURN_IF_ERROR(programs_.CheckRelease({request.program_handle()}));
   }
   const bool has_result = program->kind() != v1::ProgramSpec::UPDATE;
@@ -250,7 +251,9 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   response.mutable_updates()->Assign(chain.updates().begin(), chain.updates().end());
   if (config.release_input_handles()) handles_.Release(inputs);
   // Somebody else may have given the reference back meanwhile.
-  if (config.release_program_handle()) (void)programs_.Release({request.program_handle()});
+  if (config.release_program_handle() && handles_.Release({request.program_handle()}) == 0) {
+    (void)programs_.Release({request.program_handle()});
+  }
   Count();
   return response;
 }
