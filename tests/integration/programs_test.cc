@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "client/cpp/model_codec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -328,6 +329,25 @@ TEST_F(ProgramsTest, AnAnswerThatIsTooLargeIsRefusedBeforeAnyUpdate) {
   EXPECT_THAT(std::string(refused.message()),
               ::testing::HasSubstr("budgets.max_message_bytes is 1073741824"));
   EXPECT_EQ(TableDigest(), before);
+}
+
+// Would catch: a chain of minutes that goes on, with its memory, though nobody waits for it.
+TEST_F(ProgramsTest, AChainWhoseCallerIsGoneEnds) {
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>(std::vector<float>(5'000'000)), &values);
+  const uint64_t large = Prepare(sum, values).handle();
+  const auto kept = client_->GetStatus();
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  v1::ExecuteChainedRequest plan;
+  int last = AddData(&plan, large);
+  for (int i = 0; i < 10'000; ++i) last = AddProgram(&plan, sum, {last, last});
+  EXPECT_EQ(api_->Chain(plan, absl::Milliseconds(500)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(Eventually([&] {
+    const auto now = client_->GetStatus();
+    return now.ok() && now->batch_bytes == kept->batch_bytes;
+  }));
 }
 
 TEST_F(ProgramsTest, CallsOfTheClientThatAreWrong) {

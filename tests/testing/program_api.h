@@ -76,9 +76,11 @@ class ProgramApi {
     *request.mutable_config() = config;
     return Execute(std::move(request));
   }
-  absl::StatusOr<v1::ExecuteChainedResponse> Chain(v1::ExecuteChainedRequest request) {
+  absl::StatusOr<v1::ExecuteChainedResponse> Chain(v1::ExecuteChainedRequest request,
+                                                   absl::Duration limit = absl::Seconds(60)) {
     if (request.config().client_id().empty()) request.mutable_config()->set_client_id(client_);
-    return Make<v1::ExecuteChainedResponse>(&v1::ProgramService::Stub::ExecuteChained, request);
+    return Make<v1::ExecuteChainedResponse>(&v1::ProgramService::Stub::ExecuteChained, request,
+                                            limit);
   }
   absl::StatusOr<v1::ReadHandleResponse> Read(uint64_t handle, int output_index = 0,
                                               bool csr = false,
@@ -95,9 +97,9 @@ class ProgramApi {
   template <typename Response, typename Request>
   absl::StatusOr<Response> Make(grpc::Status (v1::ProgramService::Stub::*method)(
                                     grpc::ClientContext*, const Request&, Response*),
-                                const Request& request) {
+                                const Request& request, absl::Duration limit = absl::Seconds(60)) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    context.set_deadline(absl::ToChronoTime(absl::Now() + limit));
     Response response;
     const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
     if (status.ok()) return response;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/elementwise.h"
 #include "server/coordinator/programs/program_spec.h"
@@ -529,6 +530,10 @@ absl::Status Chain::Run(rpc::CallContext* context) {
 }
 
 absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
+  if (context->cancelled()) return absl::CancelledError("the caller is gone");
+  if (context->deadline() < SteadyNow()) {
+    return absl::DeadlineExceededError("the deadline of the call has passed");
+  }
   Op& op = ops_[position];
   if (op.program != nullptr) {
     const ProgramSpec& spec = op.program->spec();

@@ -74,7 +74,8 @@ class Chain {
   // Finds all programs and data, prepares batches, and checks that the parts fit together. Nothing
   // has changed after it.
   absl::Status Check(rpc::CallContext* context);
-  // An error names the updates that were made, and donates nothing.
+  // An error names the updates that were made, and donates nothing. CANCELLED or DEADLINE_EXCEEDED,
+  // before the next operation: nobody waits any more.
   absl::Status Run(rpc::CallContext* context);
 
   // By result_index; null where there is none.
