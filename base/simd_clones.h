@@ -2,8 +2,7 @@
 
 // Before a function: it is compiled for several generations of CPUs, and the loader takes the one
 // that fits. Its bits are the same in each, for nothing is contracted. What it calls must be
-// inlined. Its library needs emberd_optimise, or its loops stay scalar. Sanitizers are not ready
-// yet when the loader asks.
+// inlined, and its library needs emberd_optimise. Sanitizers are not ready when the loader asks.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define EMBERD_SIMD_CLONES \

@@ -16,6 +16,7 @@
 #include "shard/store/portable_numbers.h"
 #include "shard/store/stack_store.h"
 #include "shard/testing/optimizer_cases.h"
+#include "shard/testing/random_rounding.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/scalar_optimizers.h"
 #include "shard/testing/test_engine.h"

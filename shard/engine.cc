@@ -307,8 +307,7 @@ absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> Engine::StageAssign(
 }
 
 absl::Status Engine::Check(const StagedAssign& assign) {
-  if (!assign.model->dropped()) return absl::OkStatus();
-  return absl::NotFoundError("the model was dropped");
+  return assign.model->dropped() ? absl::NotFoundError("the model was dropped") : absl::OkStatus();
 }
 
 void Engine::Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback done) {

@@ -80,8 +80,7 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mu
   MutexLock lock(&order_->mutex);
   ASSIGN_OR_RETURN(const std::optional<RowCounts> before, CheckStage(mutation, attempt));
   if (before.has_value()) return before;
-  // A vote on rows that are gone must not get into the log: its reader would give it to the rows
-  // that have come since under the model's name.
+  // A reader of the log would give it to the rows that have come since under the model's name.
   if (change.check != nullptr) RETURN_IF_ERROR(change.check());
   const bool too_much =
       held_ >= options_.max_held || held_bytes_ + change.bytes > options_.max_held_bytes;

@@ -22,37 +22,22 @@
 
 namespace emberd::launcher {
 
-namespace {
-
-// `temporary` gets the owner and mode of `path`. 0, or what failed.
-int TakeRights(const std::string& path, const std::string& temporary) {
-  struct stat old;
-  if (stat(path.c_str(), &old) != 0) return errno == ENOENT ? 0 : errno;
-  // Most processes may not give files away.
-  static_cast<void>(chown(temporary.c_str(), old.st_uid, old.st_gid) == 0);
-  return chmod(temporary.c_str(), old.st_mode & 0777) == 0 ? 0 : errno;
-}
-
-int WriteLike(const std::string& path, const std::string& temporary, const std::string& content) {
-  errno = 0;
-  std::ofstream file(temporary, std::ios::binary);
-  if (file) {
-    if (const int failed = TakeRights(path, temporary); failed != 0) return failed;
-  }
-  file << content;
-  if (file.flush()) return 0;
-  return errno == 0 ? EIO : errno;
-}
-
-}  // namespace
-
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content) {
   const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
-  int failed = WriteLike(path, temporary, content);
-  if (failed == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) failed = errno;
-  if (failed == 0) return absl::OkStatus();
+  std::ofstream file(temporary, std::ios::binary);
+  struct stat old;
+  bool done = !file || stat(path.c_str(), &old) != 0;
+  if (!done) {  // the owner stays where this process may give files away, the mode always
+    static_cast<void>(chown(temporary.c_str(), old.st_uid, old.st_gid) == 0);
+    done = chmod(temporary.c_str(), old.st_mode & 0777) == 0;
+  }
+  file << content;
+  if (done && file.flush() && std::rename(temporary.c_str(), path.c_str()) == 0) {
+    return absl::OkStatus();
+  }
+  const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be written"));
   unlink(temporary.c_str());
-  return absl::ErrnoToStatus(failed, absl::StrCat(path, ": cannot be written"));
+  return status;
 }
 
 absl::Status WriteReadyFile(const std::string& path, const ReadyInfo& info) {

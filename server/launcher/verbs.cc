@@ -12,8 +12,6 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -48,54 +46,15 @@ std::shared_ptr<grpc::Channel> Connect(const HealthOptions& options) {
 
 constexpr size_t kTokenBytes = 32;
 
-// Where the symbolic link `path` leads, be something there or not; any other path as it is.
-std::string Target(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as the system has it; reading the file says what is wrong
-  std::filesystem::path target = path;
-  std::error_code error;
-  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(target, error); ++i) {
-    target = target.parent_path() / std::filesystem::read_symlink(target, error);
-  }
-  return target.string();
+// The right to change files of a folder, which one process has at a time.
+absl::StatusOr<FileDescriptor> LockFolderOf(const std::filesystem::path& file) {
+  const std::string folder = file.parent_path();
+  FileDescriptor lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  int failed = lock.get() < 0 ? -1 : 0;
+  while (failed == 0 && flock(lock.get(), LOCK_EX) != 0) failed = errno == EINTR ? 0 : -1;
+  if (failed != 0) return absl::ErrnoToStatus(errno, absl::StrCat(folder, ": cannot be locked"));
+  return lock;
 }
-
-// The right to change a file, which one process has at a time: a lock of FILE.lock, which is
-// removed in the end. One that a killed process has left is as good as a new one.
-class ChangeLock {
- public:
-  static absl::StatusOr<ChangeLock> Take(const std::string& file) {
-    std::string path = file + ".lock";
-    while (true) {
-      FileDescriptor lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-      if (lock.get() < 0) {
-        return absl::ErrnoToStatus(errno,
-                                   absl::StrCat(file, ": its lock ", path, " cannot be opened"));
-      }
-      while (flock(lock.get(), LOCK_EX) != 0) {
-        if (errno == EINTR) continue;
-        return absl::ErrnoToStatus(errno,
-                                   absl::StrCat(file, ": its lock ", path, " cannot be taken"));
-      }
-      // Whoever had it before may have removed it.
-      struct stat mine, there;
-      if (fstat(lock.get(), &mine) == 0 && stat(path.c_str(), &there) == 0 &&
-          mine.st_dev == there.st_dev && mine.st_ino == there.st_ino) {
-        return ChangeLock(std::move(path), std::move(lock));
-      }
-    }
-  }
-  ~ChangeLock() {
-    if (lock_.get() >= 0) unlink(path_.c_str());
-  }
-  ChangeLock(ChangeLock&&) = default;
-
- private:
-  ChangeLock(std::string path, FileDescriptor lock)
-      : path_(std::move(path)), lock_(std::move(lock)) {}
-
-  std::string path_;
-  FileDescriptor lock_;
-};
 
 // As config/ tells the formats apart: comments may stand before the bracket.
 bool IsJson(absl::string_view text) {
@@ -156,8 +115,10 @@ absl::Status CheckHealth(const HealthOptions& options) {
 
 absl::Status MakeToken(const NewToken& token,
                        absl::FunctionRef<absl::Status(const std::string& secret)> keep) {
-  const std::string target = Target(token.file);
-  ASSIGN_OR_RETURN(const ChangeLock lock, ChangeLock::Take(target));
+  std::error_code error;  // reading the file says what is wrong
+  const auto target =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(token.file), error);
+  ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolderOf(target));
   ASSIGN_OR_RETURN(std::string text, OldText(token.file));
   ASSIGN_OR_RETURN(const std::string random, RandomBytes(kTokenBytes));
   const std::string secret = absl::WebSafeBase64Escape(random);

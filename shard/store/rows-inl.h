@@ -126,8 +126,8 @@ HWY_INLINE void StorePair(D d, hn::Vec<D> first, hn::Vec<D> second, char* row, s
 }
 #endif
 
-// Writes a row of 16-bit weights as ToBfloat16Randomly and ToFloat16Randomly do, with the random
-// bits of the same columns.
+// Writes a row of 16-bit weights, each rounded to a neighbour by the random bits of its column: the
+// mean over all bits is the value (float16 below 2^-14: almost). What is finite stays so.
 template <v1::DataType kDtype, class D>
 HWY_INLINE void StoreRowRandomly(D d, hn::Vec<D> value, const uint16_t* random_bits, char* row,
                                  size_t column) {

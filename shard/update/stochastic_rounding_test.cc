@@ -9,6 +9,7 @@
 #include "base/bfloat16.h"
 #include "shard/store/portable_numbers.h"
 #include "shard/testing/optimizer_cases.h"
+#include "shard/testing/random_rounding.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/test_engine.h"
 
