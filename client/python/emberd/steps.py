@@ -200,8 +200,7 @@ class Steps:
                 assert self._stream is not None
                 self.applied = self._stream.receive_update()
                 if self.applied.checkpoint:
-                    self.checkpoints[self.applied.checkpoint] = self.applied.checkpoint_error
-                    self._asked.pop(self.applied.checkpoint, None)
+                    self._note_end(self.applied.checkpoint, self.applied.checkpoint_error)
                 self._under_way.popleft()
 
         while ready():
@@ -232,24 +231,37 @@ class Steps:
         self.confirm(all_of_them=True)
         self._end()
         for name in list(self._asked):
-            self.wait_checkpoint(name)
+            self._await_checkpoint(name, time.monotonic() + self.patience)
 
     def request_checkpoint(self, name: str) -> None:
         """Has the next update ask for a checkpoint, unless that names another one."""
         self._wanted = checkpoint_name(name, "name")
 
     def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
-        """Until a checkpoint that was asked for with a step has ended: see `checkpoints`. TimeoutError after `timeout` seconds,
-        by default `patience`."""
+        """Until a checkpoint that was asked for with a step has been saved. FailedPrecondition with the reason if it was not.
+        TimeoutError after `timeout` seconds, by default `patience`."""
         end = time.monotonic() + (_native.milliseconds(timeout, "timeout", optional=True) / 1000 or self.patience)
         if _native.text(name, "name") and name not in self.checkpoints and name not in self._asked:
             raise errors.NotFound(f"name: no step of this trainer has asked for a checkpoint {name!r}")
-        while (asked := self._asked.get(name)) is not None:
+        asked = self._asked.get(name)
+        if self.pipelined and asked is not None and self._stream is not None and self._next == asked + 1:
+            raise errors.FailedPrecondition(f"checkpoint {name!r} begins when the ids of the next step are sent, or with finish(), for the trainer is pipelined")
+        self._await_checkpoint(name, end)
+        if self.checkpoints[name]:
+            raise errors.FailedPrecondition(f"checkpoint {name!r} was not saved: {self.checkpoints[name]}")
+
+    def _note_end(self, name: str, error: str) -> None:
+        self.checkpoints[name] = error
+        self._asked.pop(name, None)
+        if error:
+            warnings.warn(f"checkpoint {name!r} of model {self.model.name!r} was not saved: {error}", RuntimeWarning, stacklevel=2)
+
+    def _await_checkpoint(self, name: str, end: float) -> None:
+        while (after := self._asked.get(name)) is not None:
             found = self._saved(name)
             if found:
-                fits = self._holds(found, asked + 1)
-                self.checkpoints[name] = "" if fits else f"there is another checkpoint {name!r}, of another step"
-                self._asked.pop(name, None)
+                fits = self._holds(found, after + 1)
+                self._note_end(name, "" if fits else f"there is another checkpoint {name!r}, of another step")
             elif time.monotonic() > end:
                 raise errors.DeadlineExceeded(f"checkpoint {name!r} has not been saved yet; the log of the server says why")
             else:

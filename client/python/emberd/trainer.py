@@ -77,11 +77,12 @@ class Checkpointed:
         self._behind().request_checkpoint(name)
 
     def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
-        """Until a checkpoint that was requested with a step has ended; `checkpoints` then has its outcome. Of a pipelined trainer
-        it is begun when the ids of the next step are sent.
+        """Until a checkpoint that was requested with a step has been saved. Of a pipelined trainer it is begun when the ids of the
+        next step are sent.
 
         timeout: seconds, after which TimeoutError is raised; default: the trainer's `patience`.
-        NotFound if no step has asked for it.
+        NotFound if no step has asked for it. FailedPrecondition with the reason if it was not saved, as where the model has one of
+        this name, of another run, or if a pipelined trainer has not begun it. Who does not wait is warned with a later step.
         """
         self._wait()
         self._behind().wait_checkpoint(name, timeout)

@@ -140,7 +140,11 @@ class CheckpointTest(unittest.TestCase):
                     trainer = self.trainer(more=more, **options)
                     self.make_steps(trainer)
                     trainer.request_checkpoint("two")
-                    self.make_steps(trainer, 2)
+                    self.make_steps(trainer)
+                    if more == "waits" and options.get("pipelined"):
+                        with self.assertRaisesRegex(emberd.FailedPrecondition, "next step"):
+                            trainer.wait_checkpoint("two")
+                    self.make_steps(trainer)
                     trainer.wait_checkpoint("two") if more == "waits" else trainer.finish()
                     self.assertEqual(trainer.checkpoints, {"two": ""})
                     self.make_steps(trainer)
@@ -187,8 +191,10 @@ class CheckpointTest(unittest.TestCase):
         trainer = self.trainer()
         trainer.model.save_checkpoint("a")
         trainer.request_checkpoint("a")
-        self.make_steps(trainer)
-        trainer.wait_checkpoint("a")
+        with self.assertWarnsRegex(RuntimeWarning, "'a' of model .* was not saved"):
+            self.make_steps(trainer)
+        with self.assertRaisesRegex(emberd.FailedPrecondition, "was not saved: .*already"):
+            trainer.wait_checkpoint("a")
         self.assertIn('already has a checkpoint "a"', trainer.checkpoints["a"])
         self.client.delete_checkpoint(trainer.model.name, "a")
         self.make_steps(trainer, checkpoint="a")
