@@ -102,7 +102,7 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
             # Keras asks for shapes.
             return {name: torch.empty(shape, device="meta") for name, shape in shapes_of(model, ids).items()}
         for name, value in ids.items():
-            if training and torch.is_grad_enabled() and getattr(getattr(value, "weights", None), "requires_grad", False):
+            if training and torch.is_grad_enabled() and not isinstance(value, Sequences) and getattr(value.weights, "requires_grad", False):
                 raise unlearned(name)
         on_cpu = {name: on_host(value) for name, value in ids.items()}
         if torch.is_grad_enabled() and token.value.requires_grad and training:
@@ -149,16 +149,16 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
                 one.set_shape(shapes[name])
             return result
 
-        def refused(name: str) -> Any:
+        def refused(name: str, weights: Any) -> Any:
             """The weights. Tapes that go on to what they are made of come here."""
             @tf.custom_gradient
-            def same(weights: Any) -> Any:
+            def same(given: Any) -> Any:
                 def backward(_: Any) -> Any:
                     raise unlearned(name)
 
-                return tf.identity(weights), backward
+                return tf.identity(given), backward
 
-            return same(tf.convert_to_tensor(getattr(ids[name], "weights")))
+            return same(tf.convert_to_tensor(weights))
 
         @tf.custom_gradient
         def begin(_: Any, *weights: Any) -> Any:
@@ -177,7 +177,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
         if token.trainable and token._value is not None:  # built frozen, it is a variable that tapes never watch
             token._value._trainable = True
-        weighted = [refused(name) for name in names if getattr(ids[name], "weights", None) is not None]
+        weighted = [refused(name, one.weights) for name, one in ids.items() if not isinstance(one, Sequences) and one.weights is not None]
         found = begin(token.value, *weighted) if training and token.trainable else run(look_up, given)[1:]
         return dict(zip(names, found))
 
