@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 TEST(ArenaLink, FindsAServerThatWasRestarted) {
   auto server = StartServer();
   int asked = 0;
-  ArenaLink link([&] {
+  ArenaLink link([&](absl::Time) {
     ++asked;
     return server->Invite();
   });
@@ -46,7 +46,7 @@ TEST(ArenaLink, FindsAServerThatWasRestarted) {
 TEST(ArenaLink, AsksAServerThatRefusesLessAndLessOften) {
   for (const bool silent : {true, false}) {
     int asked = 0;
-    ArenaLink link([&]() -> absl::StatusOr<LocalInvitation> {
+    ArenaLink link([&](absl::Time) -> absl::StatusOr<LocalInvitation> {
       ++asked;
       return silent ? absl::UnavailableError("") : absl::UnimplementedError("");
     });

@@ -101,7 +101,7 @@ class GoldenCheckpointTest : public testing::Test {
         *manifest.add_files() = *writer->Finish();
       }
     }
-    const absl::Status status = store_.Commit(folder, manifest);
+    const absl::Status status = store_.Commit(folder, &manifest);
     EXPECT_TRUE(status.ok()) << status;
     return *store_.Chain("m", manifest.name());
   }

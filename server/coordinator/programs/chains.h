@@ -111,7 +111,7 @@ class Chain {
   // runs.
   static int64_t KnownBytes(const Op& part, int tensor);
   // Counts what a result takes in the answer. RESOURCE_EXHAUSTED: all together take too much.
-  absl::Status CountAnswer(const ChainedOutput& output, int64_t bytes);
+  absl::Status CountAnswer(const v1::ChainedOutput& output, int64_t bytes);
   // Room for what has been counted.
   absl::Status MakeRoom(rpc::CallContext* context);
   // What `op` makes at a place: a ChainedInput, or a ChainedOutput.

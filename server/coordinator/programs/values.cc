@@ -52,7 +52,7 @@ ValuePtr BatchAlone(const Value& found) {
 }
 
 ValuePtr Renewed(const Value& value, const Value& found) {
-  if (value.tensors.empty()) return BatchAlone(found);
+  if (value.tensors.empty()) return std::make_shared<const Value>(found);  // of a batch alone
   auto now = std::make_shared<Value>(found);
   now->tensors = value.tensors;
   now->places = value.places;
