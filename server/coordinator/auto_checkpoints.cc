@@ -275,12 +275,11 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
   const auto remember = [&](uint64_t history, int64_t changes, int64_t saved_at_ms) {
     MutexLock lock(&mutex_);
     Saved& saved = saved_[name];
-    // By the clock of whoever saved it, which may be ahead of this one's. It gets older all the
-    // same.
+    // By the clock of whoever saved it. What that has dated ahead of this one's gets older, too.
     const absl::Duration age = absl::Now() - absl::FromUnixMillis(saved_at_ms);  // a date
     const absl::Time at = SteadyNow() - std::max(age, absl::ZeroDuration());
     const bool known = saved.history == history && saved.changes == changes;
-    saved.at = known ? std::min(saved.at, at) : at;
+    saved.at = known && age < absl::ZeroDuration() ? std::min(saved.at, at) : at;
     saved.history = history;
     saved.changes = changes;
     return Due(saved, *model, reason);

@@ -42,7 +42,7 @@ class _Threads:
         _native.lib()  # in a forked child, whose threads are gone, it raises
         loop = asyncio.get_running_loop()
         try:
-            waiting = loop.run_in_executor(self._pool, functools.partial(self._call, functools.partial(function, *arguments, **options)))
+            waiting = loop.run_in_executor(self._pool, lambda: self._call(lambda: function(*arguments, **options)))
         except RuntimeError as error:  # it has been shut down
             raise ValueError("this client, model or stream has been closed") from error
         return await waiting

@@ -89,7 +89,9 @@ class AheadTest(ClusterTest):
         one = {"t": np.ones((1, 4), np.float32)}
 
         def given():
-            return emberd.trainer.ahead([{"t": [1]}] * 9, trainer.send, emberd._pace.Pace(3), trainer.forget)
+            loop = object()
+            return emberd.trainer.ahead([{"t": [1]}] * 9, trainer.send, emberd._pace.Pace(3), lambda steps: trainer.forget(steps, loop),
+                                        lambda: trainer.begin_loop(loop))
 
         for step, _ in given():
             trainer.receive(step)
