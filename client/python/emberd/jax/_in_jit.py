@@ -118,7 +118,7 @@ class Lookups:
 
     def _backward(self, hyper: Any, kept: Tuple[Any, Any], gradients: Any) -> Any:
         number, token = kept
-        gradients = {name: jnp.zeros(one.shape, one.dtype) if isinstance(one, jax.custom_derivatives.SymbolicZero) else one for name, one in gradients.items()}
+        gradients = {name: jnp.zeros(one.shape, jnp.float32) if isinstance(one, jax.custom_derivatives.SymbolicZero) else one for name, one in gradients.items()}
         values = {} if hyper is None else hyper(number)
         in_order(self._noting(self._update), None, number, gradients, values)
         return jnp.zeros_like(token), None, None
