@@ -408,6 +408,7 @@ void GroupSteps::Sweep(absl::Time now) {
 }
 
 std::function<void()> GroupSteps::DropModel(uint64_t model_id) {
+  order_->mutex.AssumeHeld();
   std::vector<uint64_t> released;
   std::vector<RowsCallback> waiting;
   absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
@@ -517,6 +518,7 @@ std::set<std::string> GroupSteps::Finished(uint64_t model_id) const {
 
 std::function<void()> GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& state,
                                           const std::set<std::string>& finished) {
+  order_->mutex.AssumeHeld();
   std::function<void()> dropped = DropModel(model_id);
   forgotten_generation_ = std::max(forgotten_generation_, state.forgotten_generation());
   for (const internal::v1::GroupState& from : state.groups()) {

@@ -114,9 +114,9 @@ class GroupSteps {
   // Ends generations in which parts have waited for others in vain: for longer than part_ttl and
   // twice the group's step_timeout. A step whose parts are all here waits for ever.
   void Sweep(absl::Time now);
-  // Drops all groups of a model that is gone. What is returned runs when the lock is free.
-  [[nodiscard]] std::function<void()> DropModel(uint64_t model_id)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  // Under the lock of `order`: drops all groups of a model that is gone. What is returned runs when
+  // the lock is free.
+  [[nodiscard]] std::function<void()> DropModel(uint64_t model_id);
 
   // Forgets groups. Numbers of generations go on where theirs ended. FAILED_PRECONDITION, and
   // nothing is forgotten: a step is on its way, or all its parts are here and another shard may
@@ -132,11 +132,10 @@ class GroupSteps {
   // For checkpoints: the groups that have made steps, and those put in the place of what is known.
   void Save(uint64_t model_id, internal::v1::ShardState* state) const;
   // `finished`: groups that had finished before. They stay so, for their trainers are gone; one
-  // that comes back takes it back. What is returned: as of DropModel.
+  // that comes back takes it back. Lock, and what is returned: as of DropModel.
   [[nodiscard]] std::function<void()> Restore(uint64_t model_id,
                                               const internal::v1::ShardState& state,
-                                              const std::set<std::string>& finished)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+                                              const std::set<std::string>& finished);
   std::set<std::string> Finished(uint64_t model_id) const;
 
   // For the log, under the lock of `order`: all that is known here.

@@ -393,20 +393,11 @@ TEST_F(HeldPartsTest, ItIsKnownInWhichGenerationTheLastStepWasMade) {
     }
     after();
   };
-  locked([&] {
-    order_.mutex.AssumeHeld();
-    return steps_->DropModel(5);
-  });
+  locked([&] { return steps_->DropModel(5); });
   EXPECT_EQ(made_generation(), 0u);
-  locked([&] {
-    order_.mutex.AssumeHeld();
-    return steps_->Restore(5, saved, {});
-  });
+  locked([&] { return steps_->Restore(5, saved, {}); });
   EXPECT_EQ(made_generation(), 1u) << "from a checkpoint";
-  locked([&] {
-    order_.mutex.AssumeHeld();
-    return steps_->DropModel(5);
-  });
+  locked([&] { return steps_->DropModel(5); });
   const absl::Status read = steps_->Remember(logged, nullptr);
   ASSERT_TRUE(read.ok()) << read;
   EXPECT_EQ(made_generation(), 1u) << "from the log";

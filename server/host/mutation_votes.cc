@@ -340,6 +340,7 @@ void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf
 }
 
 std::function<void()> MutationVotes::DropModel(uint64_t model_id) {
+  order_->mutex.AssumeHeld();
   std::vector<std::function<void()>> dropped;
   absl::erase_if(votes_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
     Vote& vote = entry.second;

@@ -118,9 +118,9 @@ class MutationVotes {
   // Of the change that is held; 0: none is.
   uint64_t ModelOf(const Mutation& mutation) const ABSL_LOCKS_EXCLUDED(order_->mutex);
 
-  // Drops what is held for a model that is gone. What is returned runs when the lock is free.
-  [[nodiscard]] std::function<void()> DropModel(uint64_t model_id)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  // Under the lock of `order`: drops what is held for a model that is gone. What is returned runs
+  // when the lock is free.
+  [[nodiscard]] std::function<void()> DropModel(uint64_t model_id);
 
  private:
   using Key = std::pair<std::string, uint64_t>;  // client, sequence

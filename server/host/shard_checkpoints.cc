@@ -388,7 +388,6 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   *made.mutable_state() = state;
   const bool equal = SamePlaces(*model, newest.manifest());
   const auto rest = [&] {
-    parts_.order->mutex.AssumeHeld();
     parts_.votes->record().Restore(transfer.model_id, state.clients());
     return parts_.groups->Restore(transfer.model_id, state, finished);
   };

@@ -84,7 +84,6 @@ class ShardCheckpoints {
     MemoryGuard* memory = nullptr;
     BlockingPool* threads = nullptr;
     ShardLog* log = nullptr;
-    Sequencer* order = nullptr;
     // Begins a segment of the log, so that checkpoints are of its beginning. 0: there is no log.
     // `at_moment` runs where it begins.
     std::function<absl::StatusOr<uint64_t>(const std::function<absl::Status()>& at_moment)>

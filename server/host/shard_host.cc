@@ -141,7 +141,6 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       models_(place_, engine.get(), metrics, &log_, &order_,
               [this](uint64_t model_id) -> std::function<void()> {
-                order_.mutex.AssumeHeld();
                 return [groups = group_steps_.DropModel(model_id),
                         votes = votes_.DropModel(model_id)] {
                   groups();
@@ -160,7 +159,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       engine_(std::move(engine)),
       checkpoints_(place_, cluster.storage().copy_bytes(),
                    {engine_.get(), &models_, &votes_, &group_steps_, &memory_, threads, &log_,
-                    &order_, [this](const auto& at_moment) { return BeginLogSegment(at_moment); }}),
+                    [this](const auto& at_moment) { return BeginLogSegment(at_moment); }}),
       workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) {
                  metrics->Set(ops::MetricId::kQueuedRequests, queued);

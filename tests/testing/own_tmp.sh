@@ -17,6 +17,8 @@ folder=$parent/$$
 rm -rf "$folder"
 mkdir -p "$folder"
 status=0
+# When Python forks to start a process, grpcio waits for its threads, which may wait for Python: now and then for ever.
+export GRPC_ENABLE_FORK_SUPPORT=0
 TMPDIR=$folder TEST_TMPDIR=$folder "$@" || status=$?
 rmdir "$folder" 2>/dev/null && exit "$status"
 
