@@ -12,10 +12,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include "absl/time/clock.h"
 #include "base/region_server.h"
+#include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/region_ends.h"
 
@@ -255,6 +257,42 @@ TEST(SharedArena, IsAliveWhileItIsAnswered) {
   while (!done.load()) dead += arena->alive() ? 0 : 1;
   asks.join();
   EXPECT_EQ(dead, 0);
+}
+
+// Lets one peer in, and answers nothing, as a process that was stopped.
+struct SilentHost final : LocalHost {
+  struct Guest final : LocalGuest {
+    explicit Guest(FileDescriptor connection) : connection(std::move(connection)) {}
+    int socket() const override { return connection.get(); }
+    short events() const override { return 0; }
+    void OnEvent() override {}
+    bool over() const override { return false; }
+    const FileDescriptor connection;
+  };
+  std::unique_ptr<LocalGuest> Enter(FileDescriptor connection, LocalPeer, LocalServer*) override {
+    socket = connection.get();
+    return std::make_unique<Guest>(std::move(connection));
+  }
+  bool PeerIsGone() const {
+    pollfd watched = {socket.load(), POLLRDHUP, 0};
+    return poll(&watched, 1, 0) == 1;
+  }
+  std::atomic<int> socket = -1;
+};
+
+// Requests on their way may name what it was lent.
+TEST(SharedArena, AsksASilentServerNothingMoreAndStaysConnected) {
+  SilentHost host;
+  const auto server = *LocalServer::Start({}, &host, nullptr);
+  const LocalInvitation invitation = server->Invite({});
+  auto arena = *SharedArena::Connect(invitation.socket, invitation.ticket);
+  ASSERT_TRUE(Eventually([&] { return host.socket >= 0; }));
+  EXPECT_TRUE(arena->alive());
+  EXPECT_EQ(arena->Take(100, SteadyNow() + absl::Milliseconds(20)), nullptr);
+  EXPECT_FALSE(arena->alive()) << "others connect anew";
+  EXPECT_FALSE(host.PeerIsGone());
+  arena = nullptr;
+  EXPECT_TRUE(Eventually([&] { return host.PeerIsGone(); }));
 }
 
 TEST(SharedArena, OutlivesItsServerAndSaysSo) {
