@@ -25,14 +25,14 @@ namespace emberd::launcher {
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content) {
   const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
   std::ofstream file(temporary, std::ios::binary);
-  struct stat old;
-  bool done = !file || stat(path.c_str(), &old) != 0;
-  if (!done) {  // the owner stays where this process may give files away, the mode always
+  bool like_before = true;
+  if (struct stat old; file && stat(path.c_str(), &old) == 0) {
+    // The owner stays where this process may give files away, the mode always.
     static_cast<void>(chown(temporary.c_str(), old.st_uid, old.st_gid) == 0);
-    done = chmod(temporary.c_str(), old.st_mode & 0777) == 0;
+    like_before = chmod(temporary.c_str(), old.st_mode & 0777) == 0;
   }
   file << content;
-  if (done && file.flush() && std::rename(temporary.c_str(), path.c_str()) == 0) {
+  if (like_before && file.flush() && std::rename(temporary.c_str(), path.c_str()) == 0) {
     return absl::OkStatus();
   }
   const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be written"));
