@@ -475,7 +475,7 @@ class Model:
                                           _native.milliseconds(deadline, "deadline", optional=True))
         return Lookup(self, Call(call, kept).take("lookup"), asked)
 
-    def compile(self, kind: str = "lookup", features: Optional[Sequence[str]] = None, *, samples: Optional[int] = None, dynamic: bool = False,
+    def compile(self, /, kind: str = "lookup", features: Optional[Sequence[str]] = None, *, samples: Optional[int] = None, dynamic: bool = False,
                 **fields: Any) -> Program:
         """A program of this model; compiling the same one again finds it. What does not fit it is refused when it is compiled, or a batch prepared.
 

@@ -146,6 +146,12 @@ def step_of_stream(stream):
     return found
 
 
+async def step_of_awaited(stream):
+    found = (await stream.lookup({"t": IDS}))["t"].tolist()
+    await stream.update({"t": ZEROS})
+    return found
+
+
 def step_of_steps(steps):
     step = steps.send({"t": IDS})
     found = steps.receive(step)["t"].tolist()
@@ -178,6 +184,8 @@ def kinds():
         "emberd.aio.Client": Kind(lambda world: emberd.aio.Client(world.client, 2), lambda one: asyncio.run(one.model("m")).name, lambda one: asyncio.run(one.close())),
         "emberd.aio.Model": Kind(lambda world: emberd.aio.Model(emberd.aio.Client(world.client, 2), world.model),
                                  lambda one: asyncio.run(one.read_rows("t", IDS)).tolist(), lambda one: one.client.blocking.close()),
+        "emberd.aio.TrainStream": Kind(lambda world: emberd.aio.TrainStream(emberd.aio.Model(emberd.aio.Client(world.client, 2), world.model), world.model.train(world.group())),
+                                       lambda one: asyncio.run(step_of_awaited(one)), lambda one: asyncio.run(one.close())),
         "emberd.local.LocalCluster": Kind(lambda _: emberd.local(shards=1), lambda one: [one.log() is not None, one.address], CLOSE),
         "emberd.steps.Steps": Kind(World.steps, step_of_steps, FINISH),
         "emberd.steps.Step": Kind(lambda world: world.steps().send({"t": IDS}), lambda one: [one.number, shown(one.ids)]),

@@ -178,14 +178,14 @@ GOOD = {
 }
 MODULES_WITH_STEPS = ("EmbeddingBagCollection", "EmbeddingCollection", "Embedding", "DistributedEmbedding")
 COLLECTIONS = MODULES_WITH_STEPS[:2]
-FAILS = {"Initializer": "it has no kind", "Client.change_memory": "no model is evicted here", "EmbeddingOptimizer.add_param_group": "it has one for each table", "Client.delete_checkpoint": "there is none",
+FAILS = {"Initializer": "it has no kind", **dict.fromkeys(("Client.change_memory", "AioClient.change_memory"), "no model is evicted here"), "EmbeddingOptimizer.add_param_group": "it has one for each table", **dict.fromkeys(("Client.delete_checkpoint", "AioClient.delete_checkpoint"), "there is none"),
          **dict.fromkeys((f"{name}.wait_checkpoint" for name in MODULES_WITH_STEPS), "none was asked for")}
 # Public names that are not called here, and where they are.
 ELSEWHERE = {
     **dict.fromkeys(("Client", "Model", "Watch", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer", "Program", "PreparedBatch", "ProgramResult"), "made by others: makers"),
     **dict.fromkeys(("Bundle", "BundlePart", "Client.bundle", "AioClient.bundle", "Bundle.__getitem__", "Bundle.read", "Bundle.close", "BundlePart.__getitem__", "Chain", "ChainedResult", "Program.__call__", "Chain.add", "Chain.run"), "their arguments are others' results: test_programs.py"),
     **dict.fromkeys(("ChangedModel", "HotRow", "Limits", "CallStatistics", "MemoryChange", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
-    **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", "AioModel.apply": "a lookup is applied once: test_statistics.py",
+    **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", **dict.fromkeys(("AioModel.apply", "AioModel.release"), "a lookup is applied once: test_statistics.py"), "AioTrainStream.receive_update": "it ends a step: the same as TrainStream.receive_update",
     **dict.fromkeys((f"AioClient.{name}" for name in ("prepare", "execute", "run", "read")), "what the programs of another client do: test_programs.py"),
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
@@ -196,7 +196,7 @@ ELSEWHERE = {
     "FeatureConfig": "the same",
 }
 # What needs no cluster, and goes on without.
-STILL = {"Client.close", *(f"{name}.close" for name in ("Program", "PreparedBatch", "ProgramResult")), "ProgramResult.__getitem__", "AioClient.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", *(f"{name}.{method}" for name in ("EmbeddingBag", "TorchEmbedding") for method in ("finish", "optimizer", "requires_grad_")), "EmbeddingOptimizer.add_param_group",
+STILL = {"Client.close", *(f"{name}.close" for name in ("Program", "PreparedBatch", "ProgramResult")), "ProgramResult.__getitem__", "AioClient.close", "AioTrainStream.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", *(f"{name}.{method}" for name in ("EmbeddingBag", "TorchEmbedding") for method in ("finish", "optimizer", "requires_grad_")), "EmbeddingOptimizer.add_param_group",
          *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "requires_grad_", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
          "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "Embedding.finish", "Embedding.token", "Embedding.typed_errors",
          "DistributedEmbedding.finish", *(f"{name}.{method}" for name in MODULES_WITH_STEPS for method in ("request_checkpoint", "wait_checkpoint"))}
@@ -305,7 +305,9 @@ class Sweep(unittest.TestCase):
                   "Program": lambda client, _: self.program(client), "PreparedBatch": lambda client, _: self.program(client).prepare({"t": IDS}),
                   "ProgramResult": lambda client, _: self.program(client)({"t": IDS}), "Chain": lambda client, _: emberd.Chain(),
                   "AioClient": lambda client, _: emberd.aio.Client(client, 2),
-                  "AioModel": lambda client, _: emberd.aio.Model(emberd.aio.Client(client, 2), client.model("m"))}
+                  "AioModel": lambda client, _: emberd.aio.Model(emberd.aio.Client(client, 2), client.model("m")),
+                  "AioTrainStream": lambda client, method: emberd.aio.TrainStream(
+                      emberd.aio.Model(emberd.aio.Client(client, 2), client.model("m")), self.stream(client.model("m"), method))}
         if torch:
             makers["EmbeddingBagCollection"] = self.collection
             makers["EmbeddingCollection"] = lambda client, method: self.collection(client, method, "EmbeddingCollection")
@@ -376,6 +378,11 @@ class Sweep(unittest.TestCase):
         """What is only sent is refused with its answer."""
         method = getattr(thing, name)
         answer = getattr(thing, name.replace("send", "receive"), None) if name in ("send_lookup", "send_update") else None
+        if answer is not None and isinstance(thing, emberd.aio.TrainStream):
+            async def both(**given):
+                return await method(**given), await answer()
+
+            return both
         if name == "prefetch" and torch and isinstance(thing, torch.nn.Module):
             return lambda ids: (method(ids), thing(ids))
         if name == "send":
@@ -392,6 +399,8 @@ class Sweep(unittest.TestCase):
             result = asyncio.run(result)
         if inspect.isgenerator(result):
             list(result)
+        if isinstance(result, emberd.aio.TrainStream):
+            result = result.blocking
         if isinstance(result, emberd.TrainStream):
             result.close()
 

@@ -6,6 +6,7 @@ goes on after its block, and a call that blocks the loop of asyncio.
 """
 
 import asyncio
+import inspect
 import io
 import sys
 import tempfile
@@ -289,6 +290,103 @@ class AsyncioTest(ClusterTest):
 
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster:
             self.assertEqual(asyncio.run(run(cluster.address)), ("one", (1, 4), ["one"]))
+
+    def test_every_method_that_waits_can_be_awaited(self):
+        """What this would catch: a method that is added to the blocking client, and not here."""
+        def methods_of(*kinds):
+            return {name: inspect.signature(one) for kind in kinds for name, one in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+
+        own = {"Client": {"close", "cancel", "prepare", "execute", "run", "read"}, "Model": {"apply", "release", "export"}, "TrainStream": {"close"}}
+        for name, others in own.items():
+            here, there = methods_of(getattr(emberd.aio, name)), methods_of(getattr(emberd, name))
+            self.assertEqual(here.keys() - others, there.keys() - others, name)
+            for method in there.keys() - others:
+                self.assertEqual(here[method], there[method], method)
+                self.assertEqual(getattr(getattr(emberd.aio, name), method).__doc__, getattr(getattr(emberd, name), method).__doc__)
+        of_what_is_made = methods_of(emberd.Lookup, emberd.Program, emberd.PreparedBatch, emberd.ProgramResult, emberd.Bundle, emberd.Chain).keys()
+        still = {"add", "close", "get", "items", "keys", "values"}  # they do not wait
+        self.assertEqual(of_what_is_made - still, own["Client"] - {"close", "cancel", "execute"} | own["Model"] - {"export"})
+
+    def test_models_are_changed_limited_and_dropped(self):
+        name = self.declare(tables=("a", "b"), initializer=emberd.RowId()).name
+
+        async def run():
+            async with await emberd.aio.connect(self.cluster.address, threads=2) as client:
+                model = await client.model(name)
+                await model.load_table("a", np.full((64, 4), 3.0))
+                self.assertEqual((await model.table("a")).tolist(), np.full((64, 4), 3.0).tolist())
+                stack = model.blocking.tables["a"].stack
+                await model.set_limits(stack, max_ids_per_partition=7)
+                self.assertEqual((await model.limits())[stack].max_ids_per_partition, 7)
+                await model.reset_limits()
+                changed = await client.change_model(name, counting_model(f"{name}-2", ("a",), initializer=emberd.RowId()))
+                other = emberd.aio.Model(client, changed.model)
+                self.assertEqual((await other.read_rows("a", [5]))[0, 0], 3)
+                self.assertRegex(str(await other.copy_from(model.blocking, strict=False)), "b")
+                await model.release(await model.lookup({"a": [1], "b": [2]}, train=True))
+                self.assertEqual((await client.status())["version"], emberd.__version__)
+                self.assertEqual(await client.call_statistics("none"), {})
+                model = await client.reset_model(name)
+                self.assertEqual((await model.read_rows("a", [5]))[0, 0], 5)
+                found = await client.execute(await model.compile(samples=1), {"a": [5], "b": [6]})
+                self.assertEqual((await client.read(found)), {})
+                self.assertEqual(len(await client.read(await client.bundle(found))), 1)
+                with self.assertRaisesRegex(ValueError, "csr: True is not allowed for a ProgramResult"):
+                    await client.read(found, csr=True)
+                self.assertTrue(await client.drop_model(f"{name}-2"))
+                self.assertFalse(await client.drop_model(f"{name}-2"))
+                self.assertFalse(await client.drop_group(name, "none"))
+
+        asyncio.run(run())
+
+    def test_two_ranks_train_on_streams(self):
+        model = self.declare()
+
+        async def rank(client, place):
+            async with await (await client.model(model.name)).train("run", place, 2) as stream:
+                for step in range(3):
+                    found = await stream.lookup({"t": [1]})
+                    self.assertEqual(found["t"][0, 0], -2 * step)
+                    applied = await stream.update({"t": np.ones((1, 4))})
+                await stream.lookup({"t": [1]})
+                self.assertEqual((await stream.skip()).step, 3)
+                return stream.next_step, applied.step
+
+        async def run():
+            async with await emberd.aio.connect(self.cluster.address) as client:
+                self.assertEqual(await asyncio.gather(rank(client, 0), rank(client, 1)), [(0, 2)] * 2)
+                with self.assertRaisesRegex(ZeroDivisionError, "mine"):
+                    async with await (await client.model(model.name)).train("other") as stream:
+                        self.assertIn("aio.TrainStream", repr(stream))
+                        raise ZeroDivisionError("mine")
+
+        asyncio.run(run())
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -6)
+
+    def test_a_cancelled_call_closes_its_stream(self):
+        """Another call would get the answer that the cancelled one waits for, or none."""
+        model = self.declare()
+
+        async def run():
+            async with await emberd.aio.connect(self.cluster.address) as client:
+                found = await client.model(model.name)
+                ranks = await asyncio.gather(*(found.train("run", place, 2) for place in range(2)))
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(ranks[0].lookup({"t": [1]}), 0.05)  # the other rank sends none
+                with self.assertRaisesRegex(ValueError, "has been closed"):
+                    await ranks[0].receive_lookup()
+                await ranks[1].close()
+                async with await found.train("alone") as stream:
+                    await stream.lookup({"t": [1]})
+                    await stream.update({"t": np.ones((1, 4))})
+                waiting = asyncio.create_task(found.train("two", 0, 2))  # for a rank that does not come
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await waiting
+                self.assertEqual((await found.read_rows("t", [1]))[0, 0], -1)
+
+        asyncio.run(run())
 
     def test_calls_that_wait_for_a_thread_are_cancelled_by_close(self):
         name = self.declare().name

@@ -13,6 +13,23 @@ import sys
 import tempfile
 import unittest
 
+AWAITED = """
+from typing import Any, Coroutine, Dict
+
+import emberd
+import emberd.aio
+
+async def f(client: emberd.aio.Client, model: emberd.aio.Model) -> None:
+    one: emberd.aio.Model = await client.restore("m", name="n", progress=print)
+    found: emberd.Lookup = await one.lookup({"user": [1]}, train=True)
+    stream: emberd.aio.TrainStream = await model.train("g", rank=0, size=1)
+    dropped: Coroutine[Any, Any, bool] = client.drop_model("m")
+    limits: Dict[str, emberd.Limits] = await model.limits()
+    await client.drop_model()  # type: ignore[call-arg]
+    await client.drop_model(5)  # type: ignore[arg-type]
+    await model.lookup({}, trian=True)  # type: ignore[call-arg]
+    rows: int = await model.table("t")  # type: ignore[assignment]
+"""
 PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 MYPY = [sys.executable, "-m", "mypy"] if importlib.util.find_spec("mypy") else [shutil.which("mypy")]
 # Ray is in another environment, and is left to mypy.
@@ -36,6 +53,13 @@ class TypesTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([*MYPY, "--config-file", os.path.join(PACKAGE, "mypy.ini"), "--cache-dir", folder,
                                    os.path.join(PACKAGE, "emberd")], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    @unittest.skipUnless(MYPY[0], "SKIP: mypy is not installed (deploy/packages.txt)")
+    def test_what_is_awaited_has_the_types_of_the_blocking_client(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([*MYPY, "--config-file", os.path.join(PACKAGE, "mypy.ini"), "--cache-dir", folder, "-c", AWAITED],
+                                  capture_output=True, text=True, env={**os.environ, "MYPYPATH": PACKAGE})
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
