@@ -14,7 +14,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -400,16 +400,18 @@ class Model:
         return self._known or self.name in self.client._restored
 
     def _trained_by(self) -> Dict[str, int]:
-        """Groups of which the newest checkpoint or a coordinator knows that they have trained the tables, and by how many steps."""
+        """Groups of which a coordinator or the newest checkpoint knows that they have trained the rows of now, and by how many steps. "": somebody has."""
         groups: Dict[str, int] = {}
-        ways: List[Callable[[], Mapping[str, int]]] = [lambda: statistics.updates_of_groups(self.client._handle, self.name),
-                                                       lambda: self.client.checkpoints(self.name)[0].groups]
-        for known in ways:
-            try:
-                groups.update(known())
-            except (errors.Error, IndexError):  # there is no checkpoint, or nowhere to keep one, or this is not ours to know
-                pass
-        return groups
+        anew = updated = False
+        try:
+            groups, anew, updated = statistics.training(self.client._handle, self.name)
+        except errors.Error:  # this is not ours to know
+            pass
+        try:
+            groups.update({} if anew else self.client.checkpoints(self.name)[0].groups)
+        except (errors.Error, IndexError):  # there is no checkpoint, or nowhere to keep one
+            pass
+        return groups or {"": int(updated)}
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return _model_again, (self.client, self.name)

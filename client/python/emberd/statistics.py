@@ -138,10 +138,19 @@ def of_model(client: Handle, model: str, hot_rows: int, table: Optional[str] = N
         status["serves"], status["lost"], tuple(_hot_rows(said["shards"], model, hot_rows, table)))
 
 
-def updates_of_groups(client: Handle, model: str) -> Dict[str, int]:
-    """By group, as ModelStatistics.updates, of those that have made some."""
-    said = administer(client, "GetStats", without_shards=True)
-    return {one["group"]: int(one["updates"]) for one in said["groups"] if one["model"] == model and int(one["updates"])}
+def training(client: Handle, model: str) -> Tuple[Dict[str, int], bool, bool]:
+    """What a coordinator knows, since it was started, of the training of the rows that a model has now: the steps of each group; whether models have been
+    dropped or reset, and none restored, so that the newest checkpoint may be of earlier rows; and whether anybody has updated rows, as before the cluster
+    was started again with its log."""
+    said = administer(client, "GetStats")
+    calls = {one["method"].partition("/")[2]: int(one["codes"].get("OK", 0)) for one in said["methods"]}
+    # Batches are counted anew with the rows; updates of groups are not, so that those of more steps were made before.
+    batches = max((int(one["batches"]) for one in said["stacks"] if one["model"] == model), default=0)
+    steps = {one["group"]: int(one["updates"]) // max(1, len(one["dropped_ids"])) for one in said["groups"] if one["model"] == model}
+    anew = bool(calls.get("DropModel") or calls.get("ResetModel"))
+    alone = {one["model"] for one in said["stacks"]} == {model}  # shards count the rows of all models
+    return ({group: number for group, number in steps.items() if 0 < number <= batches}, anew and not calls.get("RestoreCheckpoint"),
+            alone and not anew and any(int(one["rows_updated"]) for one in said["shards"]))
 
 
 def _hot_rows(shards: List[Dict[str, Any]], model: str, most: int, only: Optional[str]) -> List[HotRow]:

@@ -425,8 +425,9 @@ class Steps:
         while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("emberd", "torch", "jax", "keras"):
             level, frame = level + 1, frame.f_back
         name = self.model.name
+        by = f"group {group!r} has trained its tables for {reached} step{'s' * (reached > 1)}" if group else "its tables have been trained"
         warnings.warn(
-            f"emberd: model {name!r} was there already, and group {group!r} has trained its tables for {reached} step{'s' * (reached > 1)}, from which this run goes on. To begin anew, "
+            f"emberd: model {name!r} was there already, and {by}, from which this run goes on. To begin anew, "
             f"drop the model by client.drop_model({name!r}) before it is declared, or give it another name or another data= of emberd.local. To go on, load the "
             "state of the dense part of the same step. A run that asks for `next_step` first, restores the model or takes it from client.model is not warned", stacklevel=level)
 

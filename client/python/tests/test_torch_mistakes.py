@@ -4,6 +4,7 @@ What this would catch: a gradient that is dropped without a word, a module that 
 that nobody can wait for.
 """
 
+import concurrent.futures
 import gc
 import os
 import re
@@ -329,6 +330,53 @@ class TrainedBeforeTest(Case):
             with emberd.local(data=folder, new=True) as cluster, cluster.connect() as client:
                 client.drop_model("script")
                 self.assertEqual(self.run_script(client, group="third"), [])
+
+    def test_it_is_said_after_a_restart_with_a_log_and_no_checkpoint(self):
+        """No coordinator remembers the group then."""
+        with tempfile.TemporaryDirectory() as folder:
+            for group, expected in (("train", 0), ("train", 1), ("another", 1)):
+                with emberd.local(data=folder, new=True, durability="log") as cluster, cluster.connect() as client:
+                    said = self.run_script(client, group=group)
+                    self.assertEqual((len(said), client.checkpoints()), (expected, []))
+            self.assertRegex(str(said[0].message), "model 'script' was there already, and its tables have been trained, from which this run goes on")
+            for before in ("reset_model", "drop_model"):
+                with emberd.local(data=folder, new=True, durability="log") as cluster, cluster.connect() as client:
+                    getattr(client, before)("script")
+                with emberd.local(data=folder, new=True, durability="log") as cluster, cluster.connect() as client:
+                    self.assertEqual(self.run_script(client, group=before), [])
+
+    def test_rows_that_were_dropped_or_reset_are_forgotten(self):
+        def again(client):
+            client.drop_model("script")
+            client.declare(emberd.ModelConfig("script", tables("t"), [emberd.FeatureConfig("t", "t")]))
+
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            self.run_script(client)
+            client.model("script").save_checkpoint("trained")
+            for name, act in (("reset", lambda client: client.reset_model("script")), ("again", again)):
+                with self.subTest(name), emberd.connect(client.addresses) as other:
+                    act(other)
+                    self.assertEqual(self.run_script(client, group=f"{name}-1"), [])
+                    said = self.run_script(client, group=f"{name}-2")  # rows that have been trained since
+                    self.assertEqual(len(said), 1)
+                    self.assertRegex(str(said[0].message), f"group '{name}-1' has trained its tables for 4 steps")
+                    act(other)
+                    self.assertEqual(self.run_script(client, group=f"{name}-3", before=lambda ebc: ebc.model.lookup({"t": [1]})), [])
+                    self.assertEqual(self.run_script(client, group=f"{name}-4", before=lambda ebc, act=act: act(other)), [])
+
+    def test_the_steps_of_several_ranks_are_counted_once(self):
+        def train(rank):
+            with model.train("ranks", rank, 2) as stream:
+                for _ in range(3):
+                    stream.lookup({"t": [1]})
+                    stream.update({"t": np.zeros((1, 4))})
+
+        model = self.client.declare(emberd.ModelConfig("ranks", tables("t"), [emberd.FeatureConfig("t", "t")]))
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(train, range(2)))
+        said = self.run_script(self.client, model="ranks")
+        self.assertEqual(len(said), 1)
+        self.assertRegex(str(said[0].message), "group 'ranks' has trained its tables for 3 steps")
 
     def test_who_goes_on_deliberately_is_not_warned(self):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
