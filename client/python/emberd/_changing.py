@@ -52,10 +52,11 @@ def change(client: "Client", source: Union["Model", str], config: ModelConfig, s
         _native.text(group, "groups")
     config.to_json()  # is refused here, if it cannot be declared
     if isinstance(source, str):
+        name = source
         try:
-            source = client.model(source)
+            source = client.model(name)
         except errors.NotFound:
-            return _found(client, config)
+            return _found(client, config, name)
     if source.name == config.name and source.client.addresses == client.addresses:
         raise errors.InvalidArgument(f"config: name: {config.name!r} is not allowed, for the source has it; the changed model needs another one")
     wanted = {table.name: _wanted(table, config) for table in config.tables}
@@ -65,16 +66,17 @@ def change(client: "Client", source: Union["Model", str], config: ModelConfig, s
     described = dataclasses.replace(config, tables=[dataclasses.replace(table, initializer=Assigned()) if table.name in found.rows else table
                                                     for table in config.tables])
     made = client._declare_filled(described, parts=_Parts(client, source, config, found, progress) if found.rows else None)
-    made._known = True
+    made._known, made._source = True, source.name
     reached = {group: _carry(source, made, group) for group in groups}
     left = found.left + [f"table {table.name!r}: the number of steps, which its optimizer counts: no group is named" for table in config.tables
                          if table.name in found.rows and not groups and _counts(table, config)]
     return ChangedModel(made, made.created, tuple(found.added), tuple(found.grown), tuple(found.shrunk), tuple(found.dropped), tuple(found.kept), tuple(left), reached)
 
 
-def _found(client: "Client", config: ModelConfig) -> ChangedModel:
+def _found(client: "Client", config: ModelConfig, source: str) -> ChangedModel:
     """A model that was made when the source was there."""
     there = client.model(config.name)
+    there._source = source
     for table in config.tables:
         known, wanted = there.tables.get(table.name), _wanted(table, config)
         if known is None or (known.vocabulary_size, known.embedding_dim, known.optimizer) != dataclasses.astuple(wanted):

@@ -382,6 +382,7 @@ class Model:
         self.name: str = self.description["name"]
         self.id = int(self.description["id"])
         self.created: bool = self.description["created"]  # False: it was there already
+        self._source: Optional[str] = None  # the model whose tables these go on from, by `Client.change_model`
         self._known = found  # whether who has this object knows that it was there before
         self._unfilled = int(self.description["unfilled"])  # of a model that is being filled: which of its declarations this is; else 0
         self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],

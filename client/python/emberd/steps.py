@@ -400,8 +400,10 @@ class Steps:
         """All steps before `reached` have been made, the last of them in this generation. known: it is no surprise that there are some."""
         if self._next is None:
             if self.expected is not None and reached != self.expected:
+                source = self.model._source
                 raise RowsLost(f"the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group "
-                               f"{self.group!r}, are at step {reached}; load a dense part and tables of the same step")
+                               f"{self.group!r}, are at step {reached}; load a dense part and tables of the same step" + (
+                                   f", or name the group: client.change_model({source!r}, config, groups=[{self.group!r}])" if source and not reached else ""))
             if self.expected is None and not (self._goes_on or known or self.rank):
                 trained = {self.group: reached} if reached else {} if self.model.created else self.model._trained_by()
                 if any(trained.values()):

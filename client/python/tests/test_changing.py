@@ -274,6 +274,54 @@ class ChangingTest(Case):
         self.check_same(new.model, old.model, "t", 25)
 
     @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed")
+    def test_states_of_before_the_change_are_loaded(self):
+        """As they are, where the tables go on from that step; else the error says what to write."""
+        import torch
+
+        import emberd.torch
+
+        def make(tables, model, group="run", **options):
+            made = emberd.torch.EmbeddingBagCollection([emberd.TableConfig(name, rows, DIM, initializer=NORMAL) for name, rows in tables.items()],
+                                                       model=model, group=group, optimizer=emberd.SGD(learning_rate=0.5), **options)
+            self.addCleanup(made.finish)
+            return torch.nn.ModuleDict({"rows": made, "dense": torch.nn.Linear(DIM, 1)}), made.optimizer(lr=0.5)
+
+        net, sparse = make({"t": 25, "gone": 5}, self.name, client=self.client)
+        for group in sparse.param_groups:
+            group["lr"] = 0.25
+        net["rows"]({"t": torch.tensor([1]), "gone": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        state, rates = net.state_dict(), sparse.state_dict()
+        wanted = config(self.name + "_2", {"t": 40, "u": 25}, emberd.SGD(learning_rate=0.5))
+        self.client.change_model(self.name, wanted)
+        with self.assertRaisesRegex(ValueError, f"of model '{self.name}', but this is model '{self.name}_2'.*client.change_model\\('{self.name}', config, groups=\\['run'\\]"):
+            make({"t": 40, "u": 25}, self.client.model(self.name + "_2"))[0].load_state_dict(state)
+        model = self.client.change_model(self.name, wanted).model
+        forgotten, _ = make({"t": 40, "u": 25}, model)
+        forgotten.load_state_dict(state)
+        with self.assertRaisesRegex(emberd.RowsLost, f"is at step 1.* are at step 0.*client.change_model\\('{self.name}', config, groups=\\['run'\\]"):
+            forgotten["rows"].next_step
+        model = self.client.change_model(self.name, wanted, groups=["run"]).model
+        net, sparse = make({"t": 40, "u": 25}, model)
+        self.assertEqual(str(net.load_state_dict(state)), "<All keys matched successfully>")
+        sparse.load_state_dict(rates)
+        self.assertEqual([(one["table"], one["lr"]) for one in sparse.param_groups], [("t", 0.25), ("u", 0.25)])  # they are stacked
+        self.assertEqual(net["rows"].next_step, 1)
+        net["rows"]({"t": torch.tensor([1]), "u": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        for late in (net, make({"t": 40, "u": 25}, model)[0]):
+            with self.assertRaisesRegex((RuntimeError, emberd.RowsLost), "is at step 1.* are at step 2"):
+                late.load_state_dict(state)
+                late["rows"].next_step
+        with self.assertRaisesRegex(ValueError, "of group 'run', but this is group 'other'"):
+            make({"t": 40, "u": 25}, model, group="other")[0].load_state_dict(state)
+        with self.assertRaisesRegex(ValueError, r"tables \['t', 'gone'\], but these are \['t'\].*client.change_model"):
+            make({"t": 25}, self.name + "_3", client=self.client)[1].load_state_dict(rates)
+        self.client.drop_model(self.name)
+        net, _ = make({"t": 40, "u": 25}, self.client.change_model(self.name, wanted).model)  # in a later run, where the source is gone
+        self.assertEqual(net["rows"].model._source, self.name)
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed")
     def test_the_example(self):
         done = subprocess.run([sys.executable, "-B", EXAMPLE], capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         self.assertEqual(done.returncode, 0, done.stderr)

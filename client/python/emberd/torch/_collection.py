@@ -264,12 +264,16 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
-        is joined. A model that serves a checkpoint of the state's has no steps, and takes the state of any."""
+        is joined. A model that serves a checkpoint of the state's has no steps, and takes the state of any. One of `Client.change_model` takes the states of
+        its source, too."""
         if serves(self.model, state["model"]):
             return
-        for what, mine in (("model", self.model.name), ("group", self._steps.group)):
-            if state[what] != mine:
-                raise ValueError(f"the state is of {what} {state[what]!r}, but this is {what} {mine!r}; make the module with that of the state")
+        group = self._steps.group
+        if state["model"] != self.model.name and (self.model._source is None or state["model"] != self.model._source):
+            raise ValueError(f"the state is of model {state['model']!r}, but this is model {self.model.name!r}; make the module with that of the state, or, for other "
+                             f"tables, with model=client.change_model({state['model']!r}, config, groups=[{group!r}]).model")
+        if state["group"] != group:
+            raise ValueError(f"the state is of group {state['group']!r}, but this is group {group!r}; make the module with that of the state")
         step = _native.whole(state["next_step"], "state: next_step")
         if not self._steps.joined:
             self._steps.expected = step

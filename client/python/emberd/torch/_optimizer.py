@@ -105,14 +105,20 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         return {"state": {}, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Rates and what else the groups had; ValueError if they are of other tables."""
+        """Rates and what else the groups had; ValueError if they are of other tables. Of a model of `Client.change_model`, a table that the
+        state does not have gets what another one of its stack had, for they share it, or else stays as it is."""
         given = {group["table"]: group for group in state_dict["param_groups"]}
-        if list(given) != list(self._placeholders):
-            raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}")
+        if list(given) != list(self._placeholders) and self.collection.model._source is None:
+            raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}; make the module with those of the state, or, "
+                             "for other tables, with the model that client.change_model gives")
+        tables = self.collection.model.tables
+        of_stack = {tables[name].stack: group for name, group in given.items() if name in tables}
         for group in self.param_groups:
-            loaded = {**given[group["table"]], "params": group["params"]}
+            own = {"params": group["params"], "table": group["table"]}
+            loaded = given.get(own["table"]) or of_stack.get(tables[own["table"]].stack) or group
+            values = {**loaded, **own}
             group.clear()
-            group.update(loaded)
+            group.update(values)
 
     def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
         """Makes the activations of the step the parameters, so that their gradients can be inspected."""
