@@ -55,8 +55,11 @@ def change(client: "Client", source: Union["Model", str], config: ModelConfig, s
         name = source
         try:
             source = client.model(name)
-        except errors.NotFound:
-            return _found(client, config, name)
+        except errors.NotFound as error:
+            try:
+                return _found(client, config, name)
+            except errors.NotFound:
+                raise errors.NotFound(f"source: {error}. Nor is there the changed model, {config.name!r}") from None
     if source.name == config.name and source.client.addresses == client.addresses:
         raise errors.InvalidArgument(f"config: name: {config.name!r} is not allowed, for the source has it; the changed model needs another one")
     wanted = {table.name: _wanted(table, config) for table in config.tables}

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Optional, Sequence
 
-from . import errors
+from . import _native, errors
 from .client import Client, Model, connect, open_client
 from .local import LocalCluster, local
 
@@ -35,6 +35,13 @@ def default_client() -> Client:
             _client = _cluster.connect()
         atexit.register(_client.close)
     return _client
+
+
+def checked(client: Optional[Client]) -> Optional[Client]:
+    """A client that a layer was given."""
+    if client is not None and not isinstance(client, Client):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _native.refuse_kind(client, "client", "an emberd.Client, as cluster.connect() and emberd.connect(addresses) give it")
+    return client
 
 
 def serves(model: Model, trained: str) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from . import _native, errors
 from .arrays import (INTS, Dense, Floats, Hyper, Ids, Ragged, Sequences, Sparse, activation_shape, as_ints, as_rows, as_weights,
-                     check_shape, sparse_indices)
+                     check_shape, sparse_indices, without_ids)
 
 # The fields of the structs of emberd.h, as `struct` spells them.
 _FEATURE_IDS = "PiiPqqPqiiqPq"
@@ -161,6 +161,8 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
             ids, weights = ids.ids, ids.weights
         values = as_ints(ids, what)
         check_shape(values, what, values.ndim > 0, "[samples] or [samples, ids of a sample]")
+        if values.ndim == 2 and not values.shape[1]:
+            return _add_ids(name, without_ids(values, weights, what), fields, kept)
         index = _extents(values.shape)
     if layout != DENSE:
         check_shape(values, what + ": values", values.ndim == 1, "[ids]")

@@ -342,6 +342,13 @@ def as_ragged(ids: Ids, what: str, output_shape: Tuple[int, ...] = ()) -> Tuple[
     return values, lengths, np.broadcast_to(as_floats(weights, what).reshape(-1), values.shape)
 
 
+def without_ids(values: npt.NDArray[Any], weights: Any, what: str) -> Ragged:
+    """What an array [samples, 0] holds: samples without ids."""
+    if weights is not None:
+        as_weights(weights, what + ": weights", values.shape)
+    return Ragged(values.reshape(-1), np.zeros(len(values) + 1, np.int64))
+
+
 def concatenate(parts: Sequence[Ids], what: str, output_shape: Tuple[int, ...] = ()) -> Ragged:
     """The batches of a feature one after the other."""
     split = [as_ragged(part, what, output_shape) for part in parts]

@@ -103,8 +103,8 @@ def restore(client: Handle, model: str, name: Optional[str], config: Optional[st
 
 def serve(client: Handle, model: str, name: Optional[str], serve_as: Optional[str], storage_dtype: Optional[str],
           progress: Optional[ProgressCallback]) -> Checkpoint:
-    return _run("serve_checkpoint", client, progress,
-                {"model": model, "name": name, "serve_as": serve_as, "storage_dtype": storage_dtype})
+    dtype = storage_dtype.upper() if isinstance(storage_dtype, str) else storage_dtype  # in either case, as in a TableConfig
+    return _run("serve_checkpoint", client, progress, {"model": model, "name": name, "serve_as": serve_as, "storage_dtype": dtype})
 
 
 def list_all(client: Handle, model: Optional[str]) -> Checkpoints:

@@ -107,7 +107,10 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     """
     given = dict(tls=tls, token=token, token_file=token_file, deadline=deadline, connect_timeout=connect_timeout,
                  wire=wire, gradient_wire=gradient_wire, transport=transport)
-    hosts = [addresses] if isinstance(addresses, str) else list(addresses)
+    try:
+        hosts = [addresses] if isinstance(addresses, str) else list(addresses)
+    except TypeError:
+        raise _native.refuse_kind(addresses, "addresses", "\"host:port\", or a list of these; of emberd.local, call cluster.connect()") from None
     if tls is not None and not isinstance(tls, (Tls, bool)):
         raise _native.refuse_kind(tls, "tls", "a Tls, or a bool")
     files = tls if isinstance(tls, Tls) else Tls()
@@ -129,6 +132,22 @@ def _config_text(config: Union[ModelConfig, str, "os.PathLike[str]"]) -> str:
     if isinstance(config, os.PathLike) or (isinstance(config, str) and "\n" not in config and os.path.isfile(config)):
         return Path(config).read_text(encoding="utf-8")
     return config
+
+
+def _what_differs(said: str, text: str) -> str:
+    """Also which table it is, and what to write."""
+    found = re.search(r"first difference: (?:tables\[(\d+)\]\.)?(optimizer\.)?(\S+): (\S+) in the declared model, (\S+) in", said)
+    to_do = "Give this one another name, which `change_model` fills with the rows of the other; or drop that: `drop_model`"
+    if found and found[2] and found[3] == "learning_rate":
+        to_do = (f"Declare learning_rate={found[4]}, and give the rate of each step with it: hyper={{\"learning_rate\": {found[5]}}} of an update, or "
+                 f"optimizer(lr={found[5]}) of emberd.torch. Or: {to_do}")
+    elif found and found[2]:
+        to_do = f"To keep the rows, save a checkpoint, drop the model, and call client.restore(name, config=config), where slots of another kind begin anew. Or: {to_do}"
+    try:
+        said += f" (table {json.loads(text)['tables'][int(found[1])]['name']!r})" if found and found[1] else ""
+    except (ValueError, LookupError, TypeError):  # it is text proto, or JSON with other spellings
+        pass
+    return f"{said}. {to_do}"
 
 
 def _matters(warning: str) -> bool:
@@ -218,14 +237,26 @@ class Client:
             return Call(_native.lib().declare_from(self._handle.get(), _native.text(text, "config"),
                                                    _native.text(restore_from, "restore_from", optional=True)))
         except errors.AlreadyExists as error:
-            raise errors.make(error.code, f"{error}. Give this one another name, which `change_model` fills with the rows of the other; or drop that: `drop_model`") from None
+            raise errors.AlreadyExists(_what_differs(str(error), text)) from None
 
     def _model(self, call: Call) -> "Model":
         return Model(self, call.take("model"))
 
     def model(self, name: str) -> "Model":
         """A model that somebody declared. NotFound if nobody did."""
-        return Model(self, Call(_native.lib().describe(self._handle.get(), _native.text(name, "name"))).take("model"), found=True)
+        try:
+            return Model(self, Call(_native.lib().describe(self._handle.get(), _native.text(name, "name"))).take("model"), found=True)
+        except errors.NotFound as error:
+            raise errors.NotFound(f"{error}{self._saved(name)}") from None
+
+    def _saved(self, name: str) -> str:
+        """How a model that is not there is made of its checkpoints."""
+        try:
+            there = self.checkpoints(name)
+        except errors.Error:  # there is nowhere to keep one, or this is not ours to know
+            return ""
+        are = f"are {len(there)} checkpoints of it, the newest" if there[1:] else "is a checkpoint of it,"
+        return f". There {are} {there[0].name!r}: client.restore({name!r}) declares it with the rows of that" if there else ""
 
     def models(self) -> List[ModelStatus]:
         """The models of the cluster, by name, whoever declared them."""
@@ -322,7 +353,7 @@ class Client:
         wholly from one of them.
         serve_as: the name of the model that serves; None: `model`, which must then not be trained on this cluster
         (AlreadyExists).
-        storage_dtype: "FLOAT32", "BFLOAT16" or "FLOAT16"; None: as it is served by now, or else as in the checkpoint.
+        storage_dtype: "float32", "bfloat16" or "float16", in either case; None: as it is served by now, or else as in the checkpoint.
         progress: called now and then with how far it is.
         """
         checkpoints.serve(self._handle, model, name, serve_as, storage_dtype, progress)

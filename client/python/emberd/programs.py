@@ -79,6 +79,8 @@ class _Tensors:
             fields = {"indices": self.add(indices), "values": self.add(values), "sample_count": samples}
         else:
             kind, values = "dense", arrays.as_ints(ids.ids if isinstance(ids, Dense) else ids, what)
+            if values.ndim == 2 and not values.shape[1]:
+                return self._feature(name, arrays.without_ids(values, weights, what))
             fields = {"ids": self.add(values)}
         dense = kind == "dense"
         arrays.check_shape(values, what, values.ndim > 0 and 0 not in values.shape[1:] if dense else values.ndim == 1, "[samples] or [samples, ids of a sample]" if dense else "[ids]")
@@ -477,6 +479,10 @@ def compile_for(client: "Client", model: str, kind: str, features: Sequence[str]
         raise _native.refuse_kind(features, "features", "a list of names")
     if not features:
         raise errors.InvalidArgument("features: [] is not allowed; name at least one, or give None for all")
+    if isinstance(fields.get("activation_dtype"), str):
+        dtype = fields["activation_dtype"].upper()
+        _native.choice(dtype, "activation_dtype", {"FLOAT32": 1, "BFLOAT16": 2})
+        fields = {**fields, "activation_dtype": dtype}
     bound = {"max_samples": 0 if samples is None else _native.whole(samples, "samples", 1, 2**31 - 1), "dynamic": bool(dynamic)}
     for name in features:
         _native.text(name, "features")

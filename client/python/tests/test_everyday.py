@@ -11,6 +11,7 @@ import unittest.mock
 from cluster import ClusterTest, counting_model, emberd, has_torch, main
 
 import emberd.trainer  # noqa: E402
+from emberd.compat import _in_turn  # noqa: E402
 import numpy as np
 
 
@@ -80,6 +81,57 @@ class ContainersTest(ClusterTest):
         self.client.declare(counting_model("taken"))
         with self.assertRaisesRegex(emberd.AlreadyExists, r"tables\[0\].vocabulary_size: 64 .*`change_model` fills .* or drop that: `drop_model`"):
             self.client.declare(counting_model("taken", rows=65))
+        with self.assertRaisesRegex(emberd.AlreadyExists, r"learning_rate: 1 in the declared model, 0.5 in the requested one \(table 't'\). Declare learning_rate=1, and give the "
+                                                          r'rate of each step with it: hyper=\{"learning_rate": 0.5\} of an update, or optimizer\(lr=0.5\)'):
+            self.client.declare(counting_model("taken", optimizer=emberd.SGD(learning_rate=0.5)))
+        adagrad = counting_model("taken", optimizer=emberd.Adagrad(learning_rate=1.0))
+        for config in (adagrad, adagrad.to_json(), counting_model("taken", ("t", "u"), optimizer=emberd.Adagrad(learning_rate=1.0))):
+            with self.assertRaisesRegex(emberd.AlreadyExists, r"optimizer.*\(table 't'\). To keep the rows, save a checkpoint, drop the model, and call client.restore\(name, config=config\)"):
+                self.client.declare(config)
+
+    def test_a_model_that_has_only_checkpoints_says_how_to_restore_it(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            client.declare(counting_model("m", rows=8)).save_checkpoint("one")
+            client.drop_model("m")
+            with self.assertRaisesRegex(emberd.NotFound, r"'m' is not declared.* There is a checkpoint of it, 'one': client.restore\('m'\) declares it with the rows of that$"):
+                client.model("m")
+            client.restore("m").save_checkpoint("two")
+            client.drop_model("m")
+            with self.assertRaisesRegex(emberd.NotFound, r"There are 2 checkpoints of it, the newest 'two'"):
+                client.model("m")
+            with self.assertRaisesRegex(emberd.NotFound, r"source: model 'm' .*client.restore\('m'\).* Nor is there the changed model, 'm2'"):
+                client.change_model("m", counting_model("m2"))
+            with self.assertRaises(emberd.NotFound) as raised:
+                client.model("none")
+            self.assertNotIn("checkpoint", str(raised.exception))
+        with self.assertRaisesRegex(emberd.NotFound, "'none' is not declared"):  # there is nowhere to keep one
+            self.client.model("none")
+
+    def test_a_cluster_in_place_of_a_client_says_what_to_write(self):
+        with self.assertRaisesRegex(TypeError, r"addresses: a LocalCluster is not allowed; .* call cluster.connect\(\)"):
+            emberd.connect(self.cluster)
+        uses = [lambda given: _in_turn.Place("m").use(given, "m", "g")]
+        if has_torch():
+            from emberd import torch
+            from emberd.compat import torchrec
+
+            uses += [torchrec.use, lambda given: torch.EmbeddingBagCollection(counting_model("m").tables, client=given, model="m"),
+                     lambda given: torch.Embedding(4, 4, client=given, model="m")]
+        for use in uses:
+            with self.assertRaisesRegex(TypeError, r"client: a LocalCluster is not allowed; it must be an emberd.Client, as cluster.connect\(\)"):
+                use(self.cluster)
+
+    def test_types_of_storage_in_either_case(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            for given in ("bfloat16", "BFLOAT16", "BFloat16"):
+                model = client.declare(counting_model("m", rows=8, storage_dtype=given))
+                client.serve("m", model.save_checkpoint(given).name, serve_as="live", storage_dtype=given)
+                model.compile(samples=1, activation_dtype=given)
+            for call, said in ((lambda: client.declare(counting_model("n", storage_dtype="fp16")), "storage_dtype: .*FP16.*FLOAT32, BFLOAT16"),
+                               (lambda: client.serve("m", serve_as="live", storage_dtype="fp16"), "storage_dtype: .*FP16.*FLOAT32, BFLOAT16 or FLOAT16"),
+                               (lambda: model.compile(samples=1, activation_dtype="fp16"), "activation_dtype: 'FP16' is not allowed; it must be one of 'FLOAT32', 'BFLOAT16'")):
+                with self.assertRaisesRegex(ValueError, said):
+                    call()
 
 
 class AheadTest(ClusterTest):
@@ -239,6 +291,17 @@ class TorchTest(ClusterTest):
                 steps += 1
             ebc.finish()
             self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (steps, before - steps))
+
+    def test_a_rate_below_zero_is_refused(self):
+        torch, ebc, sparse = self.make()
+        with self.assertRaisesRegex(ValueError, "^lr: -1.0 is not allowed; it must be at least 0$"):
+            ebc.optimizer(lr=-1)
+        sparse.param_groups[0]["lr"] = -0.5
+        with self.assertRaisesRegex(ValueError, "learning_rate: -0.5 is not allowed; it must be >= 0"):
+            self.step(ebc, {"t": torch.tensor([1])})
+        sparse.param_groups[0]["lr"] = 0
+        sparse.step()
+        self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (1, 0))
 
     def test_an_optimizer_by_name(self):
         import emberd.torch

@@ -65,6 +65,34 @@ class ShapesTest(ClusterTest):
             found.release()
         np.testing.assert_array_equal(self.model.table("t"), self.before)
 
+    def test_samples_without_ids_give_zeros_and_change_no_row(self):
+        none, splits, R, S, Q = np.zeros(0, np.int64), np.zeros(3, np.int64), emberd.Ragged, emberd.Sparse, emberd.Sequences
+        empty = {"lists": [[], []], "array": np.zeros((2, 0), np.int32), "Dense": emberd.Dense(np.zeros((2, 0), np.int64), np.zeros((2, 0), np.float32)),
+                 "Ragged": R(none, splits), "weighted": R(none, splits, np.zeros(0, np.float32)), "from_lists": R.from_lists([[], []]),
+                 "Sparse": S(np.zeros((0, 2), np.int64), none, 2), "samples": S(none, none, 2), "sequences": Q.from_lists([[], []], 3), "short": Q(np.zeros((2, 0), np.int64))}
+        some = {"Ragged": R(np.array([3]), np.array([0, 0, 1])), "from_lists": R.from_lists([[], [3]], [[], [1.0]]), "Sparse": S(np.array([1]), np.array([3]), 2),
+                "sequences": Q.from_lists([[], [3]], 1)}
+        for combiner, model in ((one, self.client.declare(emberd.ModelConfig(
+                f"without_ids_{one}", [emberd.TableConfig("t", 8, 4, combiner=one, initializer=emberd.RowId(), optimizer=emberd.SGD(learning_rate=1.0))],
+                [emberd.FeatureConfig("t", "t")]))) for one in ("sum", "mean", "sqrtn")):
+            program = model.compile(samples=8, dynamic=True)
+            with model.train("run") as stream:
+                for name, ids in (*empty.items(), *some.items()):
+                    with self.subTest(f"{combiner} {name}"):
+                        rows, before = [] if ids is empty.get(name) else [3], model.table("t")
+                        found = model.lookup({"t": ids}, train=True)
+                        self.assertFalse(np.any(found["t"][:1]))
+                        self.assertEqual((len(found["t"]), bool(np.any(found["t"]))), (2, bool(rows)))
+                        np.testing.assert_array_equal(program({"t": ids})["t"], found["t"])
+                        self.assertEqual(found.apply({"t": np.ones_like(found["t"])}).rows_updated, len(rows))
+                        looked_up = stream.lookup({"t": ids})
+                        self.assertEqual(looked_up["t"].shape, found["t"].shape)
+                        self.assertEqual(stream.update({"t": np.ones_like(looked_up["t"])}).rows_updated, len(rows))
+                        self.assertEqual(np.unique(np.nonzero(model.table("t") - before)[0]).tolist(), rows)
+        for shape in ((2, 3, 0), (2, 0, 3)):
+            self.assertIn("t", self.refused(self.model.lookup, {"t": np.zeros(shape, np.int64)}))
+        self.assertIn("weights", self.refused(self.model.lookup, {"t": emberd.Dense(np.zeros((2, 0), np.int64), np.ones(3))}))
+
     def test_exports_beyond_the_table(self):
         for named in ({"first_row": 200}, {"row_count": -5}, {"first_row": -1}, {"first_row": 60, "row_count": 5}):
             with self.assertRaises(emberd.OutOfRange):
@@ -120,6 +148,39 @@ class TorchShapesTest(ClusterTest):
             self.assertEqual(found[:, 0].tolist(), [1, 5])
         with self.assertRaisesRegex(ValueError, "samples alone"):
             ebc({"t": emberd.Sparse(torch.tensor([[0, 0], [1, 1]]), torch.tensor([1, 5]), 2)})
+
+    def test_bags_without_ids_give_zeros_and_change_no_row(self):
+        import torch
+
+        import emberd.torch
+        from emberd.compat.jagged import KeyedJaggedTensor
+        none = torch.zeros(0, dtype=torch.long)
+        ebc = emberd.torch.EmbeddingBagCollection(counting_model("bags_without_ids", ("a", "b"), initializer=emberd.Constant(1.0)).tables, client=self.client,
+                                                  model="bags_without_ids")
+        self.addCleanup(ebc.finish)
+        sparse = ebc.optimizer()
+        expected = 1.0
+        for ids, found_of_b in ((KeyedJaggedTensor(["a", "b"], none, lengths=torch.zeros(4, dtype=torch.long)), 0),
+                                (KeyedJaggedTensor(["a", "b"], torch.tensor([1]), lengths=torch.tensor([0, 0, 0, 1])), 1),
+                                ({"a": torch.zeros(2, 0, dtype=torch.long), "b": emberd.Ragged(torch.tensor([1]), torch.tensor([0, 0, 1]))}, 1),
+                                ({"a": [[], []], "b": emberd.Ragged(torch.tensor([1]), torch.tensor([0, 0, 1]), torch.ones(1, requires_grad=True))}, 1)):
+            found = ebc(ids)
+            self.assertEqual((found["a"].tolist(), found["b"][:, 0].tolist()), ([[0] * 4] * 2, [0, found_of_b * expected]))
+            (found["a"].sum() + found["b"].sum()).backward()
+            sparse.step()
+            expected -= found_of_b
+            self.assertEqual((ebc.model.table("a").min(), ebc.model.table("b")[:, 0].tolist()), (1, [1, expected] + [1] * 62))
+        for mode in ("sum", "mean", "max"):
+            ours = emberd.torch.EmbeddingBag(20, 3, client=self.client, model=f"bag_without_ids_{mode}", mode=mode)
+            self.addCleanup(ours.finish)
+            optimizer = ours.optimizer()
+            before = ours.weight.tolist()
+            for given in ((none, torch.tensor([0, 0])), (torch.zeros(2, 0, dtype=torch.long),)):
+                found = ours(*given)
+                self.assertEqual(found.tolist(), [[0] * 3] * 2)
+                found.sum().backward()
+                optimizer.step()
+            self.assertEqual(ours.weight.tolist(), before)
 
     def test_a_bag_refuses_offsets_for_a_matrix(self):
         import torch

@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional
 import numpy as np
 
 from emberd._filling import Parts
-from emberd._place import default_client
+from emberd._place import checked, default_client
 from emberd.arrays import Floats, Hyper, Ragged, are_same
 from emberd.client import Client, Model
 from emberd.errors import NotFound
@@ -24,7 +24,7 @@ class Place:
         self.use(None, model, "train")
 
     def use(self, client: Optional[Client], model: str, group: str) -> None:
-        self._client, self.group = client, group
+        self._client, self.group = checked(client), group
         self._model, self._made = model, 0
 
     def declare(self, make: Any, parts: Optional[Parts] = None) -> Model:

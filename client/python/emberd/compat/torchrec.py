@@ -30,7 +30,7 @@ import torch
 
 from .. import config
 from .._jagged import learned_weights, split_jagged
-from .._place import default_client
+from .._place import checked, default_client
 from ..arrays import Ids, Ragged
 from ..client import Client, Model
 from ..steps import Step, Steps
@@ -145,7 +145,7 @@ def use(client: Client, *, model: str = "torchrec", group: str = "train", **opti
     address in EMBERD_ADDRESS is taken, or one is started. options: rank, size, patience, step_timeout, ... of
     emberd.steps.Steps.
     """
-    _Place.client, _Place.model, _Place.options, _Place.made = client, model, {"group": group, **options}, 0
+    _Place.client, _Place.model, _Place.options, _Place.made = checked(client), model, {"group": group, **options}, 0
 
 
 def _feature(output: str) -> str:

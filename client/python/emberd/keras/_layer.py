@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import config
 from .._pace import Paces
-from .._place import default_client, find_again, planned_samples
+from .._place import checked, default_client, find_again, planned_samples
 from ..arrays import Dense, Ragged, Sequences, as_floats, map_arrays
 from ..client import Client, Model
 from ..steps import Steps
@@ -164,7 +164,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         self.supports_masking = any(_masks(feature) for feature, _ in _leaves(feature_configs, feature_configs))
         self._allow_non_tensor_positional_args = True
         self.update_stats = update_stats
-        self._held = _Tables(feature_configs, dict(client=client, model=model, group=group, rank=rank, size=size,
+        self._held = _Tables(feature_configs, dict(client=checked(client), model=model, group=group, rank=rank, size=size,
                                                    patience=patience, table_stacking=table_stacking))
 
     @property

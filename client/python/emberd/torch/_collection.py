@@ -16,7 +16,7 @@ import torch.distributed
 from .. import _native, _records, config, errors
 from .._jagged import Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
 from .._pace import Paces
-from .._place import serves
+from .._place import checked, serves
 from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, map_arrays
 from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps
@@ -67,8 +67,9 @@ def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
 
 def _declared(described: config.ModelConfig, client: Optional[Client], model: Union[str, Model]) -> Model:
     if not isinstance(model, Model):
-        if client is None:
+        if checked(client) is None:
             raise TypeError("client: it must be given with the name of a model")
+        assert client is not None
         return client.declare(described)
     for one in described.tables:
         there = model.tables.get(one.name)

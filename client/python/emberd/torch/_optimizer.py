@@ -52,10 +52,10 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         said = {table.name: collection._optimizer_of(table) for table in collection.config.tables}
         for table in collection.config.tables:
             optimizer = said[table.name]
-            rate = _native.real(lr, "lr") if lr is not None else None if optimizer is None else 0.01 if optimizer.learning_rate is None else optimizer.learning_rate
+            rate = _not_negative(lr, "lr") if lr is not None else None if optimizer is None else 0.01 if optimizer.learning_rate is None else optimizer.learning_rate
             # Until there are activations: an optimizer must have a parameter in each group.
             groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name,
-                           **({"weight_decay": _decay(decays[table.name], "weight_decay")} if table.name in decays else {})})
+                           **({"weight_decay": _not_negative(decays[table.name], "weight_decay")} if table.name in decays else {})})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
         self._kinds = {name: _Kind(config.optimizer_of_kind(collection.model.tables[name].optimizer), known=False) if one is None else _Kind(one)
@@ -88,7 +88,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         if "weight_decay" in group and "weight_decay" not in kind.fields:
             if "weight_decay_factor" in group:
                 raise errors.InvalidArgument(f"group of table {table!r}: 'weight_decay' is not allowed beside 'weight_decay_factor'; give one of them")
-            decay = _decay(group["weight_decay"], f"group of table {table!r}: weight_decay")
+            decay = _not_negative(group["weight_decay"], f"group of table {table!r}: weight_decay")
             if rate is None or kind.multiplies_decay is None:
                 raise errors.InvalidArgument(f"group of table {table!r}: 'weight_decay' is not allowed where the module does not know the table's optimizer, for it is "
                                              "applied with the rate; give the module the optimizer, by TableConfig.optimizer or `optimizer`, or set 'weight_decay_factor'")
@@ -151,11 +151,11 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
                 leaf.grad = None
 
 
-def _decay(value: Any, what: str) -> float:
-    decay = _native.real(value, what)
-    if decay < 0:
-        raise errors.InvalidArgument(f"{what}: {decay} is not allowed; it must be at least 0")
-    return decay
+def _not_negative(value: Any, what: str) -> float:
+    number = _native.real(value, what)
+    if number < 0:
+        raise errors.InvalidArgument(f"{what}: {number} is not allowed; it must be at least 0")
+    return number
 
 
 def _optimizer_again(collection: "EmbeddingBagCollection", state: Mapping[str, Any]) -> EmbeddingOptimizer:
