@@ -125,23 +125,6 @@ void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message, Blo
   EncodeFloats(weights, shape, WireType::kFloat32, tensor, writer);
 }
 
-// An answer whose activations are in shared memory.
-absl::StatusOr<LookupResult> DecodeShared(const v1::LookupResponse& response,
-                                          const ExpectedLookup& expected) {
-  LookupResult result;
-  ASSIGN_OR_RETURN(result.memory,
-                   ReadShared(expected, response.shared_bytes(), nullptr, &result.activations));
-  result.batch.value = response.batch_handle();
-  result.statistics = DecodeStatistics(response.statistics());
-  return result;
-}
-
-// What the spans of a LookupResult point into.
-struct LookupMemory {
-  std::shared_ptr<const v1::LookupResponse> response;
-  std::vector<std::vector<float>> converted;
-};
-
 }  // namespace
 
 std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size) {
@@ -203,16 +186,10 @@ absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, Wi
 }
 
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
-                                                     int64_t dim, WireType type,
-                                                     std::vector<float>* converted) {
-  RETURN_IF_ERROR(CheckTensor(tensor, rows, dim, type));
-  if (type == WireType::kFloat32) {
-    // A string's bytes lie at a multiple of 8 at least, so they can be read as floats in place.
-    return absl::MakeConstSpan(reinterpret_cast<const float*>(tensor.data().data()), rows * dim);
-  }
-  converted->resize(rows * dim);
-  FromBfloat16Bytes(tensor.data().data(), absl::MakeSpan(*converted));
-  return absl::MakeConstSpan(*converted);
+                                                     int64_t dim) {
+  RETURN_IF_ERROR(CheckTensor(tensor, rows, dim, WireType::kFloat32));
+  // A string's bytes lie at a multiple of 8 at least, so they can be read as floats in place.
+  return absl::MakeConstSpan(reinterpret_cast<const float*>(tensor.data().data()), rows * dim);
 }
 
 absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
@@ -340,42 +317,22 @@ absl::StatusOr<ExpectedLookup> ExpectLookup(const Model& model,
   return expected;
 }
 
-absl::StatusOr<LookupResult> DecodeLookup(const ExpectedLookup& expected, bool inference,
-                                          std::shared_ptr<const v1::LookupResponse> response) {
-  if (response->batch_handle() == 0 && !inference) {
+absl::StatusOr<LookupResult> DecodeLookup(ExpectedLookup expected, bool inference,
+                                          const v1::LookupResponse& response, BufferPool* pool) {
+  if (response.batch_handle() == 0 && !inference) {
     return absl::InternalError("batch_handle: the server sent 0");
   }
-  if (response->shared_bytes() > 0) return DecodeShared(*response, expected);
-  const auto features = static_cast<int>(expected.features.size());
-  if (response->activations_size() != features) {
-    return absl::InternalError(absl::StrCat("activations: the server sent ",
-                                            response->activations_size(), "; ", features,
-                                            " were expected"));
+  LookupAssembler assembler(std::move(expected), pool);
+  for (const v1::FeatureActivation& activation : response.activations()) {
+    RETURN_IF_ERROR(assembler.AddActivation(activation));
   }
-  auto memory = std::make_shared<LookupMemory>();
-  memory->response = response;
-  memory->converted.resize(features);
+  RETURN_IF_ERROR(assembler.Finish(response.shared_bytes()));
+  TrainLookupResult answer = assembler.Take();
   LookupResult result;
-  for (int i = 0; i < features; ++i) {
-    const v1::FeatureActivation& activation = response->activations(i);
-    const ExpectedLookup::Feature& feature = expected.features[i];
-    if (activation.feature() != feature.name) {
-      return absl::InternalError(absl::StrCat("activations[", i, "].feature: the server sent \"",
-                                              activation.feature(), "\"; \"", feature.name,
-                                              "\" was expected"));
-    }
-    const absl::StatusOr<absl::Span<const float>> values =
-        DecodeFloats(activation.activation(), feature.samples, feature.dim, expected.type,
-                     &memory->converted[i]);
-    if (!values.ok()) {
-      return absl::InternalError(absl::StrCat("activations[", i, "] (feature \"", feature.name,
-                                              "\").", values.status().message()));
-    }
-    result.activations.push_back({feature.name, feature.samples, feature.dim, *values});
-  }
-  result.batch.value = response->batch_handle();
-  result.statistics = DecodeStatistics(response->statistics());
-  result.memory = std::move(memory);
+  result.batch.value = response.batch_handle();
+  result.activations = std::move(answer.activations);
+  result.statistics = DecodeStatistics(response.statistics());
+  result.memory = std::move(answer.memory);
   return result;
 }
 

@@ -44,11 +44,9 @@ int64_t ElementBytes(WireType type);
 // instead.
 absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type);
 
-// The elements of a tensor that has passed CheckTensor; else its error. float32 is returned where
-// it lies in the tensor; bfloat16 is converted into `converted`.
+// The elements of a tensor of float32, where they lie in it, or the error of CheckTensor.
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
-                                                     int64_t dim, WireType type,
-                                                     std::vector<float>* converted);
+                                                     int64_t dim);
 
 // INVALID_ARGUMENT for spans that make no tensor and for features that the model does not have; the
 // rest is the server's to judge.
@@ -60,9 +58,9 @@ absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
 absl::StatusOr<ExpectedLookup> ExpectLookup(const Model& model,
                                             absl::Span<const FeatureIds> features, WireType type,
                                             bool concat = false);
-// The result points into `response` where it can, or into `expected.activations`.
-absl::StatusOr<LookupResult> DecodeLookup(const ExpectedLookup& expected, bool inference,
-                                          std::shared_ptr<const v1::LookupResponse> response);
+// The activations lie in memory of the pool, or in `expected.activations`.
+absl::StatusOr<LookupResult> DecodeLookup(ExpectedLookup expected, bool inference,
+                                          const v1::LookupResponse& response, BufferPool* pool);
 
 // All but the mutation. Gradients go to `shared`, or, where that is null or has no memory, into the
 // message.

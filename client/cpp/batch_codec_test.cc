@@ -168,18 +168,20 @@ v1::LookupResponse Answer(v1::DataType type, const std::string& data) {
   return response;
 }
 
-TEST(DecodeLookupTest, PointsIntoTheAnswer) {
-  auto response =
-      std::make_shared<v1::LookupResponse>(Answer(v1::FLOAT32, Bytes<float>({1, 2, 3, 4})));
-  const void* data = response->activations(1).activation().data().data();
+absl::StatusOr<LookupResult> Decode(const ExpectedLookup& expected,
+                                    const v1::LookupResponse& response) {
+  BufferPool pool;
+  return DecodeLookup(expected, /*inference=*/false, response, &pool);
+}
+
+TEST(DecodeLookupTest, OutlivesTheAnswerAndThePool) {
   absl::StatusOr<LookupResult> result =
-      DecodeLookup(TwoSamples(WireType::kFloat32), /*inference=*/false, response);
+      Decode(TwoSamples(WireType::kFloat32), Answer(v1::FLOAT32, Bytes<float>({1, 2, 3, 4})));
   ASSERT_TRUE(result.ok()) << result.status();
-  response.reset();  // the result keeps what it points at
   EXPECT_EQ(result->batch.value, 77u);
   const Activation* y = result->Find("y");
   ASSERT_NE(y, nullptr);
-  EXPECT_EQ(y->values.data(), data);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(y->values.data()) % 64, 0u);
   EXPECT_EQ(y->samples, 2);
   EXPECT_EQ(y->dim, 2);
   EXPECT_THAT(y->values, ElementsAre(1, 2, 3, 4));
@@ -188,9 +190,8 @@ TEST(DecodeLookupTest, PointsIntoTheAnswer) {
 
 TEST(DecodeLookupTest, ConvertsBfloat16) {
   absl::StatusOr<LookupResult> result =
-      DecodeLookup(TwoSamples(WireType::kBfloat16), /*inference=*/false,
-                   std::make_shared<v1::LookupResponse>(
-                       Answer(v1::BFLOAT16, Bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080}))));
+      Decode(TwoSamples(WireType::kBfloat16),
+             Answer(v1::BFLOAT16, Bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080})));
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_THAT(result->Find("x")->values, ElementsAre(1, 2, 3, -4));
 }
@@ -207,7 +208,7 @@ TEST(DecodeLookupTest, DoesNotBelieveWhatDoesNotFit) {
       {"activations: the server sent 1; 2 were expected",
        [](v1::LookupResponse* r) { r->mutable_activations()->RemoveLast(); }},
       {"batch_handle: the server sent 0", [](v1::LookupResponse* r) { r->set_batch_handle(0); }},
-      {"activations[0].feature: the server sent \"y\"; \"x\" was expected",
+      {"activations[0] (feature \"x\").feature: the server sent \"y\"",
        [](v1::LookupResponse* r) { r->mutable_activations()->SwapElements(0, 1); }},
       {"activations[1] (feature \"y\").dtype: the server sent INT64",
        [&](v1::LookupResponse* r) { tensor(r)->set_dtype(v1::INT64); }},
@@ -225,10 +226,9 @@ TEST(DecodeLookupTest, DoesNotBelieveWhatDoesNotFit) {
        [&](v1::LookupResponse* r) { r->mutable_activations(0)->clear_activation(); }},
   };
   for (const auto& [message, damage] : cases) {
-    auto response = std::make_shared<v1::LookupResponse>(Answer(v1::FLOAT32, data));
-    damage(response.get());
-    const absl::Status status =
-        DecodeLookup(TwoSamples(WireType::kFloat32), /*inference=*/false, response).status();
+    v1::LookupResponse response = Answer(v1::FLOAT32, data);
+    damage(&response);
+    const absl::Status status = Decode(TwoSamples(WireType::kFloat32), response).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   }
@@ -240,19 +240,17 @@ TEST(DecodeLookupTest, HugeShapesDoNotOverflow) {
   const absl::StatusOr<ExpectedLookup> expected =
       ExpectLookup(TwoFeatures(), {{"x", SparseIds{{}, {}, huge}}}, WireType::kFloat32);
   ASSERT_TRUE(expected.ok()) << expected.status();
-  auto response = std::make_shared<v1::LookupResponse>();
-  response->set_batch_handle(1);
-  v1::FeatureActivation* activation = response->add_activations();
+  v1::LookupResponse response;
+  response.set_batch_handle(1);
+  v1::FeatureActivation* activation = response.add_activations();
   activation->set_feature("x");
   *activation->mutable_activation() = Tensor(v1::FLOAT32, {huge, 2}, "");
-  EXPECT_EQ(DecodeLookup(*expected, /*inference=*/false, response).status().code(),
-            absl::StatusCode::kInternal);
+  EXPECT_EQ(Decode(*expected, response).status().code(), absl::StatusCode::kInternal);
   // Nor through shared memory, whatever the server says of it.
   EXPECT_EQ(SharedBytes(*expected), 0u);
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{64}, ~uint64_t{0}}) {
-    response->set_shared_bytes(bytes);
-    EXPECT_EQ(DecodeLookup(*expected, /*inference=*/false, response).status().code(),
-              absl::StatusCode::kInternal);
+    response.set_shared_bytes(bytes);
+    EXPECT_EQ(Decode(*expected, response).status().code(), absl::StatusCode::kInternal);
   }
 }
 

@@ -53,8 +53,7 @@ struct Export {
                                               part.first_row(), "; rows in [", next, ", ", end,
                                               ") were expected"));
     }
-    ASSIGN_OR_RETURN(const absl::Span<const float> floats,
-                     DecodeFloats(values, rows, dim, WireType::kFloat32, nullptr));
+    ASSIGN_OR_RETURN(const absl::Span<const float> floats, DecodeFloats(values, rows, dim));
     next += rows;
     return sink(part.first_row(), floats, dim);
   }
@@ -184,20 +183,18 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
                    EncodeLookup(model, features, options.inference, options_.activation_type));
   ASSIGN_OR_RETURN(ExpectedLookup expected,
                    ExpectLookup(model, features, options_.activation_type));
-  const auto arena = std::make_shared<google::protobuf::Arena>();  // it has many small parts
-  const std::shared_ptr<v1::LookupResponse> response(
-      arena, google::protobuf::Arena::CreateMessage<v1::LookupResponse>(arena.get()));
+  google::protobuf::Arena arena;  // the answer has many small parts
+  auto* const response = google::protobuf::Arena::CreateMessage<v1::LookupResponse>(&arena);
   const bool small =
       request.ByteSizeLong() <= kSmallRequest && SharedBytes(expected) <= kSmallAnswer;
   const auto look_up = [&](const Coordinator& coordinator, grpc::ClientContext* context) {
     // A lane that was silent is asked elsewhere again, and may yet write to the same block.
     if (!small || request.shared().has_activations()) {
-      return coordinator.Call(kLookup, request, context, response.get());
+      return coordinator.Call(kLookup, request, context, response);
     }
-    const auto done =
-        transport_->CallOnLane(coordinator, v1::LOOKUP, request, context, response.get());
+    const auto done = transport_->CallOnLane(coordinator, v1::LOOKUP, request, context, response);
     if (done.has_value()) return *done;
-    const grpc::Status status = coordinator.Call(kLookup, request, context, response.get());
+    const grpc::Status status = coordinator.Call(kLookup, request, context, response);
     if (status.ok() && coordinator.lanes != nullptr) {
       coordinator.lanes->Grow(FromSystemTime(context->deadline()));
     }
@@ -209,12 +206,11 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
       [&](const Coordinator& coordinator, grpc::ClientContext* context) {
         ShareActivations(coordinator.memory.get(), FromSystemTime(context->deadline()), &expected,
                          &request);
-        const grpc::Status done = look_up(coordinator, context);
-        if (done.ok()) expected.Settle();
-        return done;
+        return look_up(coordinator, context);
       },
       &answered));
-  ASSIGN_OR_RETURN(LookupResult result, DecodeLookup(expected, options.inference, response));
+  ASSIGN_OR_RETURN(LookupResult result, DecodeLookup(std::move(expected), options.inference,
+                                                     *response, transport_->activations()));
   result.batch.coordinator = answered;
   return result;
 }
@@ -261,7 +257,7 @@ absl::StatusOr<RowValues> Client::ReadRows(const Model& model, const std::string
   ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::ReadRowsResponse>(request));
   ASSIGN_OR_RETURN(const int64_t dim, RowWidth(model, table, slot, response.values()));
   ASSIGN_OR_RETURN(const absl::Span<const float> values,
-                   DecodeFloats(response.values(), rows, dim, WireType::kFloat32, nullptr));
+                   DecodeFloats(response.values(), rows, dim));
   return RowValues{dim, {values.begin(), values.end()}};
 }
 

@@ -137,11 +137,15 @@ absl::StatusOr<bool> LookupAssembler::Add(const v1::TrainLookupResult& part) {
   if (part.continues()) return false;
   result_.statistics = DecodeStatistics(part.statistics());
   result_.times = DecodeTimes(part.times());
+  RETURN_IF_ERROR(Finish(part.shared_bytes()));
+  return true;
+}
+
+absl::Status LookupAssembler::Finish(uint64_t shared_bytes) {
   expected_.Settle();
-  if (part.shared_bytes() > 0) {
+  if (shared_bytes > 0) {
     if (next_ > 0) return absl::InternalError("the server sent activations and shared_bytes");
-    ASSIGN_OR_RETURN(memory_,
-                     ReadShared(expected_, part.shared_bytes(), pool_, &result_.activations));
+    ASSIGN_OR_RETURN(memory_, ReadShared(expected_, shared_bytes, pool_, &result_.activations));
     next_ = expected_.features.size();
   }
   if (next_ < expected_.features.size()) {
@@ -149,7 +153,7 @@ absl::StatusOr<bool> LookupAssembler::Add(const v1::TrainLookupResult& part) {
                                             expected_.features.size(), " were expected"));
   }
   if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);  // there are none
-  return true;
+  return absl::OkStatus();
 }
 
 absl::Status LookupAssembler::AddActivation(const v1::FeatureActivation& activation) {

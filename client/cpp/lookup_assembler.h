@@ -1,4 +1,4 @@
-// The answer to a lookup on a Train stream, put together from its parts. Internal to the client.
+// The answer to a lookup, put together from its parts. Internal to the client.
 #pragma once
 
 #include <cstddef>
@@ -62,14 +62,15 @@ class LookupAssembler {
   // Takes memory from the pool when the first part with activations comes.
   LookupAssembler(ExpectedLookup expected, BufferPool* pool);
 
-  // True if it was the last part.
+  // Of a Train stream. True if it was the last part.
   absl::StatusOr<bool> Add(const v1::TrainLookupResult& part);
+  // Or, of any answer: its activations in their order, then what it says of shared memory.
+  absl::Status AddActivation(const v1::FeatureActivation& activation);
+  absl::Status Finish(uint64_t shared_bytes);
   // After the last part.
   TrainLookupResult Take();
 
  private:
-  absl::Status AddActivation(const v1::FeatureActivation& activation);
-
   ExpectedLookup expected_;
   BufferPool* pool_;
   std::shared_ptr<float> memory_;

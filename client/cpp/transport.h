@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/buffer_pool.h"
 #include "base/local_server.h"
 #include "client/cpp/options.h"
 #include "emberd/v1/shared_memory.pb.h"
@@ -107,6 +108,7 @@ class Transport {
   void MoveOn(int index);
   std::shared_ptr<grpc::Channel> channel(int coordinator);
   SharedMemory* memory(int coordinator) const;
+  BufferPool* activations() { return &activations_; }  // memory for those of lookups
 
  private:
   Transport(const ClientOptions& options, const Credentials& credentials,
@@ -145,6 +147,7 @@ class Transport {
     bool cancelled = false;
   };
   absl::flat_hash_map<grpc::ClientContext*, Progress> in_progress_ ABSL_GUARDED_BY(mutex_);
+  BufferPool activations_{size_t{64} << 20};
 };
 
 }  // namespace emberd::client

@@ -244,6 +244,22 @@ TEST_F(TransportTest, AResultMayOutliveEverything) {
   EXPECT_THAT(kept.activations[0].values, ::testing::ElementsAreArray(copy));
 }
 
+// What this would catch: a block that is not free again, or not for sure, once its answer has come.
+TEST_F(TransportTest, LookupsUseTheSameMemoryAgain) {
+  Start({.shards = 1});
+  const auto client = Connect(TransportKind::kShared);
+  auto model = client->DeclareModel(MixedModel("model"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto batch = MixedBatch(1, 37);
+  const float* first = nullptr;
+  for (int i = 0; i < 20; ++i) {
+    auto found = client->Lookup(*model, Features(batch), {.inference = true});
+    ASSERT_TRUE(found.ok()) << found.status();
+    if (first == nullptr) first = found->activations[0].values.data();
+    EXPECT_EQ(found->activations[0].values.data(), first);
+  }
+}
+
 TEST_F(TransportTest, ACoordinatorThatComesBackSharesAgain) {
   Start({.shards = 1});
   const auto client = Connect(TransportKind::kShared);

@@ -82,8 +82,7 @@ absl::Status GetRows(Session& session, const RowsTarget& target) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::ReadRowsResponse>(request));
   const v1::Tensor& tensor = response.values();
   const int64_t dim = tensor.shape_size() == 2 ? tensor.shape(1) : 0;
-  ASSIGN_OR_RETURN(absl::Span<const float> values,
-                   client::DecodeFloats(tensor, n, dim, client::WireType::kFloat32, nullptr));
+  ASSIGN_OR_RETURN(absl::Span<const float> values, client::DecodeFloats(tensor, n, dim));
   return PrintRows(session, target, ids, values, dim);
 }
 
