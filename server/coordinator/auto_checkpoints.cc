@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "server/checkpoint/chain_work.h"
+#include "server/checkpoint/manifest.h"
 #include "server/files/files.h"
 #include "server/ops/logging.h"
 
@@ -41,6 +42,7 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
     const v1::ModelConfig& config, const std::string& restore_from) const {
   if (!restore_from.empty()) {
     ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), restore_from));
+    RETURN_IF_ERROR(checkpoint::CheckSameTables(source.chain.front().manifest(), config));
     return std::optional(std::move(source));
   }
   if (!saves()) return std::nullopt;

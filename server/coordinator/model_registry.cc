@@ -467,9 +467,9 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
     }
     if (source.has_value()) {
       const v1::ModelConfig& saved = source->chain.front().manifest().config();
-      if (config::ModelFingerprint(saved) != id && config::DifferInSamplesAlone(saved, config)) {
-        return as_it_is(saved);  // it goes on as it was planned
-      }
+      if (config::DifferInSamplesAlone(saved, config)) config = saved;  // it keeps its plan
+      config::AdoptSeedNames(saved, &config);
+      if (config::ModelFingerprint(config) != id) return as_it_is(std::move(config));
       RETURN_IF_ERROR(CheckShared(&config, /*changes_rows=*/true, shards, context));
     }
     fill &= !source.has_value();

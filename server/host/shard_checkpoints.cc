@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "server/checkpoint/manifest.h"
 #include "server/files/files.h"
 #include "server/group/group_rules.h"
 #include "server/ops/logging.h"
@@ -325,6 +326,9 @@ absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequ
       return CheckFiles(ChainOf(request), place_.index, place_.shards, check.progress);
     });
   }
+  // Rows of other sizes would be written beside their places.
+  RETURN_IF_ERROR(
+      checkpoint::CheckSameTables(request.chain(0).manifest(), request.create().config()));
   // At once, so that nobody else begins the same.
   const std::set<std::string> finished = parts_.groups->Finished(transfer->model_id);
   ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->BeginRestore(request.create()));

@@ -307,6 +307,15 @@ TEST_F(ShardCheckpointsTest, ARestoreIsServedWhenItIsToldTo) {
   EXPECT_EQ(second.state, internal::v1::FindMutationResponse::UNKNOWN);
 }
 
+TEST_F(ShardCheckpointsTest, RowsOfOtherTablesAreNotRead) {
+  Update(1);
+  internal::v1::CheckpointSource source = SaveAll(1);
+  source.mutable_manifest()->mutable_config()->mutable_tables(0)->set_vocabulary_size(40);
+  const absl::Status refused = BeginRestore(source);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_EQ(*RowThree(kHistory), 1.0f) << "the rows stay";
+}
+
 TEST_F(ShardCheckpointsTest, RowsThatAreOnlyReadFollowOneAnother) {
   Update(1);
   const internal::v1::CheckpointSource source = SaveAll(1);

@@ -311,6 +311,25 @@ TEST_F(OtherConfigTest, OtherTablesAreRefused) {
   EXPECT_EQ(TableDigest(), before);
 }
 
+// Rows of a larger or wider table would be written beside their places.
+TEST_F(OtherConfigTest, ADeclarationOfOtherTablesTakesNoRows) {
+  Start(2, 2);
+  const std::string config = OneTable("", "adagrad {}");
+  Declare(config);
+  ASSERT_NO_FATAL_FAILURE(Train());
+  Save("c");
+  ASSERT_TRUE(*client_->DropModel("one"));
+  for (const auto& [from, to] : {std::pair("vocabulary_size: 100", "vocabulary_size: 50"),
+                                 std::pair("embedding_dim: 4", "embedding_dim: 2")}) {
+    SCOPED_TRACE(to);
+    const std::string other = absl::StrReplaceAll(config, {{from, to}});
+    const absl::Status refused = client_->DeclareModel(other, {.restore_from = "newest"}).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("table \"t\" is 100 x 4"));
+    EXPECT_TRUE(absl::IsNotFound(client_->DescribeModel("one").status()));
+  }
+}
+
 TEST_F(OtherConfigTest, ADeclarationMayBeginWithACheckpoint) {
   Start(2, 2);
   const std::string config = OneTable("", "adagrad {}");
