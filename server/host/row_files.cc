@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "base/status.h"
 #include "config/optimizers.h"
 #include "server/checkpoint/table_reader.h"
@@ -96,6 +97,24 @@ absl::StatusOr<std::vector<PartitionFiles>> FilesOf(const shard::Snapshot& snaps
   return all;
 }
 
+// How the checkpoint has a table; all that is unset if it has none.
+const v1::TableConfig& TableOf(const v1::CheckpointManifest& manifest, const std::string& table) {
+  const auto& tables = manifest.config().tables();
+  const auto found = absl::c_find_if(tables, [&](const auto& t) { return t.name() == table; });
+  return found == tables.end() ? v1::TableConfig::default_instance() : *found;
+}
+
+bool SameSlot(const config::SlotInfo& a, const config::SlotInfo& b) {
+  return a.name == b.name && a.one_per_row == b.one_per_row;
+}
+
+// Optimizers may have slots of one name that are not of one shape.
+bool HasSlot(const v1::CheckpointManifest& manifest, const std::string& table,
+             const config::SlotInfo& slot) {
+  return absl::c_any_of(config::OptimizerSlots(TableOf(manifest, table).optimizer()),
+                        [&](const config::SlotInfo& saved) { return SameSlot(saved, slot); });
+}
+
 absl::Status GivenUp() { return absl::CancelledError("the restore was cancelled"); }
 
 // Restoring rows into other places than those that they were saved from: another number of
@@ -133,15 +152,15 @@ class TableLoader {
   // Does nothing if the checkpoint has no such slot.
   absl::Status LoadSlot(int index) {
     const shard::StackStore::Slot& slot = store_->slots()[index];
-    auto reader = checkpoint::TableReader::Open(&chain_, table().name, slot.info.name, kVerify);
-    if (absl::IsNotFound(reader.status())) return absl::OkStatus();
-    RETURN_IF_ERROR(reader.status());
-    const int columns = std::min(slot.columns, (*reader)->columns());
+    if (!HasSlot(chain_.front().manifest(), table().name, slot.info)) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const auto reader,
+                     checkpoint::TableReader::Open(&chain_, table().name, slot.info.name, kVerify));
+    const int columns = std::min(slot.columns, reader->columns());
     std::vector<float> padded;
-    return ForEachHeldRun(**reader, [&](int64_t first, int64_t count, const float* values) {
+    return ForEachHeldRun(*reader, [&](int64_t first, int64_t count, const float* values) {
       padded.assign(count * slot.columns, 0);
       for (int64_t i = 0; i < count; ++i) {
-        std::copy_n(values + i * (*reader)->columns(), columns, padded.data() + i * slot.columns);
+        std::copy_n(values + i * reader->columns(), columns, padded.data() + i * slot.columns);
       }
       store_->LoadSlot(k_, index, first, padded);
     });
@@ -209,8 +228,11 @@ absl::Status LoadPartition(shard::StackStore& store, int k, const shard::StackSp
     for (const v1::CheckpointFile& file : source->manifest().files()) {
       if (file.stack() != spec.name || file.partition() != partition) continue;
       if (progress.cancelled) return GivenUp();
-      const auto slot = std::find_if(store.slots().begin(), store.slots().end(),
-                                     [&](const auto& s) { return s.info.name == file.array(); });
+      const auto slot =
+          std::find_if(store.slots().begin(), store.slots().end(), [&](const auto& s) {
+            return s.info.name == file.array() &&
+                   HasSlot(source->manifest(), spec.tables[0].name, s.info);
+          });
       const bool weights = file.array() == checkpoint::kWeightsArray;
       if (!weights && slot == store.slots().end()) continue;
       const int slot_index = static_cast<int>(slot - store.slots().begin());
@@ -249,13 +271,6 @@ bool SameStack(const shard::StackSpec& stack, const v1::StackPlan& plan) {
                              a.row_offset == b.row_offset() &&
                              a.shard_rotation == b.shard_rotation();
                     });
-}
-
-v1::DataType DtypeOf(const v1::ModelConfig& config, const std::string& table) {
-  for (const v1::TableConfig& found : config.tables()) {
-    if (found.name() == table) return found.storage_dtype();
-  }
-  return v1::DATA_TYPE_UNSPECIFIED;
 }
 
 using internal::v1::ShardState;
@@ -390,7 +405,7 @@ bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifes
                     [&](const shard::StackSpec& stack, const v1::StackPlan& plan) {
                       return SameStack(stack, plan) &&
                              stack.storage_dtype ==
-                                 DtypeOf(manifest.config(), plan.tables(0).name());
+                                 TableOf(manifest, plan.tables(0).name()).storage_dtype();
                     });
 }
 

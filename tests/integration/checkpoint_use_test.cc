@@ -268,6 +268,32 @@ TEST_F(OtherConfigTest, AnotherOptimizerKeepsValuesAndBeginsWithItsOwnSlots) {
   }
 }
 
+// Both have a slot "accumulator": one of a float for each column, the other for each row. Taken for
+// one another, they are written beside their places.
+TEST_F(OtherConfigTest, ASlotOfAnotherShapeBeginsAnew) {
+  const auto config = [](const std::string& optimizer, float initial) {
+    return OneTable("", absl::StrCat(optimizer, " { initial_accumulator: ", initial, " }"));
+  };
+  for (const auto& [from, to] :
+       {std::pair("adagrad", "rowwise_adagrad"), std::pair("rowwise_adagrad", "adagrad")}) {
+    SCOPED_TRACE(to);
+    Start(2, 2);
+    Declare(config(from, 0.5f));
+    ASSERT_NO_FATAL_FAILURE(Train());
+    const std::vector<float> weights = Rows("t");
+    Save(from);
+    // As many partitions, and others.
+    for (const auto& [shards, sparsecores] : {std::pair(4, 1), std::pair(1, 8)}) {
+      Start(shards, sparsecores);
+      Restore("one", {.name = from, .config = config(to, 0.25f)});
+      EXPECT_EQ(Rows("t"), weights);
+      EXPECT_THAT(Rows("t", "accumulator"), Each(0.25f));
+      ASSERT_NO_FATAL_FAILURE(Train());
+      EXPECT_NE(Rows("t"), weights);
+    }
+  }
+}
+
 // On other partitions, and as a model of another id.
 TEST_F(OtherConfigTest, RetriesAreAnsweredAllTheSame) {
   Start(2, 2, /*embedded=*/true, kTrainer);
