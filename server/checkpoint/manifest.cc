@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -201,14 +202,16 @@ bool SameLayout(const v1::CheckpointManifest& a, const v1::CheckpointManifest& b
   for (int i = 0; i < a.plan().stacks_size(); ++i) {
     const v1::StackPlan& x = a.plan().stacks(i);
     const v1::StackPlan& y = b.plan().stacks(i);
-    const auto dtype = [&](const v1::CheckpointManifest& m) {
-      const auto array = FindPartitionArray(m, x.name(), kWeightsArray, 0);
-      return array.ok() ? array->dtype : v1::DATA_TYPE_UNSPECIFIED;
+    const auto same = [&](absl::string_view array) {
+      const auto in_a = FindPartitionArray(a, x.name(), array, 0);
+      const auto in_b = FindPartitionArray(b, x.name(), array, 0);
+      if (!in_a.ok() || !in_b.ok()) return in_a.ok() == in_b.ok();
+      return in_a->dtype == in_b->dtype && in_a->columns == in_b->columns;
     };
     if (x.name() != y.name() || x.embedding_dim() != y.embedding_dim() ||
         x.rows_per_partition() != y.rows_per_partition() || x.tables_size() != y.tables_size() ||
-        dtype(a) != dtype(b) ||
-        !std::equal(x.slots().begin(), x.slots().end(), y.slots().begin(), y.slots().end())) {
+        !same(kWeightsArray) || !absl::c_equal(x.slots(), y.slots()) ||
+        !absl::c_all_of(x.slots(), same)) {
       return false;
     }
     for (int t = 0; t < x.tables_size(); ++t) {

@@ -321,6 +321,11 @@ absl::Status CheckpointStore::Commit(const std::string& folder,
           absl::StrCat("checkpoint \"", manifest.parent(), "\", which \"", manifest.name(),
                        "\" builds on, does not exist any more; save again"));
     }
+    if (!SameLayout(manifest, *parent)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("checkpoint \"", manifest.name(), "\" has other arrays than \"",
+                       manifest.parent(), "\" and cannot build on it; save all rows"));
+    }
   }
   ASSIGN_OR_RETURN(const bool taken, files::IsThere(target));
   if (taken) return AlreadyThere(manifest.model(), manifest.name());

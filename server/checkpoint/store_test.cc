@@ -160,6 +160,13 @@ TEST_F(StoreTest, AChildNeedsTheParentThatItWasMadeOf) {
   *manifest.mutable_states(0) = *files::WriteListedFile(*folder, "state.s0000.pb", "b");
   EXPECT_EQ(store_.Commit(*folder, &manifest).code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(Names(), ElementsAre("a"));
+  // What builds on other arrays could never be read.
+  manifest.set_parent_id(store_.Read("m/1", "a")->checkpoint_id());
+  manifest.mutable_plan()->set_partitions(4);
+  const absl::Status other = store_.Commit(*folder, &manifest);
+  EXPECT_EQ(other.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("has other arrays than \"a\""));
+  EXPECT_THAT(Names(), ElementsAre("a"));
 }
 
 TEST_F(StoreTest, NeedsAllFilesThatTheManifestLists) {

@@ -409,6 +409,15 @@ bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifes
                     });
 }
 
+bool SameArrays(const shard::Model& model, const v1::CheckpointManifest& manifest) {
+  return SamePlaces(model, manifest) &&
+         absl::c_all_of(model.spec().stacks, [&](const shard::StackSpec& stack) {
+           const v1::TableConfig& saved = TableOf(manifest, stack.tables[0].name);
+           return absl::c_equal(config::OptimizerSlots(stack.optimizer),
+                                config::OptimizerSlots(saved.optimizer()), SameSlot);
+         });
+}
+
 int64_t BytesToLoad(const shard::ModelSpec& spec, const checkpoint::CheckpointChain& chain) {
   const int64_t element = config::WeightBytes(spec.stacks.front().storage_dtype);
   int64_t bytes = 0;

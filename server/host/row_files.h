@@ -40,6 +40,9 @@ absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, int shard, int
 // Whether the model's rows stand in files of its partitions just as they stand in memory: the
 // checkpoint was saved with the same number of partitions, and rows are stored in the same way.
 bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifest);
+// Whether the same is true of slots, and there are no others: what changes from then on can be
+// saved as a checkpoint that builds on this one.
+bool SameArrays(const shard::Model& model, const v1::CheckpointManifest& manifest);
 
 // About how many bytes of weights of the checkpoint go to one shard, stored as `spec` says: rows
 // are spread evenly. Those that several checkpoints of the chain hold count as often.

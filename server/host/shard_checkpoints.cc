@@ -390,7 +390,7 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   made.set_checkpoint_model(newest.manifest().config().name());
   made.mutable_finished_groups()->Add(finished.begin(), finished.end());
   *made.mutable_state() = state;
-  const bool equal = SamePlaces(*model, newest.manifest());
+  const bool equal = SameArrays(*model, newest.manifest());
   const auto rest = [&] {
     parts_.votes->record().Restore(transfer.model_id, state.clients());
     return parts_.groups->Restore(transfer.model_id, state, finished);

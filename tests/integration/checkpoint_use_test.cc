@@ -294,6 +294,25 @@ TEST_F(OtherConfigTest, ASlotOfAnotherShapeBeginsAnew) {
   }
 }
 
+// An incremental checkpoint cannot build on one that has other slots: nobody could read it.
+TEST_F(OtherConfigTest, WhatIsSavedUnderAnotherOptimizerCanBeRead) {
+  Start(2, 2);
+  Declare(OneTable("", "sgd {}"));
+  ASSERT_NO_FATAL_FAILURE(Train());
+  Save("c");
+  Start(2, 2);
+  Restore("one", {.config = OneTable("", "adagrad {}")});
+  ASSERT_NO_FATAL_FAILURE(Train());
+  const std::string trained = TableDigest();
+  for (const std::string name : {"d", "e"}) {
+    const auto saved = client_->SaveCheckpoint("one", {.name = name, .incremental = true});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_EQ(saved->checkpoint.parent, name == "d" ? "" : "d");
+    Restore("one", {.name = name});
+    EXPECT_EQ(TableDigest(), trained);
+  }
+}
+
 // On other partitions, and as a model of another id.
 TEST_F(OtherConfigTest, RetriesAreAnsweredAllTheSame) {
   Start(2, 2, /*embedded=*/true, kTrainer);

@@ -427,7 +427,7 @@ class ShardRecovery {
       made->stack(i).set_unnumbered_updates(state.unnumbered_updates(i));
     }
     return parts_.models->Remember(model, made, state.changes(),
-                                   SamePlaces(*made, newest) ? newest.checkpoint_id() : 0);
+                                   SameArrays(*made, newest) ? newest.checkpoint_id() : 0);
   }
 
   absl::StatusOr<checkpoint::CheckpointChain> FindChain(const internal::v1::LogRows& rows) const {
