@@ -252,8 +252,11 @@ absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& r
   }
   transfer->segment = *segment;
   if (Mistake("log.dropped_before_checkpoint")) parts_.log->DropBefore(*segment);
-  return Start(request.transfer_id(), transfer,
-               [this, states = std::move(states)](Transfer& save) { return Save(states, save); });
+  const absl::Status started =
+      Start(request.transfer_id(), transfer,
+            [this, states = std::move(states)](Transfer& save) { return Save(states, save); });
+  if (!started.ok()) End(*transfer, /*kept=*/false);
+  return started;
 }
 
 absl::Status ShardCheckpoints::Save(const std::vector<internal::v1::ShardState>& states,
@@ -341,11 +344,14 @@ absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequ
     MutexLock lock(&mutex_);
     finished_[transfer->model_id].insert(finished.begin(), finished.end());
   }
-  return Start(request.transfer_id(), transfer, [this, request, model = *model](Transfer& restore) {
+  const auto work = [this, request, model = *model](Transfer& restore) {
     const absl::Status status = Restore(request, model, restore);
     if (!status.ok()) parts_.models->Abandon(restore.model_id, restore.history);
     return status;
-  });
+  };
+  const absl::Status started = Start(request.transfer_id(), transfer, work);
+  if (!started.ok()) parts_.models->Abandon(transfer->model_id, transfer->history);
+  return started;
 }
 
 absl::StatusOr<std::shared_ptr<shard::Model>> ShardCheckpoints::Reserve(

@@ -398,6 +398,29 @@ TEST_F(ShardCheckpointsTest, ARestoreThatNobodyWantsAnyMoreLeavesNothing) {
   EXPECT_EQ(*RowThree(kRestored + 2), 1.0f);
 }
 
+// A snapshot that nobody ends would be written to by updates when it is gone.
+TEST_F(ShardCheckpointsTest, ATransferWhoseNumberIsTakenLeavesNothing) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  Cancel(kTransfer);
+  internal::v1::BeginRestoreRequest check;
+  check.set_transfer_id(kTransfer + 1);
+  check.set_check_only(true);
+  *check.add_chain() = source;
+  ASSERT_TRUE(checkpoints().BeginRestore(check).ok());
+  EXPECT_EQ(Await(kTransfer + 1).state(), GetTransferResponse::DONE);
+  PauseAtRest();
+  EXPECT_TRUE(absl::IsAlreadyExists(BeginSave(kTransfer + 1, 1)));
+  Resume();
+  Update(2);
+  PauseAtRest();
+  EXPECT_TRUE(BeginSave(kTransfer + 2, 2).ok());
+  Resume();
+  EXPECT_EQ(Await(kTransfer + 2).state(), GetTransferResponse::DONE);
+  EXPECT_TRUE(absl::IsAlreadyExists(BeginRestore(source, kTransfer + 1)));
+  EXPECT_EQ(host_->ListModels().models_size(), 0);
+}
+
 TEST_F(ShardCheckpointsTest, DamageIsFoundBeforeRowsAreGivenUpAndWhileTheyAreRead) {
   Update(1);
   const internal::v1::CheckpointSource source = SaveAll(1);
