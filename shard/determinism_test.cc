@@ -3,7 +3,9 @@
 // CPU. Each variant trains the same model on the same requests for some steps; a SHA-256 over every
 // sum returned and another over all weights and slots must be the same, and the latter that of
 // plain scalar loops.
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -291,6 +293,33 @@ TEST(DeterminismOfStorage, OneResultForEveryStorageType) {
   stacks[4].quantization.set_num_buckets(256);
   for (size_t i = 0; i < stacks.size(); ++i) stacks[i].name = "stack" + std::to_string(i);
   ExpectOneResult(stacks);
+}
+
+// The larger of NaN and a bound is the bound on some CPUs, and a broken row would look like a good
+// one.
+TEST(DeterminismOfQuantization, NaNStaysNaN) {
+  const TestShape shape{1, 8, 1};
+  for (const int width : {8, 16}) {
+    StackSpec stack =
+        testing::OneTableStack(shape, width, width, testing::CompleteOptimizer("sgd {}"));
+    stack.quantized = true;
+    stack.quantization.set_lower(-1);
+    stack.quantization.set_upper(1);
+    stack.quantization.set_num_buckets(256);
+    stack.tables[0].initializer.mutable_constant()->set_value(
+        std::numeric_limits<float>::quiet_NaN());
+    TestEngine engine({stack}, shape, 0, 1);
+    ASSERT_TRUE(std::isnan(engine.ReadRow(0, 0, 0, width)[0]));
+    TestBatch batch({{0, 0, 0, 1.0f}}, shape, 0, 1, 1, 1);
+    for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      hwy::SetSupportedTargetsForTest(target);
+      const StackSums sums = engine.Gather(*engine.Prepare(batch.view()))[0];
+      for (int c = 0; c < width; ++c) {
+        EXPECT_TRUE(std::isnan(sums.sums.get()[c])) << hwy::TargetName(target) << ", column " << c;
+      }
+    }
+    hwy::SetSupportedTargetsForTest(0);
+  }
 }
 
 }  // namespace determinism_test

@@ -30,7 +30,9 @@ struct Quantizer {
         per_step(
             hn::Set(D(), static_cast<float>(args.num_buckets - 1) / (args.upper - args.lower))) {}
   HWY_INLINE hn::Vec<D> operator()(hn::Vec<D> x) const {
-    const auto bucket = hn::Mul(hn::Sub(hn::Min(hn::Max(x, lower), upper), lower), per_step);
+    // NaN stays NaN, on every target.
+    x = hn::IfThenElse(hn::Lt(x, lower), lower, hn::IfThenElse(hn::Lt(upper, x), upper, x));
+    const auto bucket = hn::Mul(hn::Sub(x, lower), per_step);
     return hn::Add(hn::Mul(hn::Floor(hn::Add(bucket, hn::Set(D(), 0.5f))), step), lower);
   }
 };
