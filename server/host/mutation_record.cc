@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -57,8 +58,14 @@ void MutationRecord::Forget(const std::string& client_id) {
   for (const auto& [sequence, entry] : client.entries) highest = std::max(highest, sequence);
   entries_ -= static_cast<int>(client.entries.size());
   clients_.erase(client_id);
+  NoteForgotten(client_id, highest);
+}
+
+void MutationRecord::NoteForgotten(const std::string& client_id, uint64_t highest) {
   const size_t hash = std::hash<std::string>()(client_id);
-  if (!forgotten_.insert_or_assign(hash, highest).second) return;
+  const auto [found, is_new] = forgotten_.try_emplace(hash, highest);
+  found->second = std::max(found->second, highest);
+  if (!is_new) return;
   forgotten_order_.push_back(hash);
   if (static_cast<int>(forgotten_order_.size()) <= options_.forgotten_clients) return;
   forgotten_.erase(forgotten_order_.front());
@@ -133,20 +140,19 @@ void MutationRecord::Save(uint64_t model_id, Clients* clients) {
   MutexLock lock(&mutex_);
   for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
     const Client& client = clients_.at(*quiet);
-    internal::v1::ClientState* to = nullptr;
+    internal::v1::ClientState to;
+    to.set_client_id(*quiet);
+    to.set_forgotten_up_to(client.forgotten_up_to);
     for (const uint64_t sequence : client.finished) {
       const Entry& entry = client.entries.at(sequence);
       if (entry.model_id != model_id) continue;
-      if (to == nullptr) {
-        to = clients->Add();
-        to->set_client_id(*quiet);
-        to->set_forgotten_up_to(client.forgotten_up_to);
-      }
-      internal::v1::MutationState* mutation = to->add_mutations();
+      internal::v1::MutationState* mutation = to.add_mutations();
       mutation->set_sequence(sequence);
       mutation->set_tag(entry.tag);
       SetRowCounts(entry.result, mutation);
     }
+    // What is forgotten may have been of this model.
+    if (to.mutations_size() > 0 || to.forgotten_up_to() > 0) *clients->Add() = std::move(to);
   }
 }
 
@@ -162,6 +168,10 @@ void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
     }));
   }
   for (const internal::v1::ClientState& from : clients) {
+    if (from.mutations().empty() && !clients_.contains(from.client_id())) {
+      NoteForgotten(from.client_id(), from.forgotten_up_to());  // takes nobody's place
+      continue;
+    }
     Client& client = Touch(from.client_id());
     client.forgotten_up_to = std::max(client.forgotten_up_to, from.forgotten_up_to());
     for (const internal::v1::MutationState& mutation : from.mutations()) {

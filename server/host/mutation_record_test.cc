@@ -30,6 +30,23 @@ TEST(MutationRecordTest, NumbersOlderThanTheRecordAreRefused) {
   EXPECT_EQ(record.Find({"a", 2, 0})->value().updated, 2);
 }
 
+// Another model's may be all that is left of a client: after a restore into a fresh record, its old
+// numbers of this model must not look new.
+TEST(MutationRecordTest, ACheckpointTellsWhatIsForgotten) {
+  MutationRecord record({.per_client = 2, .clients = 10});
+  record.Finish({"a", 1, 0}, {}, /*model_id=*/5);
+  record.Finish({"a", 2, 0}, {}, /*model_id=*/6);
+  record.Finish({"a", 3, 0}, {}, /*model_id=*/6);
+  record.Finish({"b", 1, 0}, {}, /*model_id=*/6);
+  MutationRecord::Clients saved;
+  record.Save(5, &saved);
+  ASSERT_EQ(saved.size(), 1) << "nothing of b is of the model, or forgotten";
+  MutationRecord fresh;
+  fresh.Restore(5, saved);
+  EXPECT_EQ(fresh.Find({"a", 1, 0}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(fresh.Find({"a", 2, 0})->has_value());
+}
+
 TEST(MutationRecordTest, ForgetsTheLeastRecentClientFirst) {
   MutationRecord record({.per_client = 2, .clients = 2});
   for (const char* client : {"a", "b"}) {
