@@ -296,6 +296,7 @@ void MutationVotes::Describe(internal::v1::LogState* state) const {
     to->mutable_vote()->set_model_id(vote.model_id);
     to->mutable_vote()->set_attempt(vote.attempt);
     to->set_making(vote.making);
+    to->set_history(vote.history);
     if (!vote.change.has_value()) continue;
     *to->mutable_vote() = RecordOf(mutation, vote.attempt, *vote.change).vote();
     KeepOldestBlob(vote.change->blob, state);
@@ -322,6 +323,7 @@ void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf
     } else if (from.making()) {
       Vote& vote = votes_[KeyOf(mutation)];
       vote.model_id = from.vote().model_id();
+      vote.history = from.history();
       vote.tag = mutation.tag;
       vote.attempt = from.vote().attempt();
       vote.making = true;

@@ -30,6 +30,7 @@ struct VotingShard {
                                                  int64_t bytes = 1) {
     MutationVotes::Change change;
     change.model_id = 5;
+    change.history = 9;
     change.bytes = bytes;
     change.make = [this](MutationVotes::RowsCallback done) {
       ++made;
@@ -128,6 +129,30 @@ TEST(MutationVotesTest, AnAnswerWaitsForTheRows) {
   EXPECT_TRUE(absl::IsAborted(shard.Stage(30).status()));
   shard.Arrive();
   EXPECT_TRUE(answered);
+}
+
+// Shards compare what they have made of a history. What was on its way as a segment began must be
+// listed after a recovery, too.
+TEST(MutationVotesTest, WhatIsOnItsWayAsASegmentBeginsKeepsItsHistory) {
+  VotingShard shard, recovered;
+  ASSERT_TRUE(shard.Stage(10).ok());
+  shard.votes.Decide(kMutation, 10, true, [](const auto&) {});
+  internal::v1::LogState state;
+  {
+    const MutexLock lock(&shard.order.mutex);
+    shard.votes.Describe(&state);
+  }
+  shard.Arrive();
+  ASSERT_EQ(state.votes_size(), 1);
+  recovered.votes.Remember(
+      state, [](const auto&) { return std::nullopt; },
+      [&](const Mutation&, MutationVotes::RowsCallback done) {
+        recovered.on_their_way.push_back(std::move(done));
+      });
+  recovered.Arrive();
+  MutationRecord::Names made;
+  recovered.votes.record().ListNewest(5, 9, &made);
+  EXPECT_EQ(made.size(), 1);
 }
 
 TEST(MutationVotesTest, ANumberBelongsToOneRequest) {
