@@ -67,8 +67,8 @@ void SpareBlobs::Find() {
 
 absl::Status SpareBlobs::Keep(uint64_t segment) {
   const std::string path = files::PathIn(folder_, BlobsName(segment));
-  const int64_t bytes = LogFileBytes(path);
   MutexLock lock(&mutex_);
+  const int64_t bytes = LogFileBytes(path);  // 0 if another call has kept it
   if (bytes == 0 || !HasRoom(bytes)) return files_.Remove(path);
   RETURN_IF_ERROR(files_.Rename(path, files::PathIn(folder_, SpareName(segment))));
   spares_.push_back({segment, bytes});
