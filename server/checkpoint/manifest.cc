@@ -259,6 +259,27 @@ absl::Status CheckSameTables(const v1::CheckpointManifest& manifest,
                      "\" have one resource in the model, but rows of their own in checkpoint \"",
                      manifest.name(), "\""));
   }
+  // Rows that nobody had touched are in no file.
+  v1::ModelConfig adopted = config;
+  config::AdoptSeedNames(manifest.config(), &adopted);
+  const auto beginning = [](const v1::ModelConfig& model, const std::string& name) {
+    const auto table =
+        absl::c_find_if(model.tables(), [&](const auto& t) { return t.name() == name; });
+    const v1::InitializerConfig& rows = table->initializer();
+    const bool drawn = rows.has_uniform() || rows.has_normal() || rows.has_truncated_normal();
+    return absl::StrCat(drawn ? absl::StrCat("seed ", model.seed(), ", seed_name \"",
+                                             config::SeedName(model, *table), "\", ")
+                              : "",
+                        "initializer { ", rows.ShortDebugString(), " }");
+  };
+  for (const v1::TableConfig& table : manifest.config().tables()) {
+    const std::string saved = beginning(manifest.config(), table.name());
+    const std::string wanted = beginning(adopted, table.name());
+    if (saved == wanted || table.initializer().has_assigned()) continue;  // those are all there
+    return absl::FailedPreconditionError(
+        absl::StrCat("initial rows of table \"", table.name(), "\" have ", wanted,
+                     "; they must have those of checkpoint \"", manifest.name(), "\": ", saved));
+  }
   return absl::OkStatus();
 }
 

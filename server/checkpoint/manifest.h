@@ -35,7 +35,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder);
 bool SameLayout(const v1::CheckpointManifest& a, const v1::CheckpointManifest& b);
 
 // FAILED_PRECONDITION unless the rows of a checkpoint can become those of a model with this config:
-// the same tables, in name, size and width.
+// the same tables, in name, size, width and initial values.
 absl::Status CheckSameTables(const v1::CheckpointManifest& manifest, const v1::ModelConfig& config);
 
 v1::CheckpointInfo InfoOf(const v1::CheckpointManifest& manifest);

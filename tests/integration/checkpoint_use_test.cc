@@ -375,6 +375,31 @@ TEST_F(OtherConfigTest, ADeclarationOfOtherTablesTakesNoRows) {
   }
 }
 
+// Rows that nobody had touched are in no file, so they would be others.
+TEST_F(OtherConfigTest, OtherInitialRowsAreRefused) {
+  Start(2, 2);
+  const std::string config = OneTable("", "adagrad {}");
+  Declare(config);
+  Save("c");
+  const std::string uniform = absl::StrReplaceAll(
+      config, {{"combiner", "initializer { uniform { lower: -2 upper: 2 } } combiner"}});
+  for (const auto& [other, field] :
+       {std::pair(absl::StrCat("seed: 5 ", config), "have seed 5"),
+        std::pair(uniform, "initializer { uniform { lower: -2 upper: 2 } }; they must have")}) {
+    const absl::Status restored =
+        client_->RestoreCheckpoint("one", {.name = "c", .config = other}).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(restored)) << restored;
+    EXPECT_THAT(std::string(restored.message()), HasSubstr(field));
+  }
+  // Nothing is drawn by this seed.
+  const std::string constant = absl::StrReplaceAll(
+      config, {{"combiner", "initializer { constant { value: 2 } } combiner"}, {"'one'", "'two'"}});
+  Declare(constant);
+  Save("c");
+  Start(2, 2);
+  Restore("two", {.name = "c", .config = absl::StrCat("seed: 5 ", constant)});
+}
+
 TEST_F(OtherConfigTest, ADeclarationMayBeginWithACheckpoint) {
   Start(2, 2);
   const std::string config = OneTable("", "adagrad {}");
