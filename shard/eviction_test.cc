@@ -159,7 +159,7 @@ TEST_P(EvictionTest, ThreeModelsWithMemoryForTwoHaveTheBitsOfThreeThatStay) {
       EXPECT_TRUE(rows == all.Rows(model)) << "model " << model;
     }
     // Most of the 21 uses found their model elsewhere; how many depends on when uses end.
-    EXPECT_GE(two.engine->memory()->Figures().returns, 6);
+    EXPECT_GE(two.engine->memory()->Figures().returns(), 6);
   }
 }
 
@@ -198,13 +198,14 @@ TEST_P(EvictionTest, AStagedUpdateAndASnapshotKeepTheirModel) {
   auto part = *CheckedPart::Make(batch, {});
   ASSERT_TRUE(two.engine->memory()->ReleaseAll().ok());
   const auto places = [&] {
-    std::vector<RowsPlace> places(kModels);
-    for (const auto& table : two.engine->memory()->Figures().tables) {
-      places[table.model.back() - '0'] = table.place;
+    std::vector<v1::MemoryTable::Place> places(kModels);
+    const v1::MemoryStatus figures = two.engine->memory()->Figures();
+    for (const v1::MemoryTable& table : figures.tables()) {
+      places[table.model().back() - '0'] = table.place();
     }
     return places;
   };
-  using enum RowsPlace;
+  constexpr auto kSparseCore = v1::MemoryTable::SPARSECORE, kSpilled = v1::MemoryTable::SPILLED;
   EXPECT_THAT(places(), ::testing::ElementsAre(kSparseCore, kSparseCore, kSpilled));
   part = nullptr;
   ASSERT_TRUE(two.engine->memory()->ReleaseAll().ok());
@@ -222,8 +223,10 @@ TEST_P(EvictionTest, AStagedAssignmentKeepsItsModel) {
   const std::vector<float> values(2 * kColumns, 7.0f);
   auto assign = *two.engine->StageAssign(selection, values, nullptr);
   ASSERT_TRUE(two.engine->memory()->ReleaseAll().ok());
-  for (const auto& table : two.engine->memory()->Figures().tables) {
-    EXPECT_EQ(table.place == RowsPlace::kSparseCore, table.model == "model-2") << table.model;
+  const v1::MemoryStatus figures = two.engine->memory()->Figures();
+  for (const v1::MemoryTable& table : figures.tables()) {
+    EXPECT_EQ(table.place() == v1::MemoryTable::SPARSECORE, table.model() == "model-2")
+        << table.model();
   }
   std::promise<absl::Status> assigned;
   two.engine->Assign(assign, [&](const absl::Status& status) { assigned.set_value(status); });

@@ -435,20 +435,20 @@ TEST(SharedStacks, SharedRowsStayWhenOthersAreEvicted) {
     EXPECT_EQ(models.Values(model, 0, "", 8), all.Values(model, 0, "", 8));
   }
   EXPECT_EQ(models.Values(10, 1), models.Values(8, 1));
-  const MemoryFigures figures = memory->Figures();
-  EXPECT_GT(figures.evictions, 4);
+  const v1::MemoryStatus figures = memory->Figures();
+  EXPECT_GT(figures.evictions(), 4);
   int shared = 0;
-  for (const MemoryFigures::Table& table : figures.tables) {
-    if (table.model != "resource c/r") continue;
+  for (const v1::MemoryTable& table : figures.tables()) {
+    if (table.model() != "resource c/r") continue;
     ++shared;
-    EXPECT_EQ(table.place, RowsPlace::kSparseCore);
-    EXPECT_EQ(table.bytes, SharedBytes() / kShape.partitions);
+    EXPECT_EQ(table.place(), v1::MemoryTable::SPARSECORE);
+    EXPECT_EQ(table.bytes(), SharedBytes() / kShape.partitions);
   }
   EXPECT_EQ(shared, 1);
   ASSERT_TRUE(models.engine->DropModel(8).ok());
   ASSERT_TRUE(models.engine->DropModel(10).ok());
   // The thread that made the last update may still hold its rows for a moment.
-  EXPECT_TRUE(Eventually([&] { return memory->Figures().free_bytes == options.bytes; }));
+  EXPECT_TRUE(Eventually([&] { return memory->Figures().free_bytes() == options.bytes; }));
 }
 
 }  // namespace shared_tables_test

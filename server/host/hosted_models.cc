@@ -578,12 +578,13 @@ absl::Status HostedModels::RecordPinned(const std::string& name, bool pinned) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<shard::MemoryChange> HostedModels::SetPinned(const std::string& name, bool pinned) {
+absl::StatusOr<v1::ShardMemoryChange> HostedModels::SetPinned(const std::string& name,
+                                                              bool pinned) {
   shard::MemoryManager* const memory = engine_->memory();
   absl::MutexLock changing(&changing_);
-  ASSIGN_OR_RETURN(shard::MemoryChange change, memory->SetPinned(name, pinned));
+  ASSIGN_OR_RETURN(v1::ShardMemoryChange change, memory->SetPinned(name, pinned));
   if (const absl::Status recorded = RecordPinned(name, pinned); !recorded.ok()) {
-    if (change.changed) memory->SetPinned(name, !pinned).IgnoreError();
+    if (change.changed()) memory->SetPinned(name, !pinned).IgnoreError();
     return recorded;
   }
   return change;

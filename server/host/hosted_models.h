@@ -112,7 +112,7 @@ class HostedModels {
   // Keeps a model in the memory of its SparseCores, or no longer, and so that the log knows it.
   // Errors are those of MemoryManager::SetPinned, and of the log; after one, it is as it was. The
   // engine must have a memory manager.
-  absl::StatusOr<shard::MemoryChange> SetPinned(const std::string& name, bool pinned);
+  absl::StatusOr<v1::ShardMemoryChange> SetPinned(const std::string& name, bool pinned);
   // For the log, when all of it was read: pins what it says. What no longer fits is not pinned any
   // more, with a warning.
   void PinAgain();

@@ -68,18 +68,6 @@ void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
 
 using v1::ChangeMemoryRequest;
 
-v1::MemoryTable::Place PlaceOf(shard::RowsPlace place) {
-  switch (place) {
-    case shard::RowsPlace::kSparseCore:
-      return v1::MemoryTable::SPARSECORE;
-    case shard::RowsPlace::kHost:
-      return v1::MemoryTable::HOST;
-    case shard::RowsPlace::kSpilled:
-      return v1::MemoryTable::SPILLED;
-  }
-  return v1::MemoryTable::PLACE_UNSPECIFIED;
-}
-
 // By number of rows, the share of a table's lookups that they have at least: without what the
 // sketch may have counted for rows that it forgot.
 std::map<int, double> SharesOf(const shard::HotTable& table) {
@@ -571,35 +559,7 @@ absl::Status CheckMemoryChange(const ChangeMemoryRequest& request) {
   return absl::OkStatus();
 }
 
-v1::MemoryStatus ShardHost::DescribeMemory() const {
-  const shard::MemoryFigures figures = engine_->memory()->Figures();
-  v1::MemoryStatus memory;
-  memory.set_bytes(figures.bytes);
-  memory.set_free_bytes(figures.free_bytes);
-  memory.set_largest_gap_bytes(figures.largest_gap);
-  memory.set_host_bytes(figures.host_bytes);
-  memory.set_host_budget_bytes(host_budget_bytes_);
-  memory.set_spilled_bytes(figures.spilled_bytes);
-  memory.set_pinned_bytes(figures.pinned_bytes);
-  memory.set_batch_bytes(figures.batch_bytes);
-  memory.set_evictions(figures.evictions);
-  memory.set_returns(figures.returns);
-  memory.set_compactions(figures.compactions);
-  memory.set_failures(figures.failures);
-  for (const shard::MemoryFigures::Table& table : figures.tables) {
-    v1::MemoryTable* to = memory.add_tables();
-    to->set_model(table.model);
-    to->set_stack(table.name);
-    to->set_bytes(table.bytes);
-    to->set_place(PlaceOf(table.place));
-    to->set_address(table.address);
-    to->set_uses(table.uses);
-    to->set_pinned(table.pinned);
-  }
-  return memory;
-}
-
-absl::StatusOr<shard::MemoryChange> ShardHost::MakeMemoryChange(
+absl::StatusOr<v1::ShardMemoryChange> ShardHost::MakeMemoryChange(
     const ChangeMemoryRequest& request) {
   switch (request.operation()) {
     case ChangeMemoryRequest::COMPACT:
@@ -622,21 +582,15 @@ absl::StatusOr<v1::ShardMemoryChange> ShardHost::ChangeMemory(const ChangeMemory
         "models are not evicted in this cluster: its description has no `eviction`; write "
         "`eviction { spill_folder: \"/var/tmp/emberd\" }` into it and start it again");
   }
-  ASSIGN_OR_RETURN(const shard::MemoryChange change, MakeMemoryChange(request));
-  v1::ShardMemoryChange response;
+  ASSIGN_OR_RETURN(v1::ShardMemoryChange response, MakeMemoryChange(request));
   response.set_shard(place_.index);
-  response.set_changed(change.changed);
-  response.set_returned(change.returned);
-  response.mutable_evicted()->Add(change.evicted.begin(), change.evicted.end());
-  response.set_evicted_bytes(change.evicted_bytes);
-  response.set_moved_tables(change.moved);
-  *response.mutable_memory() = DescribeMemory();
+  *response.mutable_memory() = engine_->memory()->Figures();
   ops::Log(ops::LogLevel::kInfo, "memory changed by an operator",
            {{"operation", ChangeMemoryRequest::Operation_Name(request.operation())},
             {"model", request.model()},
             {"shard", place_.index},
-            {"evicted", change.evicted.size()},
-            {"moved_tables", change.moved}});
+            {"evicted", response.evicted_size()},
+            {"moved_tables", response.moved_tables()}});
   return response;
 }
 
@@ -671,16 +625,16 @@ void ShardHost::Sweep() {
   metrics.Set(kBatchBytes, batches_.bytes());
   metrics.Set(kInFlightBytes, limits_.memory.used());
   if (engine_->memory() != nullptr) {
-    const shard::MemoryFigures memory = engine_->memory()->Figures();
+    const v1::MemoryStatus memory = engine_->memory()->Figures();
     const int cores = place_.sparsecores_per_shard;
     metrics.Set(kTableResidentBytes,
-                (memory.bytes - memory.free_bytes - memory.batch_bytes) * cores);
-    metrics.Set(kTablePinnedBytes, memory.pinned_bytes * cores);
-    metrics.Set(kTableHostBytes, memory.host_bytes * cores);
-    metrics.Set(kTableSpilledBytes, memory.spilled_bytes);
-    metrics.SetTotal(kEvictions, memory.evictions);
-    metrics.SetTotal(kReturns, memory.returns);
-    metrics.SetTotal(kMemoryFailures, memory.failures);
+                (memory.bytes() - memory.free_bytes() - memory.batch_bytes()) * cores);
+    metrics.Set(kTablePinnedBytes, memory.pinned_bytes() * cores);
+    metrics.Set(kTableHostBytes, memory.host_bytes() * cores);
+    metrics.Set(kTableSpilledBytes, memory.spilled_bytes());
+    metrics.SetTotal(kEvictions, memory.evictions());
+    metrics.SetTotal(kReturns, memory.returns());
+    metrics.SetTotal(kMemoryFailures, memory.failures());
   }
   for (size_t k = 0; k < statistics.partitions.size(); ++k) {
     partition_metrics_[k].SetTotal(kPartitionRowsGathered, statistics.partitions[k].rows_gathered);
@@ -714,7 +668,7 @@ v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
   status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
   status.set_queued(workers_.queued() + statistics.queued);
   if (durable_.on()) *status.mutable_log() = durable_.Status();
-  if (engine_->memory() != nullptr) *status.mutable_memory() = DescribeMemory();
+  if (engine_->memory() != nullptr) *status.mutable_memory() = engine_->memory()->Figures();
   for (int k = 0; k < place_.sparsecores_per_shard; ++k) {
     v1::PartitionStatus* partition = status.add_partitions();
     partition->set_index(place_.index * place_.sparsecores_per_shard + k);

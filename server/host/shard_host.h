@@ -161,9 +161,8 @@ class ShardHost {
   // Drops expired batches and brings up to date what is read from the engine.
   void Sweep();
   void ShowHotRows();
-  absl::StatusOr<shard::MemoryChange> MakeMemoryChange(const v1::ChangeMemoryRequest& request);
-  // Of the memory manager, which must be there.
-  v1::MemoryStatus DescribeMemory() const;
+  // By the memory manager, which must be there.
+  absl::StatusOr<v1::ShardMemoryChange> MakeMemoryChange(const v1::ChangeMemoryRequest& request);
   // Runs on a worker, or answers RESOURCE_EXHAUSTED at once.
   absl::Status Submit(std::function<void()> work);
   void GatherOnWorker(GatherCommand command, const GatherCallback& done);

@@ -22,7 +22,7 @@ class MemoryManager::Room : public std::enable_shared_from_this<Room> {
   std::vector<Table> stacks;
   int64_t bytes = 0;            // of all stacks
   const Room* owner = nullptr;  // of a batch: its model, which does not leave for it
-  RowsPlace place = RowsPlace::kSparseCore;
+  v1::MemoryTable::Place place = v1::MemoryTable::SPARSECORE;
   bool moving = true;   // Take, Hold or an eviction is at it
   bool pinned = false;  // by an operator
   bool gone = false;
@@ -128,8 +128,8 @@ void MemoryManager::Return(Room& room) {
   MutexLock lock(&mutex_);
   if (std::exchange(room.gone, true)) return;
   Unplace(room);
-  if (room.place == RowsPlace::kHost) sums_.host_bytes -= room.bytes;
-  if (room.place == RowsPlace::kSpilled) sums_.spilled_bytes -= room.file_bytes;
+  if (room.place == v1::MemoryTable::HOST) sums_.host_bytes -= room.bytes;
+  if (room.place == v1::MemoryTable::SPILLED) sums_.spilled_bytes -= room.file_bytes;
   rooms_.erase(std::find(rooms_.begin(), rooms_.end(), &room));
   ++ends_;
   use_ended_.SignalAll();
@@ -139,7 +139,7 @@ absl::StatusOr<MemoryManager::Use> MemoryManager::Hold(const std::shared_ptr<Roo
   {
     MutexLock lock(&mutex_);
     room->last_use = ++clock_;
-    if (room->place == RowsPlace::kSparseCore && !room->moving) {
+    if (room->place == v1::MemoryTable::SPARSECORE && !room->moving) {
       ++room->uses;
       return Use(room);
     }
@@ -192,21 +192,21 @@ absl::Status MemoryManager::TooLarge(int64_t needed) const {
 // ---- Into the SparseCore
 
 absl::Status MemoryManager::Enter(Room& room) {
-  RowsPlace from;
+  v1::MemoryTable::Place from;
   {
     MutexLock lock(&mutex_);
     // Nobody makes room for rows that do not come.
     if (!room.damage.ok()) return room.damage;
     from = room.place;
-    if (from == RowsPlace::kSparseCore) {
+    if (from == v1::MemoryTable::SPARSECORE) {
       ++room.uses;
       return absl::OkStatus();
     }
     room.moving = true;
-    if (from == RowsPlace::kHost) sums_.host_bytes -= room.bytes;
+    if (from == v1::MemoryTable::HOST) sums_.host_bytes -= room.bytes;
   }
   absl::Status status = PlaceOrWait(room);
-  if (status.ok() && from == RowsPlace::kSpilled) {
+  if (status.ok() && from == v1::MemoryTable::SPILLED) {
     const std::shared_ptr<Evictable> rows = room.rows.lock();
     status = rows == nullptr ? absl::NotFoundError("it was dropped") : rows->Fetch(*room.file);
     if (status.ok()) room.file.reset();
@@ -215,13 +215,13 @@ absl::Status MemoryManager::Enter(Room& room) {
   room.moving = false;
   if (!status.ok()) {
     Unplace(room);
-    if (from == RowsPlace::kHost) sums_.host_bytes += room.bytes;
+    if (from == v1::MemoryTable::HOST) sums_.host_bytes += room.bytes;
     if (absl::IsDataLoss(status)) room.damage = status;
     ++sums_.failures;
     return status;
   }
-  room.place = RowsPlace::kSparseCore;
-  if (from == RowsPlace::kSpilled) sums_.spilled_bytes -= std::exchange(room.file_bytes, 0);
+  room.place = v1::MemoryTable::SPARSECORE;
+  if (from == v1::MemoryTable::SPILLED) sums_.spilled_bytes -= std::exchange(room.file_bytes, 0);
   ++sums_.returns;
   ++room.uses;
   return absl::OkStatus();
@@ -292,11 +292,12 @@ absl::Status MemoryManager::MakeRoom(absl::FunctionRef<absl::Status()> fn, int64
       absl::StrCat(first.message(), ". Other models could not make room: ", disk->message()));
 }
 
-MemoryManager::Room* MemoryManager::Oldest(RowsPlace place, std::shared_ptr<Evictable>* rows) {
+MemoryManager::Room* MemoryManager::Oldest(v1::MemoryTable::Place place,
+                                           std::shared_ptr<Evictable>* rows) {
   Room* oldest = nullptr;
   for (Room* room : rooms_) {
     const bool stays =
-        room == stays_ || room->uses > 0 || (room->pinned && place == RowsPlace::kSparseCore);
+        room == stays_ || room->uses > 0 || (room->pinned && place == v1::MemoryTable::SPARSECORE);
     if (room->place != place || room->moving || stays) continue;
     if (oldest != nullptr && oldest->last_use < room->last_use) continue;
     // A model that is on its way out stays where it is.
@@ -316,7 +317,7 @@ int64_t MemoryManager::Free(int64_t bytes, absl::Status* why) {
     Room* victim = nullptr;
     {
       MutexLock lock(&mutex_);
-      victim = Oldest(RowsPlace::kSparseCore, &rows);
+      victim = Oldest(v1::MemoryTable::SPARSECORE, &rows);
     }
     if (victim == nullptr) break;
     *why = Evict(*victim, *rows);
@@ -326,8 +327,8 @@ int64_t MemoryManager::Free(int64_t bytes, absl::Status* why) {
     freed += victim->bytes;
     ++sums_.evictions;
     if (!change_.has_value()) continue;
-    change_->evicted.push_back(victim->model);
-    change_->evicted_bytes += victim->bytes;
+    change_->add_evicted(victim->model);
+    change_->set_evicted_bytes(change_->evicted_bytes() + victim->bytes);
   }
   if (freed > 0) Tell("free");
   return freed;
@@ -341,7 +342,7 @@ absl::Status MemoryManager::Evict(Room& victim, Evictable& rows) {
     {
       MutexLock lock(&mutex_);
       if (sums_.host_bytes + victim.bytes <= options_.host_bytes) break;
-      older = Oldest(RowsPlace::kHost, &older_rows);
+      older = Oldest(v1::MemoryTable::HOST, &older_rows);
     }
     if (older == nullptr) {
       to_host = false;
@@ -351,13 +352,13 @@ absl::Status MemoryManager::Evict(Room& victim, Evictable& rows) {
     MutexLock lock(&mutex_);
     older->moving = false;
     RETURN_IF_ERROR(spilled);
-    older->place = RowsPlace::kSpilled;
+    older->place = v1::MemoryTable::SPILLED;
     sums_.host_bytes -= older->bytes;
   }
   if (!to_host) RETURN_IF_ERROR(SpillRows(victim, rows));
   MutexLock lock(&mutex_);
   Unplace(victim);
-  victim.place = to_host ? RowsPlace::kHost : RowsPlace::kSpilled;
+  victim.place = to_host ? v1::MemoryTable::HOST : v1::MemoryTable::SPILLED;
   if (to_host) sums_.host_bytes += victim.bytes;
   return absl::OkStatus();
 }
@@ -393,7 +394,8 @@ void MemoryManager::CompactNow() {
     // One behind the other, they fit: they did so before, with gaps.
     for (Table* stack : stacks) {
       const int64_t before = std::exchange(stack->address, map_.Place(stack->bytes).value_or(-1));
-      if (stack->address != before && change_.has_value()) ++change_->moved;
+      if (stack->address == before || !change_.has_value()) continue;
+      change_->set_moved_tables(change_->moved_tables() + 1);
     }
     ++sums_.compactions;
   }
@@ -431,71 +433,86 @@ absl::Status MemoryManager::BringIn(const Held& rooms) {
   for (const auto& [room, rows] : rooms) {
     {
       MutexLock lock(&mutex_);
-      if (room->place == RowsPlace::kSparseCore || room->gone) continue;
+      if (room->place == v1::MemoryTable::SPARSECORE || room->gone) continue;
     }
     RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
     Use ended(room);
-    change_->returned = true;
+    change_->set_returned(true);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<MemoryChange> MemoryManager::SetPinned(absl::string_view model, bool pinned) {
+absl::StatusOr<v1::ShardMemoryChange> MemoryManager::SetPinned(absl::string_view model,
+                                                               bool pinned) {
   Held marked;  // may be the last to hold rows, and lets go without the mutexes
   MutexLock swapping(&swapping_);
   ASSIGN_OR_RETURN(marked, MarkPinned(model, pinned));
   change_.emplace();
   const absl::Status in = pinned ? BringIn(marked) : absl::OkStatus();
-  MemoryChange change = *std::exchange(change_, std::nullopt);
-  change.changed = !marked.empty();
+  v1::ShardMemoryChange change = *std::exchange(change_, std::nullopt);
+  change.set_changed(!marked.empty());
   if (in.ok()) return change;
   MutexLock lock(&mutex_);
   for (const auto& [room, rows] : marked) room->pinned = false;
   return in;
 }
 
-MemoryChange MemoryManager::Compact() {
+v1::ShardMemoryChange MemoryManager::Compact() {
   MutexLock swapping(&swapping_);
   change_.emplace();
   CompactNow();
-  MemoryChange change = *std::exchange(change_, std::nullopt);
-  change.changed = change.moved > 0;
+  v1::ShardMemoryChange change = *std::exchange(change_, std::nullopt);
+  change.set_changed(change.moved_tables() > 0);
   return change;
 }
 
-absl::StatusOr<MemoryChange> MemoryManager::ReleaseAll() {
+absl::StatusOr<v1::ShardMemoryChange> MemoryManager::ReleaseAll() {
   MutexLock swapping(&swapping_);
   absl::Status disk;
   change_.emplace();
   Free(std::numeric_limits<int64_t>::max(), &disk);
-  MemoryChange change = *std::exchange(change_, std::nullopt);
+  v1::ShardMemoryChange change = *std::exchange(change_, std::nullopt);
   RETURN_IF_ERROR(disk);
-  change.changed = !change.evicted.empty();
+  change.set_changed(change.evicted_size() > 0);
   return change;
 }
 
-MemoryFigures MemoryManager::Figures() const {
+v1::MemoryStatus MemoryManager::Figures() const {
   MutexLock lock(&mutex_);
-  MemoryFigures figures = sums_;
-  figures.bytes = map_.bytes();
-  figures.free_bytes = map_.free_bytes();
-  figures.largest_gap = map_.largest_gap();
-  figures.pinned_bytes = PinnedBytes();
+  v1::MemoryStatus figures;
+  figures.set_bytes(map_.bytes());
+  figures.set_free_bytes(map_.free_bytes());
+  figures.set_largest_gap_bytes(map_.largest_gap());
+  figures.set_host_bytes(sums_.host_bytes);
+  figures.set_host_budget_bytes(options_.host_bytes);
+  figures.set_spilled_bytes(sums_.spilled_bytes);
+  figures.set_pinned_bytes(PinnedBytes());
+  figures.set_evictions(sums_.evictions);
+  figures.set_returns(sums_.returns);
+  figures.set_compactions(sums_.compactions);
+  figures.set_failures(sums_.failures);
   std::vector<Room*> rooms = rooms_;
   std::sort(rooms.begin(), rooms.end(),
             [](const Room* a, const Room* b) { return a->last_use > b->last_use; });
   for (const Room* room : rooms) {
-    if (room->owner != nullptr) figures.batch_bytes += room->bytes;
+    if (room->owner != nullptr) figures.set_batch_bytes(figures.batch_bytes() + room->bytes);
     for (const Table& stack : room->stacks) {
-      figures.tables.push_back({room->model, stack.name, stack.bytes, room->place, stack.address,
-                                room->uses, room->pinned});
+      v1::MemoryTable& table = *figures.add_tables();
+      table.set_model(room->model);
+      table.set_stack(stack.name);
+      table.set_bytes(stack.bytes);
+      table.set_place(room->place);
+      table.set_address(stack.address);
+      table.set_uses(room->uses);
+      table.set_pinned(room->pinned);
     }
   }
-  const auto key = [](const MemoryFigures::Table& table) {
-    return table.address >= 0 ? table.address : std::numeric_limits<int64_t>::max();
+  const auto key = [](const v1::MemoryTable* table) {
+    return table->address() >= 0 ? table->address() : std::numeric_limits<int64_t>::max();
   };
-  std::stable_sort(figures.tables.begin(), figures.tables.end(),
-                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  auto& tables = *figures.mutable_tables();
+  std::stable_sort(tables.pointer_begin(), tables.pointer_end(),
+                   [&](const auto* a, const auto* b) { return key(a) < key(b); });
   return figures;
 }
 

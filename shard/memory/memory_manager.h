@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/mutex.h"
+#include "emberd/v1/admin_service.pb.h"
 #include "shard/memory/spill_file.h"
 
 namespace emberd::shard {
@@ -72,41 +73,6 @@ class Evictable {
   virtual void DropRows() = 0;
   // Reads what Spill wrote. After an error, as after DropRows.
   virtual absl::Status Fetch(SpillFile& file) = 0;
-};
-
-enum class RowsPlace { kSparseCore, kHost, kSpilled };
-
-struct MemoryFigures {
-  struct Table {
-    std::string model;
-    std::string name;  // of the stack; empty: a batch
-    int64_t bytes = 0;
-    RowsPlace place = RowsPlace::kSparseCore;
-    int64_t address = -1;  // -1: not on the SparseCore
-    int uses = 0;          // steps that run on it, or wait for their decision
-    bool pinned = false;   // by an operator
-  };
-  int64_t bytes = 0;
-  int64_t free_bytes = 0;
-  int64_t largest_gap = 0;
-  int64_t host_bytes = 0;     // of a SparseCore's evicted rows, in memory
-  int64_t spilled_bytes = 0;  // of all spill files
-  int64_t pinned_bytes = 0;
-  int64_t batch_bytes = 0;
-  int64_t evictions = 0;  // since the start, as all below
-  int64_t returns = 0;
-  int64_t compactions = 0;
-  int64_t failures = 0;       // models and batches that could not be given their memory
-  std::vector<Table> tables;  // by address; then those evicted, most recently used first
-};
-
-// What a command of an operator has done. Bytes are those of each SparseCore.
-struct MemoryChange {
-  bool changed = false;              // a pin: false if it was so already
-  bool returned = false;             // the model to be pinned had been evicted
-  std::vector<std::string> evicted;  // models, first the one that was not used for longest
-  int64_t evicted_bytes = 0;
-  int moved = 0;  // tables that were there before and after, at another address now
 };
 
 // Thread-safe. Moving rows takes as long as their bytes; who uses rows that are in place does not
@@ -161,16 +127,16 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   // OK, or DATA_LOSS with the name of the file: the rows of a model cannot be read any more.
   absl::Status DamageOf(const Room& room) const;
 
-  // For operators. A pinned model is brought in, and not evicted. NOT_FOUND: no such model.
-  // RESOURCE_EXHAUSTED: it does not fit beside those that are pinned or in use; errors of Hold. It
-  // is as it was then.
-  absl::StatusOr<MemoryChange> SetPinned(absl::string_view model, bool pinned);
+  // For operators; what was done is told without the shard and the memory. A pinned model is
+  // brought in, and not evicted. NOT_FOUND: no such model. RESOURCE_EXHAUSTED: it does not fit
+  // beside those that are pinned or in use; errors of Hold. It is as it was then.
+  absl::StatusOr<v1::ShardMemoryChange> SetPinned(absl::string_view model, bool pinned);
   // The free bytes lie in one piece afterwards.
-  MemoryChange Compact();
+  v1::ShardMemoryChange Compact();
   // Evicts all that is neither pinned nor in use. RESOURCE_EXHAUSTED: the disk has no room.
-  absl::StatusOr<MemoryChange> ReleaseAll();
+  absl::StatusOr<v1::ShardMemoryChange> ReleaseAll();
 
-  MemoryFigures Figures() const;
+  v1::MemoryStatus Figures() const;
 
  private:
   explicit MemoryManager(MemoryOptions options);
@@ -193,7 +159,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   void CompactNow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   // The one of those in `place` that was not used for the longest time, and may move. Its rows are
   // held by `rows`, and nobody can use it before it stands still again.
-  Room* Oldest(RowsPlace place, std::shared_ptr<Evictable>* rows)
+  Room* Oldest(v1::MemoryTable::Place place, std::shared_ptr<Evictable>* rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_, mutex_);
   // Until a use has ended after the first `ends`. False: it is too late, or nothing is in use.
   bool WaitForUse(int64_t ends, absl::Time until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_)
@@ -209,7 +175,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   const MemoryOptions options_;
   Mutex swapping_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while rows move
   // Of the command of an operator, while one is carried out.
-  std::optional<MemoryChange> change_ ABSL_GUARDED_BY(swapping_);
+  std::optional<v1::ShardMemoryChange> change_ ABSL_GUARDED_BY(swapping_);
   // That a batch belongs to, while room is made for it; null otherwise.
   const Room* stays_ ABSL_GUARDED_BY(swapping_) = nullptr;
   mutable Mutex mutex_;  // never held for long
@@ -217,8 +183,16 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   AddressMap map_ ABSL_GUARDED_BY(mutex_);
   std::vector<Room*> rooms_ ABSL_GUARDED_BY(mutex_);
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t ends_ ABSL_GUARDED_BY(mutex_) = 0;    // of uses, so far
-  MemoryFigures sums_ ABSL_GUARDED_BY(mutex_);  // without what the map and the rooms say
+  int64_t ends_ ABSL_GUARDED_BY(mutex_) = 0;  // of uses, so far
+  // See MemoryStatus.
+  struct {
+    int64_t host_bytes = 0;
+    int64_t spilled_bytes = 0;
+    int64_t evictions = 0;
+    int64_t returns = 0;
+    int64_t compactions = 0;
+    int64_t failures = 0;
+  } sums_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::shard

@@ -92,17 +92,19 @@ class MemoryManagerTest : public ::testing::Test {
     EXPECT_TRUE(model.ok()) << model.status();
     return model.ok() ? *std::move(model) : nullptr;
   }
-  RowsPlace PlaceOf(const std::string& name) const {
-    for (const auto& table : manager_->Figures().tables) {
-      if (table.model == name) return table.place;
+  v1::MemoryTable::Place PlaceOf(const std::string& name) const {
+    const v1::MemoryStatus figures = manager_->Figures();
+    for (const v1::MemoryTable& table : figures.tables()) {
+      if (table.model() == name) return table.place();
     }
     ADD_FAILURE() << name << " is not there";
-    return RowsPlace::kSpilled;
+    return v1::MemoryTable::SPILLED;
   }
   std::vector<std::string> OnSparseCore() const {
     std::vector<std::string> names;
-    for (const auto& table : manager_->Figures().tables) {
-      if (table.address >= 0) names.push_back(table.model);
+    const v1::MemoryStatus figures = manager_->Figures();
+    for (const v1::MemoryTable& table : figures.tables()) {
+      if (table.address() >= 0) names.push_back(table.model());
     }
     return names;
   }
@@ -118,16 +120,16 @@ TEST_F(MemoryManagerTest, EvictsTheLeastRecentlyUsedAndBringsItBack) {
   EXPECT_TRUE(a->Touch().ok());
   auto c = Add("c", {100});
   EXPECT_THAT(OnSparseCore(), ElementsAre("a", "c"));
-  EXPECT_EQ(PlaceOf("b"), RowsPlace::kSpilled);
+  EXPECT_EQ(PlaceOf("b"), v1::MemoryTable::SPILLED);
   EXPECT_NE(b->rows->bytes, b->rows->was);  // its memory is given back
-  EXPECT_EQ(manager_->Figures().spilled_bytes, static_cast<int64_t>(b->rows->was.size()));
+  EXPECT_EQ(manager_->Figures().spilled_bytes(), static_cast<int64_t>(b->rows->was.size()));
   EXPECT_TRUE(b->Touch().ok());
   EXPECT_EQ(b->rows->bytes, b->rows->was);
   EXPECT_THAT(OnSparseCore(), ElementsAre("b", "b", "c"));
-  const MemoryFigures figures = manager_->Figures();
-  EXPECT_EQ(figures.evictions, 2);
-  EXPECT_EQ(figures.returns, 1);
-  EXPECT_EQ(figures.free_bytes, 0);
+  const v1::MemoryStatus figures = manager_->Figures();
+  EXPECT_EQ(figures.evictions(), 2);
+  EXPECT_EQ(figures.returns(), 1);
+  EXPECT_EQ(figures.free_bytes(), 0);
 }
 
 TEST_F(MemoryManagerTest, RowsInUseAndPinnedRowsStay) {
@@ -150,24 +152,24 @@ TEST_F(MemoryManagerTest, RowsInUseAndPinnedRowsStay) {
 TEST_F(MemoryManagerTest, APinBringsAModelInAndSaysWhatLeftForIt) {
   Start(200);
   auto a = Add("a", {60, 40}), b = Add("b", {100}), c = Add("c", {100});
-  ASSERT_EQ(PlaceOf("a"), RowsPlace::kSpilled);
-  const MemoryChange pinned = *manager_->SetPinned("a", true);
-  EXPECT_TRUE(pinned.changed);
-  EXPECT_TRUE(pinned.returned);
-  EXPECT_THAT(pinned.evicted, ElementsAre("b"));
-  EXPECT_EQ(pinned.evicted_bytes, 100);
+  ASSERT_EQ(PlaceOf("a"), v1::MemoryTable::SPILLED);
+  const v1::ShardMemoryChange pinned = *manager_->SetPinned("a", true);
+  EXPECT_TRUE(pinned.changed());
+  EXPECT_TRUE(pinned.returned());
+  EXPECT_THAT(pinned.evicted(), ElementsAre("b"));
+  EXPECT_EQ(pinned.evicted_bytes(), 100);
   EXPECT_EQ(a->rows->bytes, a->rows->was);
-  const MemoryChange again = *manager_->SetPinned("a", true);
-  EXPECT_FALSE(again.changed);
-  EXPECT_FALSE(again.returned);
+  const v1::ShardMemoryChange again = *manager_->SetPinned("a", true);
+  EXPECT_FALSE(again.changed());
+  EXPECT_FALSE(again.returned());
   EXPECT_TRUE(b->Touch().ok());
   EXPECT_TRUE(c->Touch().ok());
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSparseCore);
-  EXPECT_EQ(manager_->Figures().pinned_bytes, 100);
-  EXPECT_TRUE(manager_->SetPinned("a", false)->changed);
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSparseCore);  // until others need its memory
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::SPARSECORE);
+  EXPECT_EQ(manager_->Figures().pinned_bytes(), 100);
+  EXPECT_TRUE(manager_->SetPinned("a", false)->changed());
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::SPARSECORE);  // until others need its memory
   EXPECT_TRUE(b->Touch().ok());
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSpilled);
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::SPILLED);
 }
 
 TEST_F(MemoryManagerTest, APinThatDoesNotFitChangesNothing) {
@@ -181,16 +183,16 @@ TEST_F(MemoryManagerTest, APinThatDoesNotFitChangesNothing) {
                         "the budget of 200 (budgets.bytes_per_sparsecore) belong to pinned models, "
                         "so 20 do not fit"));
   ASSERT_TRUE(manager_->SetPinned("a", false).ok());
-  ASSERT_EQ(PlaceOf("b"), RowsPlace::kSpilled);
+  ASSERT_EQ(PlaceOf("b"), v1::MemoryTable::SPILLED);
   {
     const auto use = a->Hold();
     EXPECT_EQ(manager_->SetPinned("b", true).status().code(), absl::StatusCode::kResourceExhausted);
   }
   // No trace of the attempts: b comes when it is used, and leaves when others are.
-  EXPECT_EQ(manager_->Figures().pinned_bytes, 0);
+  EXPECT_EQ(manager_->Figures().pinned_bytes(), 0);
   EXPECT_TRUE(b->Touch().ok());
   EXPECT_TRUE(a->Touch().ok());
-  EXPECT_EQ(PlaceOf("b"), RowsPlace::kSpilled);
+  EXPECT_EQ(PlaceOf("b"), v1::MemoryTable::SPILLED);
 }
 
 TEST_F(MemoryManagerTest, SaysWhatPinnedModelsTake) {
@@ -213,18 +215,18 @@ TEST_F(MemoryManagerTest, ModelsThatAreNotUsedLeaveForABatchWhichStays) {
   EXPECT_THAT(events_, IsEmpty());
   auto second = manager_->Keep(b->room, 30);
   ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSpilled);
-  const MemoryFigures figures = manager_->Figures();
-  EXPECT_EQ(figures.batch_bytes, 60);
-  EXPECT_EQ(figures.free_bytes, 80);
-  EXPECT_EQ(figures.tables[0].name, "");
-  EXPECT_EQ(figures.tables[0].bytes, 30);
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::SPILLED);
+  const v1::MemoryStatus figures = manager_->Figures();
+  EXPECT_EQ(figures.batch_bytes(), 60);
+  EXPECT_EQ(figures.free_bytes(), 80);
+  EXPECT_EQ(figures.tables(0).stack(), "");
+  EXPECT_EQ(figures.tables(0).bytes(), 30);
   // Neither an operator nor another model drives a batch out, and a pin is not about batches.
   EXPECT_TRUE(manager_->SetPinned("b", true).ok());
-  EXPECT_EQ(manager_->Figures().pinned_bytes, 60);
-  EXPECT_FALSE(manager_->ReleaseAll()->changed);
+  EXPECT_EQ(manager_->Figures().pinned_bytes(), 60);
+  EXPECT_FALSE(manager_->ReleaseAll()->changed());
   EXPECT_EQ(a->Touch().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(manager_->Figures().batch_bytes, 60);
+  EXPECT_EQ(manager_->Figures().batch_bytes(), 60);
   EXPECT_TRUE(manager_->SetPinned("b", false).ok());
   const absl::Status refused =
       manager_->Keep(b->room, 90).status();  // b does not leave for its own
@@ -236,8 +238,8 @@ TEST_F(MemoryManagerTest, ModelsThatAreNotUsedLeaveForABatchWhichStays) {
   *first = nullptr;
   EXPECT_TRUE(a->Touch().ok());
   *second = nullptr;
-  EXPECT_EQ(manager_->Figures().batch_bytes, 0);
-  EXPECT_EQ(manager_->Figures().free_bytes, 40);
+  EXPECT_EQ(manager_->Figures().batch_bytes(), 0);
+  EXPECT_EQ(manager_->Figures().free_bytes(), 40);
 }
 
 // Rows that are moved while a batch is kept, and a model made, where there is room.
@@ -266,8 +268,8 @@ TEST_F(MemoryManagerTest, ABatchForWhichThereIsRoomWaitsForNoRowsThatMove) {
   a->rows = rows;
   manager_->MayEvict(*a->room, a->rows);
   auto b = Add("b", {150});
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSpilled);
-  EXPECT_EQ(manager_->Figures().free_bytes, 40);
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::SPILLED);
+  EXPECT_EQ(manager_->Figures().free_bytes(), 40);
 }
 
 TEST_F(MemoryManagerTest, CompactsAndReleasesForOperators) {
@@ -275,21 +277,21 @@ TEST_F(MemoryManagerTest, CompactsAndReleasesForOperators) {
   auto a = Add("a", {100}), b = Add("b", {100}), c = Add("c", {100}), d = Add("d", {100});
   b = nullptr;
   ASSERT_TRUE(c->Touch().ok());
-  EXPECT_EQ(manager_->Compact().moved, 3);  // c, d, a now
+  EXPECT_EQ(manager_->Compact().moved_tables(), 3);  // c, d, a now
   EXPECT_THAT(OnSparseCore(), ElementsAre("c", "d", "a"));
-  EXPECT_FALSE(manager_->Compact().changed);
-  EXPECT_EQ(manager_->Figures().largest_gap, 100);
+  EXPECT_FALSE(manager_->Compact().changed());
+  EXPECT_EQ(manager_->Figures().largest_gap_bytes(), 100);
   ASSERT_TRUE(manager_->SetPinned("d", true).ok());
   auto use = a->Hold();
-  const MemoryChange released = *manager_->ReleaseAll();
-  EXPECT_TRUE(released.changed);
-  EXPECT_THAT(released.evicted, ElementsAre("c"));
+  const v1::ShardMemoryChange released = *manager_->ReleaseAll();
+  EXPECT_TRUE(released.changed());
+  EXPECT_THAT(released.evicted(), ElementsAre("c"));
   EXPECT_THAT(OnSparseCore(), ElementsAre("d", "a"));
   use.End();
-  EXPECT_THAT(manager_->ReleaseAll()->evicted, ElementsAre("a"));
-  EXPECT_FALSE(manager_->ReleaseAll()->changed);
+  EXPECT_THAT(manager_->ReleaseAll()->evicted(), ElementsAre("a"));
+  EXPECT_FALSE(manager_->ReleaseAll()->changed());
   // What left for others is not told again.
-  EXPECT_THAT(manager_->Compact().evicted, IsEmpty());
+  EXPECT_THAT(manager_->Compact().evicted(), IsEmpty());
 }
 
 TEST_F(MemoryManagerTest, WaitsForAUseToEnd) {
@@ -314,33 +316,33 @@ TEST_F(MemoryManagerTest, CompactsWhereTheFreeBytesLieInPieces) {
   auto a = Add("a", {100}), b = Add("b", {100}), c = Add("c", {100});
   a = nullptr;
   c = nullptr;
-  EXPECT_EQ(manager_->Figures().largest_gap, 100);
+  EXPECT_EQ(manager_->Figures().largest_gap_bytes(), 100);
   auto d = Add("d", {200});
   EXPECT_THAT(events_, ElementsAre("compact"));
   EXPECT_THAT(OnSparseCore(), ElementsAre("b", "d"));
-  EXPECT_EQ(manager_->Figures().evictions, 0);
+  EXPECT_EQ(manager_->Figures().evictions(), 0);
 }
 
 TEST_F(MemoryManagerTest, KeepsEvictedRowsInMemoryAsLongAsTheBudgetAllows) {
   Start(100, /*host_bytes=*/100);
   auto a = Add("a", {100}), b = Add("b", {100});
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kHost);
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::HOST);
   EXPECT_EQ(a->rows->bytes, a->rows->was);
   auto c = Add("c", {100});
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kSpilled);
-  EXPECT_EQ(PlaceOf("b"), RowsPlace::kHost);
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::SPILLED);
+  EXPECT_EQ(PlaceOf("b"), v1::MemoryTable::HOST);
   EXPECT_TRUE(b->Touch().ok());  // changes places with c
-  EXPECT_EQ(PlaceOf("c"), RowsPlace::kHost);
-  EXPECT_EQ(manager_->Figures().host_bytes, 100);
+  EXPECT_EQ(PlaceOf("c"), v1::MemoryTable::HOST);
+  EXPECT_EQ(manager_->Figures().host_bytes(), 100);
   EXPECT_TRUE(a->Touch().ok());
   EXPECT_EQ(a->rows->bytes, a->rows->was);
-  EXPECT_EQ(PlaceOf("c"), RowsPlace::kSpilled);
+  EXPECT_EQ(PlaceOf("c"), v1::MemoryTable::SPILLED);
   EXPECT_TRUE(manager_->ReleaseAll().ok());
   EXPECT_THAT(OnSparseCore(), IsEmpty());
-  EXPECT_EQ(manager_->Figures().host_bytes, 100);
-  ASSERT_EQ(PlaceOf("a"), RowsPlace::kHost);
+  EXPECT_EQ(manager_->Figures().host_bytes(), 100);
+  ASSERT_EQ(PlaceOf("a"), v1::MemoryTable::HOST);
   a = nullptr;
-  EXPECT_EQ(manager_->Figures().host_bytes, 0);
+  EXPECT_EQ(manager_->Figures().host_bytes(), 0);
 }
 
 TEST_F(MemoryManagerTest, RowsInMemoryStayThereWhenThereIsNoRoomForThem) {
@@ -350,11 +352,11 @@ TEST_F(MemoryManagerTest, RowsInMemoryStayThereWhenThereIsNoRoomForThem) {
     const auto use = b->Hold();
     EXPECT_EQ(a->Touch().code(), absl::StatusCode::kResourceExhausted);
   }
-  EXPECT_EQ(PlaceOf("a"), RowsPlace::kHost);
-  EXPECT_EQ(manager_->Figures().host_bytes, 100);
-  EXPECT_EQ(manager_->Figures().failures, 1);
+  EXPECT_EQ(PlaceOf("a"), v1::MemoryTable::HOST);
+  EXPECT_EQ(manager_->Figures().host_bytes(), 100);
+  EXPECT_EQ(manager_->Figures().failures(), 1);
   EXPECT_TRUE(a->Touch().ok());
-  EXPECT_EQ(manager_->Figures().host_bytes, 100);  // b's
+  EXPECT_EQ(manager_->Figures().host_bytes(), 100);  // b's
 }
 
 TEST_F(MemoryManagerTest, LosesNothingWhenTheDiskIsFull) {
@@ -367,11 +369,11 @@ TEST_F(MemoryManagerTest, LosesNothingWhenTheDiskIsFull) {
   EXPECT_EQ(b->rows->bytes, b->rows->was);
   EXPECT_EQ(a->Touch().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(OnSparseCore(), ElementsAre("b"));
-  EXPECT_EQ(manager_->Figures().spilled_bytes, static_cast<int64_t>(a->rows->was.size()));
+  EXPECT_EQ(manager_->Figures().spilled_bytes(), static_cast<int64_t>(a->rows->was.size()));
   b = nullptr;
   EXPECT_TRUE(a->Touch().ok());
   EXPECT_EQ(a->rows->bytes, a->rows->was);
-  EXPECT_EQ(manager_->Figures().spilled_bytes, 0);
+  EXPECT_EQ(manager_->Figures().spilled_bytes(), 0);
 }
 
 TEST_F(MemoryManagerTest, DamagedRowsAreLostForGoodAndTakeNobodysPlace) {
@@ -387,12 +389,12 @@ TEST_F(MemoryManagerTest, DamagedRowsAreLostForGoodAndTakeNobodysPlace) {
   events_.clear();
   EXPECT_EQ(a->Touch().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(manager_->SetPinned("a", true).status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(manager_->Figures().pinned_bytes, 0);
+  EXPECT_EQ(manager_->Figures().pinned_bytes(), 0);
   EXPECT_EQ(a->rows->fetches, 1);
   EXPECT_THAT(events_, IsEmpty());
   EXPECT_THAT(OnSparseCore(), ElementsAre("b"));
   a = nullptr;
-  EXPECT_EQ(manager_->Figures().spilled_bytes, 0);
+  EXPECT_EQ(manager_->Figures().spilled_bytes(), 0);
 }
 
 TEST_F(MemoryManagerTest, AModelThatIsTooLargeDrivesNobodyOut) {
@@ -407,10 +409,10 @@ TEST_F(MemoryManagerTest, AModelThatGoesWhileItIsSpilledGivesItsRoomBack) {
   Start(100);
   auto a = Add("a", {100}), b = Add("b", {100});
   a = nullptr;
-  EXPECT_EQ(manager_->Figures().spilled_bytes, 0);
+  EXPECT_EQ(manager_->Figures().spilled_bytes(), 0);
   b = nullptr;
-  EXPECT_EQ(manager_->Figures().free_bytes, 100);
-  EXPECT_THAT(manager_->Figures().tables, IsEmpty());
+  EXPECT_EQ(manager_->Figures().free_bytes(), 100);
+  EXPECT_THAT(manager_->Figures().tables(), IsEmpty());
 }
 
 TEST_F(MemoryManagerTest, ManyThreadsUseMoreModelsThanFit) {
@@ -438,7 +440,7 @@ TEST_F(MemoryManagerTest, ManyThreadsUseMoreModelsThanFit) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_LE(OnSparseCore().size(), 4u);
-  EXPECT_EQ(manager_->Figures().batch_bytes, 0);
+  EXPECT_EQ(manager_->Figures().batch_bytes(), 0);
 }
 
 TEST(AddressMapTest, TheLargestGapIsThatOfOnePiece) {
