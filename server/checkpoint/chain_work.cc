@@ -44,28 +44,26 @@ int64_t BytesOf(const CheckpointChain& chain) {
   return bytes;
 }
 
-absl::Status VerifyChain(const CheckpointChain& chain, TransferProgress progress) {
+absl::Status VerifyChain(const CheckpointChain& chain, TransferProgress progress,
+                         absl::FunctionRef<bool()> takes) {
   const int64_t total = BytesOf(chain);
   int64_t bytes = 0;
-  absl::Status ended;
   std::vector<std::string> damages;
-  const auto read = [&](int64_t more) {
-    bytes += more;
-    return ended = progress(bytes, total);
-  };
+  const auto read = [&](int64_t more) { return progress(bytes += more, total); };
   // Goes on after damage: all of it counts to whoever must find another copy.
   const auto note = [&](const absl::Status& status) {
-    if (!status.ok() && damages.size() < kMostNamed) damages.emplace_back(status.message());
+    if (!files::IsGone(status)) return status;
+    if (damages.size() < kMostNamed) damages.emplace_back(status.message());
+    return absl::OkStatus();
   };
   for (const internal::v1::CheckpointSource& source : chain) {
     for (const v1::CheckpointFile& file : source.manifest().states()) {
-      note(files::ReadListedFile(source.folder(), file).status());
+      if (!takes()) continue;
+      RETURN_IF_ERROR(note(files::ReadListedFile(source.folder(), file).status()));
       RETURN_IF_ERROR(read(file.bytes()));
     }
     for (const v1::CheckpointFile& file : source.manifest().files()) {
-      const absl::Status status = VerifyRows(source, file, read);
-      RETURN_IF_ERROR(ended);
-      note(status);
+      if (takes()) RETURN_IF_ERROR(note(VerifyRows(source, file, read)));
     }
   }
   if (damages.empty()) return absl::OkStatus();

@@ -18,8 +18,11 @@ namespace emberd::checkpoint {
 using TransferProgress = absl::FunctionRef<absl::Status(int64_t bytes, int64_t total_bytes)>;
 
 // DATA_LOSS that names each file that is missing, cut off, changed or another one, the first ten of
-// them.
-absl::Status VerifyChain(const CheckpointChain& chain, TransferProgress progress);
+// them. Of files that cannot be read, the first error. `takes`: asked for each file in turn,
+// whether it is to be read.
+absl::Status VerifyChain(
+    const CheckpointChain& chain, TransferProgress progress,
+    absl::FunctionRef<bool()> takes = [] { return true; });
 
 // Bytes of all files of a chain.
 int64_t BytesOf(const CheckpointChain& chain);

@@ -345,6 +345,17 @@ TEST_F(DamageTest, ALimitOfFileSizesIsAnErrorThatSaysSo) {
   ExpectWhole("a", before_);
 }
 
+// It may come back: a restore goes to an older checkpoint only for what is gone.
+TEST_F(DamageTest, WhatCannotBeReadJustNowIsNoDamage) {
+  const CheckpointChain chain = *store_.Chain("m", "a");
+  const std::string path = files::PathIn(chain[0].folder(), chain[0].manifest().files(0).path());
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink(path, path);
+  const absl::Status status = Verify("a");
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path));
+}
+
 TEST_F(DamageTest, AFolderThatMayNotBeWrittenIsAnErrorThatSaysSo) {
   const auto look = [&](const CheckpointStore& store, const std::string& path) {
     const std::vector<absl::Status> errors = {

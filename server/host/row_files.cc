@@ -10,6 +10,7 @@
 #include "absl/algorithm/container.h"
 #include "base/status.h"
 #include "config/optimizers.h"
+#include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/table_reader.h"
 #include "server/files/files.h"
 #include "server/host/mutation_record.h"
@@ -371,28 +372,15 @@ absl::Status SaveRows(shard::Snapshot& snapshot, absl::Span<const std::string> f
     for (const auto& array : rows->arrays) progress.bytes += static_cast<int64_t>(array.size());
   }
 }
+
 absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, int shard, int shards,
                         ShardProgress& progress) {
+  const auto report = [&](int64_t bytes, int64_t) {
+    progress.bytes = bytes;
+    return progress.cancelled ? GivenUp() : absl::OkStatus();
+  };
   int number = 0;
-  const auto mine = [&] { return number++ % shards == shard; };
-  for (const internal::v1::CheckpointSource& source : chain) {
-    for (const v1::CheckpointFile& file : source.manifest().files()) {
-      if (!mine()) continue;
-      ASSIGN_OR_RETURN(const checkpoint::PartitionArray array,
-                       checkpoint::FindPartitionArray(source.manifest(), file.stack(), file.array(),
-                                                      file.partition()));
-      ASSIGN_OR_RETURN(const auto reader,
-                       checkpoint::PartitionFileReader::Open(source.folder(), file, array));
-      RETURN_IF_ERROR(reader->Verify([&](int64_t bytes) {
-        progress.bytes += bytes;
-        return progress.cancelled ? GivenUp() : absl::OkStatus();
-      }));
-    }
-  }
-  for (const v1::CheckpointFile& file : chain[0].manifest().states()) {
-    if (mine()) RETURN_IF_ERROR(files::ReadListedFile(chain[0].folder(), file).status());
-  }
-  return absl::OkStatus();
+  return checkpoint::VerifyChain(chain, report, [&] { return number++ % shards == shard; });
 }
 
 bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifest) {

@@ -33,7 +33,7 @@ using CheckpointFiles = google::protobuf::RepeatedPtrField<v1::CheckpointFile>;
 absl::Status SaveRows(shard::Snapshot& snapshot, absl::Span<const std::string> folders,
                       ShardProgress& progress, absl::Span<CheckpointFiles> files);
 
-// Reads every `shards`-th file of the chain, from number `shard` on, and compares checksums.
+// VerifyChain of every `shards`-th file, from number `shard` on.
 absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, int shard, int shards,
                         ShardProgress& progress);
 
