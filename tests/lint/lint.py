@@ -104,6 +104,7 @@ class Linter(Tree):
             if path.endswith(".h"):
                 self.check_include_guard(path)
         self.check_tests()
+        self.check_image()
         self.check_ratchets(figures.tree_ratchets(self), whole=True)
 
     def check_ratchets(self, counted, whole):
@@ -181,6 +182,19 @@ class Linter(Tree):
             if path.endswith(".cc") and not path.startswith("tests/") and not is_program and path not in reached:
                 self.fault(path, 1, f"no test reaches it; add {Path(path).stem}_test.cc, or say \"// Covers: "
                            f"{Path(path).name}\" in a test that does")
+
+    def check_image(self):
+        """.dockerignore lets back in each module of CMakeLists.txt but tests, and each source of tests that a module names."""
+        ignored = self.root / ".dockerignore"
+        if not ignored.is_file():
+            return
+        kept = {line[1:] for line in ignored.read_text().splitlines() if line.startswith("!")}
+        needed = set(re.search(r"foreach\(module ([^)]*)\)", self.texts["CMakeLists.txt"])[1].split()) - {"tests"}
+        for path in self.files:
+            if path.endswith("/CMakeLists.txt") and not path.startswith("tests/"):
+                needed.update(re.findall(r"\$\{CMAKE_SOURCE_DIR\}/(tests/\S+\.cc)", self.texts[path]))
+        for path in sorted(needed - kept):
+            self.fault(".dockerignore", 1, f"the image cannot be compiled without {path}; add !{path}")
 
     def covered_by(self, test):
         """The files that a test names: beside itself, or by the path from the root."""
