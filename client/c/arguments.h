@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,13 @@ absl::StatusOr<std::vector<client::FeatureIds>> ReadFeatures(const emberd_featur
 absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_gradient* gradients,
                                                                    const int64_t* row_strides,
                                                                    int32_t count);
+// For calls, which outlive the caller's strings: the names point into what is returned from now on.
+template <typename Feature>
+std::shared_ptr<const void> CopyNames(std::vector<Feature>* features) {
+  const auto names = std::make_shared<std::deque<std::string>>();
+  for (Feature& one : *features) one.feature = names->emplace_back(one.feature);
+  return names;
+}
 absl::StatusOr<std::vector<client::StepHyperparameters>> ReadHyperparameters(
     const emberd_hyperparameter* parameters, int32_t count);
 

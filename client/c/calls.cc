@@ -111,8 +111,8 @@ emberd_call* emberd_lookup_begin(emberd_client* client, const emberd_model* mode
   return Call([&]() -> Work {
     ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
     const emberd::client::LookupOptions options = {inference != 0, absl::Milliseconds(deadline_ms)};
-    return [client = client->client, model = model->model, features = std::move(read),
-            options]() -> absl::StatusOr<Result> {
+    return [client = client->client, model = model->model, names = emberd::c::CopyNames(&read),
+            features = std::move(read), options]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(emberd::client::LookupResult found,
                        client->Lookup(*model, features, options));
       auto lookup = std::make_unique<emberd_lookup>();
@@ -137,7 +137,8 @@ emberd_call* emberd_apply(emberd_client* client, const emberd_model* model,
     options.step = step;
     options.deadline = absl::Milliseconds(deadline_ms);
     return [client = client->client, model = model->model, batch = lookup->batch,
-            gradients = std::move(read), options = std::move(options)]() -> absl::StatusOr<Result> {
+            names = emberd::c::CopyNames(&read), gradients = std::move(read),
+            options = std::move(options)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(const emberd::client::ApplyResult applied,
                        client->ApplyGradients(*model, batch, gradients, options));
       return emberd_update{options.step, applied.rows_updated, applied.rows_skipped,

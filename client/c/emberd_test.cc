@@ -178,6 +178,29 @@ TEST_F(CInterfaceTest, WrongArgumentsAreRefusedByName) {
       HasSubstr("3: ids: 5 elements at NULL"));
 }
 
+// What this would catch: a call that reads names when its caller has other uses for them. Its
+// thread may be quick, once.
+TEST_F(CInterfaceTest, NamesAreCopied) {
+  const std::vector<float> values(3 * kDim, 0.5f);
+  for (int i = 0; i < 50; ++i) {
+    char names[][2] = {"a", "b"};
+    emberd_feature_ids features[] = {dense_, ragged_};
+    for (int f = 0; f < 2; ++f) features[f].feature = names[f];
+    emberd_call* const begun = emberd_lookup_begin(client_.get(), model_.get(), features, 2, 0, 0);
+    names[0][0] = names[1][0] = 'x';
+    const Held<emberd_call> looked_up = Done(begun);
+    const Held<emberd_lookup> lookup(emberd_call_take_lookup(looked_up.get()));
+    ASSERT_NE(lookup, nullptr) << Outcome(looked_up.get());
+
+    names[0][0] = 'a';
+    const emberd_gradient gradient = {names[0], values.data(), 3, kDim};
+    emberd_call* const applying =
+        emberd_apply(client_.get(), model_.get(), lookup.get(), &gradient, 1, nullptr, 0, i, 0);
+    names[0][0] = 'x';
+    ASSERT_EQ(Outcome(Done(applying).get()), "0: ");
+  }
+}
+
 TEST_F(CInterfaceTest, ErrorsKeepCodeAndText) {
   service_.AddFault({.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "too \"much\""}});
   EXPECT_EQ(Outcome(Lookup({dense_, ragged_}).get()), "8: too \"much\"");
