@@ -129,6 +129,12 @@ absl::StatusOr<client::ClientOptions> ReadClientOptions(const emberd_client_opti
   if (given.tls != 0) {
     result.tls = client::TlsOptions{Text(given.ca_file), Text(given.certificate_file),
                                     Text(given.key_file), Text(given.server_name)};
+  } else if (!absl::StrCat(Text(given.ca_file), Text(given.certificate_file), Text(given.key_file),
+                           Text(given.server_name))
+                  .empty()) {
+    return absl::InvalidArgumentError(
+        "tls: 0 is not allowed with ca_file, certificate_file, key_file or server_name; it must be "
+        "1");
   }
   result.token = Text(given.token);
   result.token_file = Text(given.token_file);

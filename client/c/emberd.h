@@ -99,7 +99,7 @@ typedef struct emberd_client_options {
   uint64_t size;
   const char* const* addresses;  // "host:port" of the coordinators; the first that answers is used
   int32_t address_count;
-  int32_t tls;                   // 1: encrypted; the fields below say how
+  int32_t tls;                   // 1: encrypted, as the four fields below say; 0: they are empty
   const char* ca_file;           // PEM; empty: this system's authorities
   const char* certificate_file;  // mutual TLS: both of them
   const char* key_file;

@@ -168,6 +168,12 @@ TEST_F(CInterfaceTest, WrongArgumentsAreRefusedByName) {
   EXPECT_THAT(service_.lookups(), ::testing::IsEmpty());
 
   EXPECT_THAT(Outcome(Done(emberd_connect(nullptr)).get()), HasSubstr("3: emberd_client_options"));
+  emberd_client_options plain = {};
+  plain.size = sizeof(plain);
+  plain.server_name = "emberd";
+  EXPECT_EQ(Outcome(Done(emberd_connect(&plain)).get()),
+            "3: tls: 0 is not allowed with ca_file, certificate_file, key_file or server_name; it "
+            "must be 1");
   emberd_train_options train = {};
   train.size = sizeof(train);
   train.consistency = 9;
