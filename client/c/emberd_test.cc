@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/cpp/testing/fake_service.h"
 #include "gmock/gmock.h"
@@ -274,6 +275,22 @@ TEST_F(CInterfaceTest, AStreamOfSteps) {
 
   ASSERT_EQ(emberd_stream_receive_update(stream.get(), 0, &update, &error), 1);
   EXPECT_THAT(Message(error), HasSubstr("9: no update awaits its answer"));
+}
+
+// What this would catch: a finish that waits for a silent server when nobody wants it any more.
+TEST_F(CInterfaceTest, FreeingAStreamEndsItsFinish) {
+  const auto go_on = std::make_shared<absl::Notification>();
+  service_.damage_train = [go_on](emberd::v1::TrainResponse* response) {
+    if (response->has_update()) go_on->WaitForNotification();
+  };
+  Held<emberd_stream> stream = Open();
+  ASSERT_EQ(emberd_stream_send_skip(stream.get(), 7, nullptr), nullptr);
+  emberd_call* const finish = emberd_stream_finish(stream.get());
+  stream.reset();
+  EXPECT_EQ(emberd_call_wait(finish, 120'000), 1);
+  EXPECT_THAT(Outcome(finish), HasSubstr("1: "));
+  go_on->Notify();
+  emberd_call_free(finish);
 }
 
 TEST_F(CInterfaceTest, MemoryForGradients) {

@@ -161,6 +161,9 @@ emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream) {
   return end;
 }
 
-void emberd_stream_free(emberd_stream* stream) { delete stream; }
+void emberd_stream_free(emberd_stream* stream) {
+  if (stream != nullptr) stream->stream->Cancel();  // a finish in progress holds the stream, too
+  delete stream;
+}
 
 }  // extern "C"

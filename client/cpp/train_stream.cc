@@ -75,6 +75,7 @@ class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
     messages.push_back(std::move(message));
     Send(std::move(messages));
   }
+  void Cancel() { context_.TryCancel(); }
   // No message follows those sent.
   void HalfClose() {
     absl::MutexLock lock(&mutex_);
@@ -265,6 +266,8 @@ class GrpcTrainStream final : public TrainStream {
     const bool answered = lookups_.empty() && updates_.empty();
     return end_->ok() && !answered ? MissingAnswer() : *end_;
   }
+
+  void Cancel() override { stream_->Cancel(); }
 
  private:
   // OK if another request can be sent.

@@ -160,6 +160,8 @@ class TrainStream {
   // No more requests: waits until those sent are answered and gives the stream's final status, OK
   // if all went well. Answers can still be received afterwards.
   virtual absl::Status Finish() = 0;
+  // Ends the stream soon with CANCELLED, unless it has ended.
+  virtual void Cancel() = 0;
 
  protected:
   TrainStream() = default;
