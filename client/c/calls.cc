@@ -254,7 +254,9 @@ emberd_call* emberd_call_program(emberd_client* client, const char* method, cons
             data = std::move(data),
             at = at == nullptr ? nullptr : at->kept]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(auto answer, client->programs().Call(method, request, data, at.get()));
-      return std::make_unique<emberd_answer>(emberd_answer{std::move(answer)});
+      auto held = std::make_unique<emberd_answer>();
+      held->answer = std::move(answer);
+      return held;
     };
   });
 }

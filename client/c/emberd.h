@@ -1,6 +1,6 @@
-// The C interface of emberd's client, for other languages: C types only, no exception comes out,
-// and no function of the caller is called. Only functions whose names begin with emberd_ are
-// exported.
+// The C interface of emberd's client, for other languages: C types only, no exception comes out (a
+// process without memory for a handle ends), and no function of the caller is called. Only
+// functions whose names begin with emberd_ are exported.
 //
 // Whatever may wait is a call: the function that begins it returns at once, a thread of the library
 // does the work, and emberd_call_wait waits with a time-out, so that a program can look after
@@ -14,8 +14,9 @@
 //   emberd_call_free(call);
 //
 // Handles belong to the caller, who frees each once; freeing NULL does nothing. A handle keeps what
-// it needs alive, so that the order of freeing does not matter. Everything is thread-safe, but a
-// handle may be freed only when no thread uses it.
+// it needs alive, so that the order of freeing does not matter. Everything is thread-safe, but of a
+// stream one thread at a time receives lookups, and one updates; and a handle may be freed only
+// when no thread uses it.
 //
 // Strings are UTF-8 and end with a zero byte. Those that are given are copied; those that are
 // returned live as long as their handle. Arrays that are given must live until the call has ended,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -206,6 +207,16 @@ TEST_F(CInterfaceTest, NamesAreCopied) {
     names[0][0] = 'x';
     ASSERT_EQ(Outcome(Done(applying).get()), "0: ");
   }
+}
+
+// What this would catch, under ThreadSanitizer or by a second free: a result that two threads get.
+TEST_F(CInterfaceTest, OneOfTwoThreadsTakesTheResult) {
+  const Held<emberd_call> call = Done(emberd_describe(client_.get(), "m"));
+  Held<emberd_model> other;
+  std::thread taker([&] { other.reset(emberd_call_take_model(call.get())); });
+  const Held<emberd_model> model(emberd_call_take_model(call.get()));
+  taker.join();
+  EXPECT_NE(model == nullptr, other == nullptr);
 }
 
 TEST_F(CInterfaceTest, ErrorsKeepCodeAndText) {

@@ -14,7 +14,7 @@ BlockingPool& Threads() {
 
 }  // namespace
 
-emberd_error* MakeError(const absl::Status& status) {
+emberd_error* MakeError(const absl::Status& status) noexcept {
   if (status.ok()) return nullptr;
   return new emberd_error{status, std::string(status.message())};
 }
@@ -162,6 +162,7 @@ int32_t emberd_answer_tensors(const emberd_answer* answer, emberd_bytes* tensors
   return count;
 }
 emberd_kept* emberd_answer_take_kept(emberd_answer* answer, int32_t place) {
+  emberd::MutexLock lock(&answer->mutex);
   auto& kept = answer->answer.kept;
   const bool there = place >= 0 && place < static_cast<int32_t>(kept.size()) && kept[place];
   return there ? new emberd_kept{std::move(kept[place])} : nullptr;

@@ -104,6 +104,7 @@ struct emberd_stream {
 
 struct emberd_answer {
   emberd::client::ServiceAnswer answer;
+  emberd::Mutex mutex = {};  // while something is taken
 };
 
 struct emberd_kept {
@@ -130,7 +131,6 @@ struct emberd_call {
 
   // `begin` reads arguments and gives the work, which gives the result; a call of which one of them
   // fails ends with the error. `progress`, which may be null, is what the work tells meanwhile.
-  // Null only if there is no memory.
   static emberd_call* Begin(absl::FunctionRef<absl::StatusOr<Work>()> begin,
                             std::shared_ptr<emberd::c::LastProgress> progress);
   // Waits for the end.
@@ -148,6 +148,7 @@ struct emberd_call {
   }
   template <typename T>
   T* Take() {
+    emberd::MutexLock lock(&take_mutex_);
     std::unique_ptr<T>* held = Get<std::unique_ptr<T>>();
     return held != nullptr ? held->release() : nullptr;
   }
@@ -156,6 +157,7 @@ struct emberd_call {
   void Run(Work* work);
 
   std::shared_ptr<emberd::c::LastProgress> progress_;
+  emberd::Mutex take_mutex_;
   Result result_;
   absl::Status status_;
   absl::Notification ended_;  // from then on, the two above stay as they are
@@ -164,13 +166,13 @@ struct emberd_call {
 namespace emberd::c {
 
 // Null for OK.
-emberd_error* MakeError(const absl::Status& status);
+emberd_error* MakeError(const absl::Status& status) noexcept;
 // Of what a caller means by `milliseconds`: negative is for ever.
 absl::Duration Timeout(int64_t milliseconds);
 
 // See emberd_call::Begin.
 inline emberd_call* Call(absl::FunctionRef<absl::StatusOr<emberd_call::Work>()> begin,
-                         std::shared_ptr<LastProgress> progress = nullptr) {
+                         std::shared_ptr<LastProgress> progress = nullptr) noexcept {
   return emberd_call::Begin(begin, std::move(progress));
 }
 
