@@ -36,12 +36,6 @@ Bio MakeBio(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-Certificate FirstCertificate(const std::string& pem) {
-  Certificate certificate(PEM_read_bio_X509(MakeBio(pem).get(), nullptr, nullptr, nullptr));
-  ERR_clear_error();
-  return certificate;
-}
-
 Key PrivateKey(const std::string& pem) {
   // Nobody is there to type a password.
   const auto no_password = [](char*, int, int, void*) { return 0; };
@@ -57,6 +51,23 @@ absl::Status Bad(absl::string_view field, const std::string& path, absl::string_
 absl::StatusOr<std::string> Read(absl::string_view field, const std::string& path) {
   absl::StatusOr<std::string> text = ReadFile(path);
   return text.ok() ? text : Bad(field, path, text.status().message());
+}
+
+// The first of a file. Those behind it must be intact, too: the web server refuses the whole file
+// otherwise.
+absl::StatusOr<Certificate> FirstCertificate(absl::string_view field, const std::string& path,
+                                             const std::string& pem) {
+  const Bio bio = MakeBio(pem);
+  const auto next = [&bio] {
+    return Certificate(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
+  };
+  Certificate first = next();
+  for (bool more = first != nullptr; more;) more = next() != nullptr;
+  const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+  ERR_clear_error();
+  if (first == nullptr) return Bad(field, path, "holds no certificate in PEM");
+  if (!at_end) return Bad(field, path, "a certificate behind the first is damaged");
+  return first;
 }
 
 int DaysLeft(const X509& certificate) {
@@ -76,10 +87,9 @@ absl::Status LoadCertificate(const PemPaths& paths, PemFiles* files) {
                                                    paths.key_field, " needs its certificate"));
   }
   ASSIGN_OR_RETURN(files->certificate, Read(paths.certificate_field, paths.certificate_file));
-  const Certificate certificate = FirstCertificate(files->certificate);
-  if (certificate == nullptr) {
-    return Bad(paths.certificate_field, paths.certificate_file, "holds no certificate in PEM");
-  }
+  ASSIGN_OR_RETURN(
+      const Certificate certificate,
+      FirstCertificate(paths.certificate_field, paths.certificate_file, files->certificate));
   files->days_left = DaysLeft(*certificate);
   ASSIGN_OR_RETURN(files->key, Read(paths.key_field, paths.key_file));
   const Key key = PrivateKey(files->key);
@@ -103,9 +113,7 @@ absl::StatusOr<PemFiles> LoadPemFiles(const PemPaths& paths) {
   }
   if (!paths.ca_file.empty()) {
     ASSIGN_OR_RETURN(files.ca, Read(paths.ca_field, paths.ca_file));
-    if (FirstCertificate(files.ca) == nullptr) {
-      return Bad(paths.ca_field, paths.ca_file, "holds no certificate in PEM");
-    }
+    RETURN_IF_ERROR(FirstCertificate(paths.ca_field, paths.ca_file, files.ca).status());
   }
   return files;
 }

@@ -41,6 +41,14 @@ TEST_F(CredentialsTest, ReadsACertificateWithItsKeyAndAuthorities) {
   EXPECT_GE(files->days_left, 28);
 }
 
+TEST_F(CredentialsTest, ReadsAChainAmongOtherThings) {
+  const auto server = LoadPemFiles(Paths());
+  PemPaths paths = Paths();
+  paths.certificate_file =
+      ca_.Write("chain.pem", server->certificate + "text\n" + server->key + server->ca + "\n\n");
+  EXPECT_TRUE(LoadPemFiles(paths).ok()) << LoadPemFiles(paths).status();
+}
+
 TEST_F(CredentialsTest, EachPartMayBeMissing) {
   PemPaths paths = Paths();
   paths.ca_file.clear();
@@ -66,11 +74,16 @@ TEST_F(CredentialsTest, ErrorsNameTheFieldAndTheFile) {
   const std::string text = ca_.Write("text", "no PEM");
   const std::string key = ca_.Path("server-key.pem");
   const std::string other = ca_.Path("client-key.pem");
+  const std::string good = LoadPemFiles(Paths())->certificate;
+  const std::string cut = ca_.Write("cut.pem", good + good.substr(0, good.size() / 2));
   const struct {
     std::string PemPaths::*file;
     std::string path;
     std::string error;
   } cases[] = {
+      {&PemPaths::certificate_file, cut,
+       "cert: " + cut + ": a certificate behind the first is dam"},
+      {&PemPaths::ca_file, cut, "ca: " + cut + ": a certificate behind the first is damaged"},
       {&PemPaths::certificate_file, nothing, "cert: " + nothing + ": No such file"},
       {&PemPaths::certificate_file, ca_.Path("."), "cert: " + ca_.Path(".") + ": "},
       {&PemPaths::certificate_file, text, "cert: " + text + ": holds no certificate"},

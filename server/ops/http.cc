@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include <fcntl.h>
 #include <gnutls/gnutls.h>
 #include <microhttpd.h>
 #include <netdb.h>
@@ -257,8 +258,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
       new HttpServer(std::move(options), parsed->host, PortOf(*listening)));
   server->tls_ = server->options_.tls;
   server->daemon_ = server->Launch(*listening, server->tls_);
-  if (server->daemon_ == nullptr) {
-    close(*listening);
+  if (server->daemon_ == nullptr) {  // and the library has closed the socket
     return absl::UnavailableError(absl::StrCat("cannot serve HTTP on ", address));
   }
   return server;
@@ -291,12 +291,15 @@ absl::Status HttpServer::Renew(HttpTls tls) {
   const MHD_socket listening = MHD_quiesce_daemon(daemon_);
   retired_.push_back(daemon_);
   std::optional<HttpTls> renewed = std::move(tls);
+  // The library closes the one that it does not start to serve.
+  const int spare = fcntl(listening, F_DUPFD_CLOEXEC, 0);
   daemon_ = Launch(listening, renewed);
   if (daemon_ == nullptr) {
-    daemon_ = Launch(listening, tls_);  // as before
+    daemon_ = Launch(spare, tls_);  // as before
     return absl::InvalidArgumentError(
         "the web server refuses the new certificate and keeps the old one");
   }
+  if (spare >= 0) close(spare);
   tls_ = std::move(renewed);
   return absl::OkStatus();
 }

@@ -307,6 +307,21 @@ TEST(HttpServerTest, SpeaksTlsAlone) {
   EXPECT_EQ(Curl(other, (*server)->port(), ""), "000");
 }
 
+// What this would catch: a port that nobody listens on after the first damaged certificate.
+TEST(HttpServerTest, KeepsItsCertificateWhereTheNewOneIsDamaged) {
+  const config::TestCa ca;
+  const HttpTls tls = TlsOf(ca, "");
+  const auto server =
+      HttpServer::Start({.address = "127.0.0.1:0", .routes = {Page("/a", "page a")}, .tls = tls});
+  ASSERT_TRUE(server.ok()) << server.status();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ((*server)->Renew({"damaged", tls.key, ""}).code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(Curl(ca, (*server)->port(), ""), "200");
+  }
+  EXPECT_TRUE((*server)->Renew(TlsOf(ca, "")).ok());
+}
+
 TEST(HttpServerTest, AsksForACertificateOfItsAuthority) {
   const config::TestCa ca;
   const config::TestCa other;
