@@ -323,10 +323,11 @@ void Security::Protect(ops::HttpOptions* options) const {
 }
 
 CredentialsWatch::CredentialsWatch(Security* security, std::function<void()> changed,
-                                   absl::Duration every)
+                                   absl::Duration every, absl::Duration at_least)
     : security_(security),
       changed_(std::move(changed)),
       every_(every),
+      at_least_(at_least),
       files_(security->Files()),
       seen_(config::FileMarks(files_)),
       thread_([this] { Run(); }) {}
@@ -368,8 +369,9 @@ bool CredentialsWatch::IsTime(bool asked) {
   std::string marks = config::FileMarks(files_);
   const bool calm = marks == seen_;
   seen_ = std::move(marks);
-  if (!asked && (!calm || seen_ == read_)) return false;
+  if (!asked && (!calm || (seen_ == read_ && SteadyNow() < due_))) return false;
   read_ = seen_;
+  due_ = SteadyNow() + at_least_;
   return true;
 }
 

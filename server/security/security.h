@@ -162,11 +162,12 @@ class Security {
 class CredentialsWatch {
  public:
   static constexpr absl::Duration kEvery = absl::Seconds(1);
+  static constexpr absl::Duration kAtLeast = absl::Hours(24);
 
-  // `changed` is called, by a thread of the watch, after something new was read. What the arguments
-  // point to must outlive it.
-  CredentialsWatch(Security* security, std::function<void()> changed,
-                   absl::Duration every = kEvery);
+  // `changed` is called, by a thread of the watch, after the files were read. What the arguments
+  // point to must outlive it. The same files are read after `at_least`: certificates run out.
+  CredentialsWatch(Security* security, std::function<void()> changed, absl::Duration every = kEvery,
+                   absl::Duration at_least = kAtLeast);
   ~CredentialsWatch();
 
   // Now, although no file may have changed. Does not wait.
@@ -181,9 +182,11 @@ class CredentialsWatch {
   Security* const security_;
   const std::function<void()> changed_;
   const absl::Duration every_;
+  const absl::Duration at_least_;
   const std::vector<std::string> files_;
   std::string read_;     // the marks when they were read; none: read them soon
   std::string seen_;     // at the last look
+  absl::Time due_;       // to be read although they are the same
   bool broken_ = false;  // what was read last could not be used
 
   absl::Mutex mutex_;

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "config/testing/test_ca.h"
 #include "google/protobuf/text_format.h"
 #include "server/security/callers.h"
@@ -135,6 +137,19 @@ TEST_F(SecurityTest, ACertificateThatHasEndedIsSaidSo) {
   Make(Tls("expired", false));
   EXPECT_THAT(log.Lines(),
               Contains(AllOf(HasSubstr("the certificate has expired"), HasSubstr("days_left=-"))));
+}
+
+// What this would catch: nobody is warned of a certificate that was fine when the process started.
+TEST_F(SecurityTest, FilesThatStayTheSameAreReadAgainInTheEnd) {
+  const auto security = Security::Create(Tls("server", false));
+  ASSERT_TRUE(security.ok()) << security.status();
+  int reads = 0;
+  absl::Notification third;
+  const auto read = [&] {
+    if (++reads == 3) third.Notify();
+  };
+  const CredentialsWatch watch(security->get(), read, absl::Milliseconds(1), absl::Milliseconds(2));
+  EXPECT_TRUE(third.WaitForNotificationWithTimeout(absl::Minutes(2)));
 }
 
 TEST_F(SecurityTest, PagesGetTheSameProtection) {
