@@ -241,20 +241,24 @@ ShardLinkMetrics* Metrics::ShardLink(int shard) {
 
 ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::string>& stacks) {
   absl::MutexLock lock(&mutex_);
-  std::unique_ptr<ModelMetrics> metrics(new ModelMetrics(registry_, StackLabels(model, "")[0]));
+  std::unique_ptr<ModelMetrics>& metrics = models_[{model, stacks}];
+  if (metrics != nullptr) return metrics.get();
+  metrics.reset(new ModelMetrics(registry_, StackLabels(model, "")[0]));
   for (const std::string& stack : stacks) {
     const std::vector<std::string> labels = StackLabels(model, stack);
     metrics->stacks_.emplace_back(registry_, std::vector<std::string>{"model", "stack"}, labels,
                                   /*gauges=*/labels[0] != "other");
   }
-  return models_.emplace_back(std::move(metrics)).get();
+  return metrics.get();
 }
 
 ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
                                        const std::vector<std::string>& stacks) {
   absl::MutexLock lock(&mutex_);
+  std::unique_ptr<ShardModelMetrics>& metrics = shard_models_[{shard, {model, stacks}}];
+  if (metrics != nullptr) return metrics.get();
   const std::string index = std::to_string(shard);
-  auto metrics = std::make_unique<ShardModelMetrics>();
+  metrics = std::make_unique<ShardModelMetrics>();
   for (const std::string& stack : stacks) {
     std::vector<std::string> labels = StackLabels(model, stack);
     labels.insert(labels.begin(), index);
@@ -266,7 +270,7 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
     metrics->stacks_.push_back({LabelledMetrics(registry_, {"shard", "model", "stack"}, labels),
                                 sent("partial_sums"), sent("unique_rows")});
   }
-  return shard_models_.emplace_back(std::move(metrics)).get();
+  return metrics.get();
 }
 
 LabelledMetrics Metrics::Partition(int shard, int partition) {

@@ -274,8 +274,10 @@ class Metrics {
   absl::Mutex mutex_;
   std::map<std::string, std::unique_ptr<ServerMetrics>> servers_ ABSL_GUARDED_BY(mutex_);
   std::map<int, std::unique_ptr<ShardLinkMetrics>> links_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<ModelMetrics>> models_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<ShardModelMetrics>> shard_models_ ABSL_GUARDED_BY(mutex_);
+  using Stacks = std::pair<std::string, std::vector<std::string>>;  // behind their model
+  std::map<Stacks, std::unique_ptr<ModelMetrics>> models_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<int, Stacks>, std::unique_ptr<ShardModelMetrics>> shard_models_
+      ABSL_GUARDED_BY(mutex_);
   std::set<std::vector<std::string>> stack_labels_ ABSL_GUARDED_BY(mutex_);  // given out so far
   std::set<std::pair<std::string, std::string>> table_labels_ ABSL_GUARDED_BY(mutex_);  // the same
   std::map<std::pair<std::string, std::string>, std::unique_ptr<GroupMetrics>> groups_

@@ -255,6 +255,11 @@ TEST(MetricsTest, HandlesAreTheSameForTheSameName) {
   EXPECT_EQ(metrics.Server("shard", 1), metrics.Server("shard", 1));
   EXPECT_NE(metrics.Server("shard", 1), metrics.Server("shard", 2));
   EXPECT_EQ(metrics.ShardLink(1), metrics.ShardLink(1));
+  // Of a model that is made again and again, while it is filled.
+  EXPECT_EQ(metrics.Model("m", {"s"}), metrics.Model("m", {"s"}));
+  EXPECT_NE(metrics.Model("m", {"s"}), metrics.Model("m", {"s", "t"}));
+  EXPECT_EQ(metrics.ShardModel(1, "m", {"s"}), metrics.ShardModel(1, "m", {"s"}));
+  EXPECT_NE(metrics.ShardModel(1, "m", {"s"}), metrics.ShardModel(2, "m", {"s"}));
 }
 
 TEST(MetricsTest, LabelsStayBoundedWhateverIsDeclared) {
