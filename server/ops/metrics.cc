@@ -233,9 +233,7 @@ ServerMetrics* Metrics::Server(const std::string& kind, int index) {
 ShardLinkMetrics* Metrics::ShardLink(int shard) {
   absl::MutexLock lock(&mutex_);
   std::unique_ptr<ShardLinkMetrics>& link = links_[shard];
-  if (link == nullptr) {
-    link = std::make_unique<ShardLinkMetrics>(registry_, std::to_string(shard));
-  }
+  if (link == nullptr) link = std::make_unique<ShardLinkMetrics>(registry_, std::to_string(shard));
   return link.get();
 }
 
@@ -333,6 +331,10 @@ GroupMetrics::GroupMetrics(MetricRegistry& registry, const std::string& model,
   for (const char* stage :
        {"preprocess", "wait_for_ranks", "wait_for_update", "gather", "combine", "apply"}) {
     stages_[stage] = &registry.histogram(MetricId::kGroupStageSeconds, {model, group, stage});
+  }
+  // Prometheus sees no growth in the first value of a series.
+  for (size_t code = 1; code < kCodeCount; ++code) {
+    registry.counter(MetricId::kGroupFailures, {model, group, CodeName(absl::StatusCode(code))});
   }
 }
 

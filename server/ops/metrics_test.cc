@@ -115,6 +115,17 @@ TEST(MetricsTest, EveryCatalogueEntryIsExposedWithItsTypeAndLabelsAndNothingElse
   for (const auto& [name, family] : exposed) ADD_FAILURE() << name << " is not in the catalogue";
 }
 
+// What this would catch: an alert that overlooks the first failure, for there was no series before.
+TEST(MetricsTest, FailuresOfAGroupAreThereFromTheBegin) {
+  Metrics metrics("up");
+  metrics.Group("m", "g");
+  const std::string series = "emberd_group_failures_total{code=\"";
+  for (const char* code : {"CANCELLED", "ABORTED", "UNAUTHENTICATED"}) {
+    EXPECT_THAT(Page(metrics), HasSubstr(series + code + "\",group=\"g\",model=\"m\"} 0"));
+  }
+  EXPECT_THAT(Page(metrics), Not(HasSubstr(series + "OK\"")));
+}
+
 TEST(MetricsTest, GroupsAndRanksShareALabelBeyondAFixedNumber) {
   Metrics metrics("up");
   EXPECT_EQ(metrics.Group("m", "g"), metrics.Group("m", "g"));
