@@ -180,9 +180,10 @@ class Cached {
   ops::HttpAnswer answer_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The models whose stacks `stats` lists.
-absl::StatusOr<std::vector<v1::DescribeModelResponse>> Models(const Source& source,
-                                                              const v1::GetStatsResponse& stats) {
+// The models whose stacks `stats` lists, but those that cannot be described, as one that has just
+// been dropped: the others and the figures are there all the same.
+std::vector<v1::DescribeModelResponse> Models(const Source& source,
+                                              const v1::GetStatsResponse& stats) {
   std::set<std::string> names;
   for (const v1::StackStats& stack : stats.stacks()) names.insert(stack.model());
   std::vector<v1::DescribeModelResponse> models;
@@ -190,9 +191,7 @@ absl::StatusOr<std::vector<v1::DescribeModelResponse>> Models(const Source& sour
     v1::DescribeModelRequest request;
     request.set_name(name);
     absl::StatusOr<v1::DescribeModelResponse> model = source.model(request);
-    if (absl::IsNotFound(model.status())) continue;  // it has just been dropped
-    if (!model.ok()) return model.status();
-    models.push_back(*std::move(model));
+    if (model.ok()) models.push_back(*std::move(model));
   }
   return models;
 }
@@ -222,9 +221,8 @@ absl::StatusOr<std::string> CoordinatorJson(const CoordinatorFigures& figures, b
 
 absl::StatusOr<std::string> ModelsJson(const Source& source) {
   ASSIGN_OR_RETURN(const v1::GetStatsResponse stats, source.stats({}));
-  ASSIGN_OR_RETURN(const auto models, Models(source, stats));
   std::vector<std::string> parts;
-  for (const v1::DescribeModelResponse& model : models) {
+  for (const v1::DescribeModelResponse& model : Models(source, stats)) {
     ASSIGN_OR_RETURN(const std::string text, ToJson(model));
     // Ids look the same everywhere.
     auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -268,7 +266,6 @@ class Board {
       for (CoordinatorFigures& other : source_.others()) figures.push_back(std::move(other));
     }
     const v1::GetStatsResponse sum = Merge(figures);
-    ASSIGN_OR_RETURN(const auto models, Models(source_, sum));
     ASSIGN_OR_RETURN(const std::string stats, ToJson(sum));
     if (MayBeLess(figures)) ++epoch_;
     std::vector<std::string> coordinators;
@@ -281,7 +278,7 @@ class Board {
     latest_ = std::move(figures);
     return absl::StrCat("{\"name\":", Quoted(source_.name), ",\"version\":\"", EMBERD_VERSION,
                         "\",\"epoch\":", epoch_, ",\"models\":[",
-                        absl::StrJoin(models, ",", model_json), "],\"stats\":", stats,
+                        absl::StrJoin(Models(source_, sum), ",", model_json), "],\"stats\":", stats,
                         ",\"coordinators\":[", absl::StrJoin(coordinators, ","), "]}\n");
   }
 

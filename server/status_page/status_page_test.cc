@@ -57,6 +57,7 @@ class StatusPageTest : public ::testing::Test {
     return stats_;
   }
   absl::StatusOr<v1::DescribeModelResponse> Model(const v1::DescribeModelRequest& request) {
+    if (request.name() == "broken") return absl::InternalError("no");
     EXPECT_EQ(request.name(), "m");
     v1::DescribeModelResponse response;
     response.set_model_id(~uint64_t{0});
@@ -121,6 +122,13 @@ TEST_F(StatusPageTest, ModelsHaveTheirConfigAndPlan) {
   EXPECT_EQ(models[0]["config"]["name"], "m");
   EXPECT_EQ(models[0]["model_id"], "ffffffffffffffff");
   EXPECT_EQ(models[0]["plan"]["partitions"], 8);
+}
+
+TEST_F(StatusPageTest, AModelThatCannotBeDescribedDoesNotHideTheRest) {
+  stats_.add_stacks()->set_model("broken");
+  for (const char* path : {"/status.json", "/models.json"}) {
+    EXPECT_EQ(Json(path)["models"].size(), 1u) << path;
+  }
 }
 
 TEST_F(StatusPageTest, WhatCannotBeAskedIsUnavailableWithTheReason) {
