@@ -186,6 +186,7 @@ std::unique_ptr<PeriodicTask> RemoveOldLogsLater(const UpOptions& options,
   if (!security.ok()) return nullptr;  // the next start removes them
   return std::make_unique<PeriodicTask>(
       absl::Seconds(1), [&options, shards = info.shards, security = *security] {
+        if (!HasOldLogs(options.cluster)) return;  // nobody is asked any more
         const bool ready = std::all_of(shards.begin(), shards.end(), [&](const ReadyInfo& shard) {
           return CheckHealth({.address = shard.grpc, .security = security}).ok();
         });
