@@ -3,6 +3,7 @@
 // Limits from a live cluster: what emberctl suggests must be what the batches needed, over all
 // coordinators, and a batch must fit the written config without mini-batches.
 #include <atomic>
+#include <filesystem>
 #include <future>
 #include <memory>
 #include <sstream>
@@ -96,6 +97,9 @@ TEST(LimitsTest, SuggestsWhatBatchesNeeded) {
   EXPECT_THAT(shown.out, ContainsRegex("t +unique ids per partition +10 +10 +10 +30 +30 +16 +48"));
   EXPECT_THAT(limits({"--json"}).out, HasSubstr("\"suggested\": 120"));
 
+  // A file that cannot be written anew stays as it was.
+  ASSERT_TRUE(std::filesystem::create_directory(path + ".partial"));
+  EXPECT_THAT(limits({"--out", path}).err, HasSubstr(path + ": cannot be written"));
   absl::StatusOr<v1::ModelConfig> written = config::LoadModel(path);
   ASSERT_TRUE(written.ok()) << written.status();
   EXPECT_EQ(written->tables(0).max_ids_per_partition(), 152);

@@ -1,4 +1,3 @@
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "base/status.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
+#include "client/emberctl/tensor_file.h"
 #include "client/emberctl/verbs/verb.h"
 
 namespace emberd::emberctl {
@@ -106,11 +106,10 @@ absl::Status PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOp
 absl::Status WriteConfig(const v1::ModelConfig& model, const std::string& path) {
   std::string text;
   google::protobuf::TextFormat::PrintToString(model, &text);
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be written"));
+  PartialFile file(path);  // it may be the description that the model was made of
+  RETURN_IF_ERROR(file.Write(text));
+  RETURN_IF_ERROR(file.Close());
+  return file.Keep();
 }
 
 // What a coordinator is to set, and passes on to the others.
