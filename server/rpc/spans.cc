@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "server/ops/logging.h"
 
 namespace emberd::rpc {
 namespace {
@@ -67,7 +68,11 @@ void ReopenSpans() {
   const Exporter* const exporter = the_exporter.load();
   if (exporter == nullptr) return;
   const int file = OpenToAppend(exporter->path);
-  if (file < 0) return;
+  if (file < 0) {
+    ops::Log(ops::LogLevel::kError, "spans go on in their old file",
+             {{"file", exporter->path}, {"reason", std::strerror(errno)}});
+    return;
+  }
   dup3(file, exporter->file, O_CLOEXEC);  // in place: a span is written to the old file or the new
   close(file);
 }

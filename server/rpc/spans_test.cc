@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/temp_dir.h"
+#include "server/ops/logging.h"
 
 namespace emberd::rpc {
 namespace spans_test {
@@ -99,7 +101,14 @@ TEST(SpansTest, AreATreeInAFile) {
   const std::string gone = directory.path() + "/gone";
   std::filesystem::rename(path, gone);
   std::filesystem::create_directory(path);
+  v1::LoggingConfig logging;
+  logging.set_file(directory.path() + "/log");
+  ASSERT_TRUE(ops::SetUpLogging(logging, "test").ok());
   ReopenSpans();
+  ASSERT_TRUE(ops::SetUpLogging({}, "emberd").ok());
+  std::ifstream log(logging.file());
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(log), {}),
+              HasSubstr("spans go on in their old file"));
   Span{&context, "kept"}.End(absl::OkStatus());
   EXPECT_EQ(SpansIn(gone).back().at("name"), "kept");
 }
