@@ -32,9 +32,9 @@ struct NewToken {
 };
 
 // Draws a random token, hands it to `keep`, as it is nowhere else, and then adds its digest to the
-// file; calls at the same time wait for each other. Running processes do not see it before they
-// start again. INVALID_ARGUMENT: the name is taken or not allowed, or the file is not as it must
-// be. After any error, also one of `keep`, the file is as it was.
+// file; calls at the same time wait for each other. Running processes see it within about two
+// seconds. INVALID_ARGUMENT: the name is taken or not allowed, or the file is not as it must be.
+// After any error, also one of `keep`, the file is as it was.
 absl::Status MakeToken(const NewToken& token,
                        absl::FunctionRef<absl::Status(const std::string& secret)> keep);
 
