@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "client/emberctl/explain/batch_file.h"
 #include "client/emberctl/output.h"
@@ -40,44 +39,12 @@ struct Explanation {
   std::vector<StackCost> costs;
 };
 
-// ---- Programs: the buffers of a lookup, and the chain of an update and the next lookup.
+// ---- Programs: the buffers of a lookup.
 
 ProgramBuffers BuffersOf(const Explanation& e, size_t stack) {
   return preprocess::SizeProgramBuffers(e.plan, e.plan.stacks[stack], e.batch.feature_samples(),
                                         preprocess::kDefaultIdsPerSample,
                                         preprocess::kDefaultMinibatches);
-}
-
-// Of the activations of all features, and of their gradients.
-int64_t ActivationBytes(const Explanation& e) {
-  int64_t bytes = 0;
-  for (int f = 0; f < e.model.features_size(); ++f) {
-    const auto [stack, position] = e.plan.feature_at[f];
-    const preprocess::StackPlan& in = e.plan.stacks[stack];
-    bytes += e.batch.feature_samples()[f] *
-             in.tables[in.features[position].table_in_stack].embedding_dim *
-             static_cast<int64_t>(sizeof(float));
-  }
-  return bytes;
-}
-
-// An operation of the chain update(k), lookup(k + 1).
-struct ChainedStep {
-  const char* is;
-  std::vector<int> inputs;
-  std::string makes;
-  int64_t bytes = 0;  // that it holds on the coordinator
-  std::string released;
-};
-
-std::vector<ChainedStep> ChainOf(const Explanation& e) {
-  const int64_t activations = ActivationBytes(e);
-  const std::string tuple = absl::StrCat("tuple of ", e.model.features_size());
-  return {{"handle of lookup(k)", {}, "batch k", 0, "kept: the caller's handle"},
-          {"literal: gradients", {}, tuple, activations, "op 2"},
-          {"UPDATE", {0, 1}, "nothing", 0, ""},
-          {"literal: features of k + 1", {}, "batch k + 1", e.batch.bytes(), "op 4"},
-          {"LOOKUP", {3}, tuple, activations, "kept: the answer"}};
 }
 
 void PrintPrograms(const Explanation& e, std::ostream& out) {
@@ -97,20 +64,11 @@ void PrintPrograms(const Explanation& e, std::ostream& out) {
   }
   PrintColumns(lines, out);
   out << "Together " << Bytes(bytes)
-      << " on each SparseCore; !: more cells than the capacity, which PrepareBatch would refuse.\n"
-      << "\nupdate(k) and lookup(k + 1) as a chain, 1 call in place of 2:\n";
-  lines = {{"OP", "IS", "INPUTS", "MAKES", "HOLDS", "RELEASED AFTER"}};
-  int position = 0;
-  for (const ChainedStep& step : ChainOf(e)) {
-    lines.push_back({position++, step.is, absl::StrJoin(step.inputs, ", "), step.makes,
-                     step.bytes == 0 ? "" : Bytes(step.bytes), step.released});
-  }
-  PrintColumns(lines, out);
+      << " on each SparseCore; !: more cells than the capacity, which PrepareBatch would refuse.\n";
 }
 
 // {"stacks": [{stack, samples, id_capacity, cells_needed, fits, row_pointers,
-// activation_rows_per_sparsecore, bytes_per_sparsecore}], "bytes_per_sparsecore",
-// "chain": [{op, is, inputs, makes, bytes, released_after}]}
+// activation_rows_per_sparsecore, bytes_per_sparsecore}], "bytes_per_sparsecore"}
 Json ProgramsJson(const Explanation& e) {
   Json stacks = Json::array();
   int64_t bytes = 0;
@@ -126,17 +84,7 @@ Json ProgramsJson(const Explanation& e) {
                       {"activation_rows_per_sparsecore", buffers.activation_rows},
                       {"bytes_per_sparsecore", buffers.bytes_per_sparsecore}});
   }
-  Json chain = Json::array();
-  for (const ChainedStep& step : ChainOf(e)) {
-    chain.push_back({{"op", chain.size()},
-                     {"is", step.is},
-                     {"inputs", step.inputs},
-                     {"makes", step.makes},
-                     {"bytes", step.bytes},
-                     {"released_after", step.released}});
-  }
-  return {
-      {"stacks", std::move(stacks)}, {"bytes_per_sparsecore", bytes}, {"chain", std::move(chain)}};
+  return {{"stacks", std::move(stacks)}, {"bytes_per_sparsecore", bytes}};
 }
 
 // ---- The report, for people, and JSON.
