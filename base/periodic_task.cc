@@ -11,7 +11,9 @@ PeriodicTask::PeriodicTask(absl::Duration period, std::function<void()> task)
         while (true) {
           {
             absl::MutexLock lock(&mutex_);
-            if (AwaitSteadily(&mutex_, absl::Condition(&stopping_), period)) return;
+            AwaitSteadily(&mutex_, absl::Condition(&due_), period);
+            if (stopping_) return;
+            due_ = false;
           }
           task();
         }
@@ -20,9 +22,14 @@ PeriodicTask::PeriodicTask(absl::Duration period, std::function<void()> task)
 PeriodicTask::~PeriodicTask() {
   {
     absl::MutexLock lock(&mutex_);
-    stopping_ = true;
+    stopping_ = due_ = true;
   }
   thread_.join();
+}
+
+void PeriodicTask::RunSoon() {
+  absl::MutexLock lock(&mutex_);
+  due_ = true;
 }
 
 }  // namespace emberd

@@ -12,14 +12,19 @@ namespace emberd {
 
 class PeriodicTask {
  public:
+  // Waits for `period` before each run.
   PeriodicTask(absl::Duration period, std::function<void()> task);
   // Waits for a run in progress.
   ~PeriodicTask();
   PeriodicTask(const PeriodicTask&) = delete;
   PeriodicTask& operator=(const PeriodicTask&) = delete;
 
+  // The next run comes now, or once the one in progress has ended. Does not wait.
+  void RunSoon();
+
  private:
   absl::Mutex mutex_;
+  bool due_ ABSL_GUARDED_BY(mutex_) = false;  // nobody waits any more
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -23,5 +23,12 @@ TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
   PeriodicTask sleepy(absl::Hours(1), [] {});  // its end does not wait for its next run
 }
 
+TEST(PeriodicTaskTest, CanBeWoken) {
+  absl::Notification ran;
+  PeriodicTask task(absl::InfiniteDuration(), [&] { ran.Notify(); });
+  task.RunSoon();
+  ran.WaitForNotification();
+}
+
 }  // namespace periodic_task_test
 }  // namespace emberd

@@ -1,7 +1,5 @@
 #include "server/security/security.h"
 
-#include <algorithm>
-
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
@@ -326,43 +324,19 @@ CredentialsWatch::CredentialsWatch(Security* security, std::function<void()> cha
                                    absl::Duration every, absl::Duration at_least)
     : security_(security),
       changed_(std::move(changed)),
-      every_(every),
       at_least_(at_least),
       files_(security->Files()),
       seen_(config::FileMarks(files_)),
-      thread_([this] { Run(); }) {}
-
-CredentialsWatch::~CredentialsWatch() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  wake_.SignalAll();
-  thread_.join();
-}
+      looks_(files_.empty() ? absl::InfiniteDuration() : every, [this] { Look(); }) {}
 
 void CredentialsWatch::ReloadSoon() {
-  {
-    absl::MutexLock lock(&mutex_);
-    asked_ = true;
-  }
-  wake_.SignalAll();
+  asked_ = true;
+  looks_.RunSoon();
 }
 
-void CredentialsWatch::Run() {
-  while (true) {
-    bool asked = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      const absl::Time next = files_.empty() ? absl::InfiniteFuture() : SteadyNow() + every_;
-      while (!stopping_ && !asked_ && SteadyNow() < next) {
-        wake_.WaitWithTimeout(&mutex_, std::min(next - SteadyNow(), kLongestWait));
-      }
-      if (stopping_) return;
-      asked = std::exchange(asked_, false);
-    }
-    if (IsTime(asked)) Reload(asked);
-  }
+void CredentialsWatch::Look() {
+  const bool asked = asked_.exchange(false);
+  if (IsTime(asked)) Reload(asked);
 }
 
 bool CredentialsWatch::IsTime(bool asked) {

@@ -1,11 +1,11 @@
 // Who may connect to a process, how bytes travel, and what it shows to others.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "base/periodic_task.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
 #include "server/ops/logging.h"
@@ -168,32 +168,26 @@ class CredentialsWatch {
   // point to must outlive it. The same files are read after `at_least`: certificates run out.
   CredentialsWatch(Security* security, std::function<void()> changed, absl::Duration every = kEvery,
                    absl::Duration at_least = kAtLeast);
-  ~CredentialsWatch();
 
   // Now, although no file may have changed. Does not wait.
   void ReloadSoon();
 
  private:
-  void Run();
+  void Look();
   // Whether to reload now; `asked`: somebody wants it.
   bool IsTime(bool asked);
   void Reload(bool asked);
 
   Security* const security_;
   const std::function<void()> changed_;
-  const absl::Duration every_;
   const absl::Duration at_least_;
   const std::vector<std::string> files_;
   std::string read_;     // the marks when they were read; none: read them soon
   std::string seen_;     // at the last look
   absl::Time due_;       // to be read although they are the same
   bool broken_ = false;  // what was read last could not be used
-
-  absl::Mutex mutex_;
-  absl::CondVar wake_;
-  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::atomic<bool> asked_ = false;
+  PeriodicTask looks_;  // goes first
 };
 
 }  // namespace emberd::security
