@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <tuple>
+
+#include "config/fold_numbers.h"
 
 namespace emberd::emberctl {
 
@@ -13,47 +14,6 @@ namespace {
 template <typename Count>
 Count Growth(Count before, Count now) {
   return now >= before ? now - before : now;
-}
-
-// Each of these leaves in `now` what has been counted since `before`.
-void Subtract(const v1::Distribution& before, v1::Distribution* now) {
-  if (before.count() > now->count() || before.buckets_size() != now->buckets_size()) return;
-  now->set_count(now->count() - before.count());
-  now->set_sum(std::max(now->sum() - before.sum(), 0.0));
-  for (int i = 0; i < now->buckets_size(); ++i) {
-    v1::Distribution::Bucket* const bucket = now->mutable_buckets(i);
-    bucket->set_count(Growth(before.buckets(i).count(), bucket->count()));
-  }
-}
-
-using CountsByName = google::protobuf::Map<std::string, int64_t>;
-void Subtract(const CountsByName& before, CountsByName* now) {
-  for (auto& [name, count] : *now) {
-    const auto then = before.find(name);
-    if (then != before.end()) count = Growth(then->second, count);
-  }
-}
-
-void Subtract(const v1::MethodStats& before, v1::MethodStats* now) {
-  Subtract(before.codes(), now->mutable_codes());
-  Subtract(before.seconds(), now->mutable_seconds());
-  now->set_request_bytes(Growth(before.request_bytes(), now->request_bytes()));
-  now->set_response_bytes(Growth(before.response_bytes(), now->response_bytes()));
-}
-
-void Subtract(const v1::StageStats& before, v1::StageStats* now) {
-  Subtract(before.seconds(), now->mutable_seconds());
-}
-
-void Subtract(const v1::ModelStats& before, v1::ModelStats* now) {
-  now->set_examples(Growth(before.examples(), now->examples()));
-}
-
-void Subtract(const v1::StackStats& before, v1::StackStats* now) {
-  now->set_batches(Growth(before.batches(), now->batches()));
-  now->set_ids(Growth(before.ids(), now->ids()));
-  now->set_unique_ids(Growth(before.unique_ids(), now->unique_ids()));
-  now->set_dropped_ids(Growth(before.dropped_ids(), now->dropped_ids()));
 }
 
 void Subtract(const v1::ShardStatus& before, v1::ShardStatus* now) {
@@ -68,39 +28,21 @@ void Subtract(const v1::ShardStatus& before, v1::ShardStatus* now) {
   now->set_rows_updated(growth(before.rows_updated(), now->rows_updated()));
 }
 
-void Subtract(const v1::GroupStats& before, v1::GroupStats* now) {
-  now->set_updates(Growth(before.updates(), now->updates()));
-  now->set_failures(Growth(before.failures(), now->failures()));
-  now->set_wait_seconds(Growth(before.wait_seconds(), now->wait_seconds()));
-  Subtract(before.last_arrivals(), now->mutable_last_arrivals());
-}
-
-// What an element is found by in another answer.
-auto KeyOf(const v1::MethodStats& method) { return std::tie(method.method()); }
-auto KeyOf(const v1::StageStats& stage) { return std::tie(stage.stage()); }
-auto KeyOf(const v1::ModelStats& model) { return std::tie(model.model()); }
-auto KeyOf(const v1::StackStats& stack) { return std::tie(stack.model(), stack.stack()); }
-auto KeyOf(const v1::ShardStatus& shard) { return std::pair(shard.index(), shard.address()); }
-auto KeyOf(const v1::GroupStats& group) { return std::tie(group.model(), group.group()); }
-
-template <typename Element>
-void SubtractEach(const google::protobuf::RepeatedPtrField<Element>& before,
-                  google::protobuf::RepeatedPtrField<Element>* now) {
-  for (Element& element : *now) {
-    const auto then = std::find_if(before.begin(), before.end(), [&](const Element& one) {
-      return KeyOf(one) == KeyOf(element);
-    });
-    Subtract(then == before.end() ? Element::default_instance() : *then, &element);
-  }
-}
-
 Rates Between(const v1::GetStatsResponse& before, v1::GetStatsResponse now, double seconds) {
-  SubtractEach(before.methods(), now.mutable_methods());
-  SubtractEach(before.stages(), now.mutable_stages());
-  SubtractEach(before.models(), now.mutable_models());
-  SubtractEach(before.stacks(), now.mutable_stacks());
-  SubtractEach(before.shards(), now.mutable_shards());
-  SubtractEach(before.groups(), now.mutable_groups());
+  v1::GetStatsResponse counts;  // of those that all fields count
+  *counts.mutable_methods() = before.methods();
+  *counts.mutable_stages() = before.stages();
+  *counts.mutable_models() = before.models();
+  *counts.mutable_stacks() = before.stacks();
+  *counts.mutable_groups() = before.groups();
+  config::FoldNumbers(counts, &now, config::Fold::kSubtract);
+  for (v1::ShardStatus& shard : *now.mutable_shards()) {
+    const auto then = std::find_if(
+        before.shards().begin(), before.shards().end(), [&](const v1::ShardStatus& one) {
+          return one.index() == shard.index() && one.address() == shard.address();
+        });
+    Subtract(then == before.shards().end() ? v1::ShardStatus() : *then, &shard);
+  }
   return {std::move(now), std::max(seconds, 1e-3)};
 }
 

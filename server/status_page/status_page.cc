@@ -1,7 +1,5 @@
 #include "server/status_page/status_page.h"
 
-#include <algorithm>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -20,100 +18,11 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/address.h"
+#include "config/fold_numbers.h"
 #include "server/status_page/page_files.h"
 
 namespace emberd::status_page {
 namespace {
-
-void AddTo(v1::Distribution* sum, const v1::Distribution& more) {
-  std::map<double, int64_t> buckets;
-  for (const auto* from : {static_cast<const v1::Distribution*>(sum), &more}) {
-    for (const auto& bucket : from->buckets()) buckets[bucket.upper()] += bucket.count();
-  }
-  sum->set_count(sum->count() + more.count());
-  sum->set_sum(sum->sum() + more.sum());
-  sum->clear_buckets();
-  for (const auto& [upper, count] : buckets) {
-    auto* const bucket = sum->add_buckets();
-    bucket->set_upper(upper);
-    bucket->set_count(count);
-  }
-}
-
-// The element of `all` that has the names of `like`, or a new one. `names`: getters.
-template <typename Message, typename... Names>
-Message* FindOrAdd(google::protobuf::RepeatedPtrField<Message>* all, const Message& like,
-                   Names... names) {
-  const auto found = std::find_if(all->begin(), all->end(), [&](const Message& one) {
-    return (((one.*names)() == (like.*names)()) && ...);
-  });
-  return found == all->end() ? all->Add() : &*found;
-}
-
-void AddMethods(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
-  for (const v1::MethodStats& method : more.methods()) {
-    v1::MethodStats* const to = FindOrAdd(sum->mutable_methods(), method, &v1::MethodStats::method);
-    to->set_method(method.method());
-    for (const auto& [code, calls] : method.codes()) (*to->mutable_codes())[code] += calls;
-    AddTo(to->mutable_seconds(), method.seconds());
-    to->set_request_bytes(to->request_bytes() + method.request_bytes());
-    to->set_response_bytes(to->response_bytes() + method.response_bytes());
-  }
-  for (const v1::StageStats& stage : more.stages()) {
-    v1::StageStats* const to = FindOrAdd(sum->mutable_stages(), stage, &v1::StageStats::stage);
-    to->set_stage(stage.stage());
-    AddTo(to->mutable_seconds(), stage.seconds());
-  }
-}
-
-void AddModels(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
-  for (const v1::StackStats& stack : more.stacks()) {
-    v1::StackStats* const to =
-        FindOrAdd(sum->mutable_stacks(), stack, &v1::StackStats::model, &v1::StackStats::stack);
-    v1::StackStats both = stack;  // limits are the same everywhere
-    both.set_batches(to->batches() + stack.batches());
-    both.set_ids(to->ids() + stack.ids());
-    both.set_unique_ids(to->unique_ids() + stack.unique_ids());
-    both.set_dropped_ids(to->dropped_ids() + stack.dropped_ids());
-    both.set_largest_ids_per_partition(
-        std::max(to->largest_ids_per_partition(), stack.largest_ids_per_partition()));
-    both.set_largest_unique_ids_per_partition(
-        std::max(to->largest_unique_ids_per_partition(), stack.largest_unique_ids_per_partition()));
-    *to = std::move(both);
-  }
-  for (const v1::ModelStats& model : more.models()) {
-    v1::ModelStats* const to = FindOrAdd(sum->mutable_models(), model, &v1::ModelStats::model);
-    to->set_model(model.model());
-    to->set_examples(to->examples() + model.examples());
-  }
-}
-
-// A group may have ranks on several coordinators.
-void AddGroups(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
-  for (const v1::GroupStats& group : more.groups()) {
-    v1::GroupStats* const to =
-        FindOrAdd(sum->mutable_groups(), group, &v1::GroupStats::model, &v1::GroupStats::group);
-    to->set_model(group.model());
-    to->set_group(group.group());
-    to->set_updates(to->updates() + group.updates());
-    to->set_failures(to->failures() + group.failures());
-    to->set_wait_seconds(to->wait_seconds() + group.wait_seconds());
-    for (const auto& [rank, times] : group.last_arrivals()) {
-      (*to->mutable_last_arrivals())[rank] += times;
-    }
-  }
-}
-
-void AddLoad(const v1::GetStatsResponse& more, v1::GetStatsResponse* sum) {
-  sum->set_in_flight_requests(sum->in_flight_requests() + more.in_flight_requests());
-  sum->set_in_flight_bytes(sum->in_flight_bytes() + more.in_flight_bytes());
-  sum->set_in_flight_budget_bytes(sum->in_flight_budget_bytes() + more.in_flight_budget_bytes());
-  sum->set_queued_requests(sum->queued_requests() + more.queued_requests());
-  sum->set_train_streams(sum->train_streams() + more.train_streams());
-  sum->set_batches(sum->batches() + more.batches());
-  sum->set_batch_bytes(sum->batch_bytes() + more.batch_bytes());
-  sum->set_batch_budget_bytes(sum->batch_budget_bytes() + more.batch_budget_bytes());
-}
 
 // One that comes back is found soon.
 constexpr int kFirstReconnectMs = 200;
@@ -304,10 +213,11 @@ v1::GetStatsResponse Merge(const ClusterFigures& figures) {
   v1::GetStatsResponse sum = figures.empty() ? v1::GetStatsResponse() : figures.front().stats;
   for (size_t i = 1; i < figures.size(); ++i) {
     if (!figures[i].status.ok()) continue;
-    AddLoad(figures[i].stats, &sum);
-    AddMethods(figures[i].stats, &sum);
-    AddModels(figures[i].stats, &sum);
-    AddGroups(figures[i].stats, &sum);
+    v1::GetStatsResponse more = figures[i].stats;
+    more.clear_time_ms();
+    more.clear_uptime_ms();
+    more.clear_shards();  // all know the same ones
+    config::FoldNumbers(more, &sum, config::Fold::kAdd);
   }
   return sum;
 }
