@@ -9,7 +9,7 @@ namespace emberd::client {
 using Json = nlohmann::json;
 
 // What is told whole, under the names of its fields.
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TableInfo, name, vocabulary_size, embedding_dim, stack,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TableInfo, name, vocabulary_size, embedding_dim, combiner, stack,
                                    optimizer, slots, row_offset, shard_rotation)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FeatureInfo, name, table, embedding_dim, output_shape)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StackInfo, name, embedding_dim, rows_per_partition,

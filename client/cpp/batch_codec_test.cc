@@ -23,6 +23,7 @@ Model TwoFeatures() {
   model.tables = {{.name = "t",
                    .vocabulary_size = 100,
                    .embedding_dim = 2,
+                   .combiner = "mean",
                    .stack = "t",
                    .optimizer = "sgd",
                    .slots = {}}};

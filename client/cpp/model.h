@@ -80,6 +80,7 @@ struct TableInfo {
   std::string name;
   int64_t vocabulary_size = 0;
   int32_t embedding_dim = 0;
+  std::string combiner;  // "mean", "sum" or "sqrtn"
   std::string stack;
   std::string optimizer;           // e.g. "adagrad"
   std::vector<std::string> slots;  // e.g. {"accumulator"}

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/fields.h"
@@ -127,6 +128,7 @@ void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Mode
     info.name = table.name();
     info.vocabulary_size = table.vocabulary_size();
     info.embedding_dim = table.embedding_dim();
+    info.combiner = absl::AsciiStrToLower(v1::Combiner_Name(table.combiner()));
     if (const auto place = place_of.find(config::StoredTable(config, table).name());
         place != place_of.end()) {
       const auto& [stack, placed] = place->second;

@@ -69,6 +69,7 @@ class Table:
     stack: str
     optimizer: str
     slots: Tuple[str, ...]
+    combiner: str = ""  # of the rows of a sample: "mean", "sum" or "sqrtn"
 
 
 @dataclass(frozen=True)
@@ -417,7 +418,7 @@ class Model:
         self._known = found  # whether who has this object knows that it was there before
         self._unfilled = int(self.description["unfilled"])  # of a model that is being filled: which of its declarations this is; else 0
         self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],
-                                          one["optimizer"], tuple(one["slots"]))
+                                          one["optimizer"], tuple(one["slots"]), one["combiner"])
                        for one in self.description["tables"]}
         self.features = {one["name"]: Feature(one["name"], one["table"], one["embedding_dim"], tuple(one["output_shape"]))
                          for one in self.description["features"]}

@@ -623,7 +623,7 @@ class LayerTest(Case):
 
         model, ids, label = declared("is_there", emberd.SGD(0.5)), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
         for options, said in (({"optimizer": "adam"}, "optimizer: 'adam' is not allowed, for that of model 'is_there' is 'sgd'"), ({"rows": 31}, "vocabulary_size: 31"),
-                              ({"dim": 8}, "embedding_dim: 8"), ({"name": "u"}, "name: 'u'")):
+                              ({"dim": 8}, "embedding_dim: 8"), ({"name": "u"}, "name: 'u'"), ({"combiner": "mean"}, "combiner: 'mean'")):
             with self.assertRaisesRegex(ValueError, f"feature 't': table: {said}"):
                 self.make(table=self.table(**options), model=model).tables
         with self.assertRaisesRegex(ValueError, "there is no feature 'a'; model 'is_there' has t"):

@@ -595,9 +595,13 @@ class OwnTablesTest(Case):
         sparse = ebc.optimizer(lr=0.25)
         sparse.step()
         self.assertEqual(made.model.table("a")[1, 0], 0.25)
-        weights = torch.ones(1, 2, requires_grad=True)
-        with self.assertRaisesRegex(ValueError, "combiner: None of table 'a' is not allowed for weights.*TableConfig.combiner"):
-            ebc({**ids, "a": emberd.Dense(torch.tensor([[1, 2]]), weights)})
+        weights = torch.tensor([[1.0, 3.0]], requires_grad=True)
+        ebc({**ids, "a": emberd.Dense(torch.tensor([[1, 2]]), weights)})["a"].sum().backward()
+        rows = torch.from_numpy(made.model.read_rows("a", [1, 2])).sum(dim=1)
+        self.assertEqual(made.model.tables["a"].combiner, "sum")
+        torch.testing.assert_close(weights.grad[0], rows)
+        with self.assertRaisesRegex(ValueError, f"tables: 'a': combiner: 'mean' is not allowed; that of model {made.model.name!r} is 'sum'"):
+            emberd.torch.EmbeddingBagCollection([emberd.TableConfig("a", 64, 4, combiner="mean"), bare[1]], model=made.model)
 
 
 if __name__ == "__main__":

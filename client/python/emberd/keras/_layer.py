@@ -109,6 +109,7 @@ def _check_feature(model: Model, feature: Any, optimizer: TableOptimizer) -> Non
     found = model.tables[model.features[name].table]
     for what, mine, its in (("name", table.name, found.name), ("vocabulary_size", table.vocabulary_size, found.vocabulary_size),
                             ("embedding_dim", table.embedding_dim, found.embedding_dim),
+                            ("combiner", found.combiner if table.combiner == "max" else table.combiner, found.combiner),  # the layer takes the largest
                             ("optimizer", optimizer.declared.kind or "adagrad", found.optimizer)):
         if mine != its and its != "none":  # without an optimizer it is only looked up
             raise ValueError(f"feature {name!r}: table: {what}: {mine!r} is not allowed, for that of model {model.name!r} is {its!r}")
@@ -137,10 +138,9 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     update_stats: not needed; the cluster tunes itself.
     client: of the cluster. Default: the one at the address in EMBERD_ADDRESS, or one that is started for this process.
     model: the name under which the tables are declared, by default that of the layer. If they are there already, they are gone
-      on with, rows and all. Or a declared emberd.Model with these tables and features: ValueError if a name, a size or the kind of an optimizer is another.
-      It trains at the learning rates of the layer. Whatever else its tables were declared with stays as it is and is not compared: a combiner, which only
-      "max" of the layer replaces, initializers, and other numbers of optimizers, as Adam's, which is to have bias_correction=False and
-      sum_inside_sqrt=False.
+      on with, rows and all. Or a declared emberd.Model with these tables and features: ValueError if a name, a size, a combiner but for "max" of the
+      layer, or the kind of an optimizer is another. It trains at the learning rates of the layer. Whatever else its tables were declared with stays as it
+      is and is not compared: initializers, and other numbers of optimizers, as Adam's, which is to have bias_correction=False and sum_inside_sqrt=False.
     group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls

@@ -76,6 +76,8 @@ def _declared(described: config.ModelConfig, client: Optional[Client], model: Un
         if there is None or (there.vocabulary_size, there.embedding_dim) != (one.vocabulary_size, one.embedding_dim):
             raise errors.InvalidArgument(f"tables: {one.name!r} of {one.vocabulary_size} x {one.embedding_dim} is not allowed; model {model.name!r} has "
                                          + (f"{there.vocabulary_size} x {there.embedding_dim}" if there else f"the tables {', '.join(model.tables)}"))
+        if (one.combiner or there.combiner).lower() != there.combiner:
+            raise errors.InvalidArgument(f"tables: {one.name!r}: combiner: {one.combiner!r} is not allowed; that of model {model.name!r} is {there.combiner!r}")
     if {one.name: one.table for one in described.features} != {name: one.table for name, one in model.features.items()}:
         raise errors.InvalidArgument(f"features: they must be those of model {model.name!r}: {', '.join(model.features)}")
     return model
@@ -97,8 +99,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
     features: emberd.FeatureConfig; default: one for each table, of its name.
     model: the name under which the tables are declared; or an emberd.Model that has these tables and features, as the one that serves
-      a checkpoint: its optimizers are as they are there, and `client` is not needed. The combiner must be given as it is there, by
-      TableConfig.combiner, for weights that require a gradient; a description of the model does not say it.
+      a checkpoint: its optimizers are as they are there, and `client` is not needed. A table's combiner is that of the model, too; another one is refused.
     group: the name of the run: training under the same name continues the run; its first step warns of that, and of tables that another
       group has trained, unless `next_step` was asked for, or a state loaded or restored, before. rank and size default to those of
       torch.distributed, if that is initialized.
@@ -342,20 +343,15 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             raise ValueError(f"weights of {', '.join(map(repr, weights))}: their gradient needs the rows of this step, which are not "
                              "known with pipelined, nor with another consistency than 'sync'; give weights.detach(), or make the "
                              "module without these")
-        tables = {feature.table for name, feature in self.model.features.items() if name in weights}
-        for table in self.config.tables:
-            if self._given and table.combiner is None and table.name in tables:
-                raise errors.InvalidArgument(f"combiner: None of table {table.name!r} is not allowed for weights that require a gradient; it must be that with which "
-                                             f"model {self.model.name!r} was declared: give it by TableConfig.combiner")
         return weights
 
     def _pass_to_weights(self, found: Any, weights: Mapping[str, torch.Tensor], ids: Any) -> Any:
-        prepared, tables = prepare(ids), {table.name: table for table in self.config.tables}
+        prepared = prepare(ids)
         result: Dict[str, torch.Tensor] = found.to_dict() if is_jagged(ids) else dict(found)
         for name, of_feature in weights.items():
-            table = tables[self.model.features[name].table]
+            table = self.model.tables[self.model.features[name].table]
             result[name] = pass_to_weights(result[name], of_feature, prepared[name], self.model.features[name].output_shape,
-                                           table.combiner or "mean", functools.partial(self.model.read_rows, table.name))
+                                           table.combiner, functools.partial(self.model.read_rows, table.name))
         return KeyedTensor(result) if is_jagged(ids) else result
 
     def _optimizer_of(self, table: config.TableConfig) -> Optional[config.Optimizer]:
