@@ -19,7 +19,8 @@ class ProgramLeasesTest : public ProgramsTest {
   void SetUp() override {
     StartCluster({.embedded = true,
                   .config = "timeouts { batch_ttl_ms: 4000 } budgets { batch_bytes: 400000 "
-                            "bytes_per_sparsecore: 1000000000 }"},
+                            "bytes_per_sparsecore: 1000000000 "
+                            "client_in_flight_bytes: 500000 }"},
                  MixedModel("mixed"));
     if (HasFatalFailure()) return;
     api_ = std::make_unique<ProgramApi>(cluster_->address());
@@ -184,6 +185,18 @@ TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
   EXPECT_TRUE(absl::StrContains(full.message(), "budgets.batch_bytes is 400000")) << full;
   ASSERT_TRUE(api_->Release({}, {first}).ok());
   EXPECT_TRUE(api_->Prepare(sum, values).ok());
+}
+
+// Would catch: a few small requests for a large value that take all memory.
+TEST_F(ProgramLeasesTest, WhatAHandleReadsCountsAsOtherAnswers) {
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>(std::vector<float>(70000)), &values);
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const uint64_t value = Prepare(sum, values).handle();
+  const absl::Status refused = api_->Read(value).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "budgets.client_in_flight_bytes = 500000"))
+      << refused;
 }
 
 TEST_F(ProgramLeasesTest, WhatADonationReplacesIsGivenBack) {

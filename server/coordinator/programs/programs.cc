@@ -284,15 +284,19 @@ absl::StatusOr<v1::ExecuteChainedResponse> Programs::ExecuteChained(
 }
 
 absl::StatusOr<v1::ReadHandleResponse> Programs::ReadHandle(const v1::ReadHandleRequest& request,
-                                                            rpc::CallContext*) {
+                                                            rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const ValuePtr whole, handles_.Find(request.handle()));
   ASSIGN_OR_RETURN(const ValuePtr value, ElementAt(whole, request, absl::StrCat(request.handle())));
   // A value may be in a tuple many times.
-  if (const int64_t most = runner_.store()->max_bytes(); value->bytes() > most) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("handle ", request.handle(), " would give ", value->bytes(),
-                     " bytes; budgets.batch_bytes is ", most, ". Read its elements"));
+  const int64_t bytes = value->bytes();
+  const int64_t most = std::min(runner_.store()->max_bytes(), options_.max_message_bytes);
+  if (bytes > most) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "handle ", request.handle(), " would give ", bytes,
+        " bytes; budgets.batch_bytes and max_message_bytes allow ", most, ". Read its elements"));
   }
+  // The answer, and the message that is made of it; arrays are larger than the batch.
+  RETURN_IF_ERROR(context->MakeRoom((request.csr() ? 4 : 2) * bytes, "the answer").status());
   v1::ReadHandleResponse response;
   if (request.csr()) {
     if (!value->prepared.has_value()) {
