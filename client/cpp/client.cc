@@ -1,5 +1,6 @@
 #include "client/cpp/client.h"
 
+#include <optional>
 #include <utility>
 
 #include <google/protobuf/arena.h>
@@ -42,7 +43,8 @@ struct Export {
   const ExportOptions& options;
   int64_t next = 0;  // first row not yet delivered
   int64_t end = 0;
-  absl::Status failure = {};  // of the sink, or of what the server sent
+  std::optional<uint64_t> history = {};  // of the rows that were delivered
+  absl::Status failure = {};             // of the sink, or of what the server sent
 
   absl::Status Deliver(const v1::ExportTableResponse& part) {
     const v1::Tensor& values = part.values();
@@ -54,6 +56,13 @@ struct Export {
                                               ") were expected"));
     }
     ASSIGN_OR_RETURN(const absl::Span<const float> floats, DecodeFloats(values, rows, dim));
+    // A try that follows another one knows nothing of it.
+    if (part.history() != history.value_or(part.history())) {
+      return absl::AbortedError(
+          absl::StrCat("the rows of model \"", model.name, "\" were reset or restored before row ",
+                       next, " of table \"", table, "\" was exported; begin again"));
+    }
+    history = part.history();
     next += rows;
     return sink(part.first_row(), floats, dim);
   }

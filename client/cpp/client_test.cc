@@ -288,6 +288,22 @@ TEST_F(ClientTest, AnExportWithAGapIsAnInternalError) {
   EXPECT_EQ(client_->ExportTable(model_, "t", ignore).code(), absl::StatusCode::kInternal);
 }
 
+// The fault this would catch: rows of a model as it was, and as it is after a reset, in one table.
+TEST_F(ClientTest, AnExportOfTwoHistoriesIsAborted) {
+  service_.broken_exports = 1;
+  uint64_t history = 0;
+  service_.damage_export = [&](v1::ExportTableResponse* part) { part->set_history(++history); };
+  int64_t rows = 0;
+  const absl::Status status =
+      client_->ExportTable(model_, "t", [&](int64_t, absl::Span<const float> values, int64_t dim) {
+        rows += static_cast<int64_t>(values.size()) / dim;
+        return absl::OkStatus();
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_EQ(rows, 3);
+  EXPECT_THAT(service_.exports(), SizeIs(2));
+}
+
 TEST_F(ClientTest, Status) {
   absl::StatusOr<ClusterStatus> status = client_->GetStatus();
   ASSERT_TRUE(status.ok()) << status.status();
