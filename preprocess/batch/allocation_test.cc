@@ -51,15 +51,15 @@ void ExpectNoAllocation(bool limits) {
     const RandomCase c = MakeRandomCase(random, limits);
     const auto plan = MakePlan(c.model, c.topology);
     ASSERT_TRUE(plan.ok());
-    const auto preprocessor = Preprocessor::Create(&c.model, &*plan, nullptr);
+    Preprocessor preprocessor(&c.model, &*plan, nullptr);
     const std::vector<FeatureInput> inputs = c.inputs();
     bool ok = true;
     // Scratch grows to the largest slot, and a cut slot trades its buffers with scratch, so a few
     // rounds pass before all buffers have their final size.
-    for (int warm = 0; warm < 12 && ok; ++warm) ok = (*preprocessor)->Run(inputs).ok();
+    for (int warm = 0; warm < 12 && ok; ++warm) ok = preprocessor.Run(inputs).ok();
     if (!ok) continue;  // an error is allowed to make a message
     const int64_t before = allocations.load();
-    (*preprocessor)->Run(inputs).IgnoreError();
+    preprocessor.Run(inputs).IgnoreError();
     ASSERT_EQ(allocations.load(), before) << "case " << n;
     ++checked;
   }

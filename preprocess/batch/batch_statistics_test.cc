@@ -51,9 +51,8 @@ TEST(BatchCostTest, FollowsFromTheEntries) {
     const RandomCase c = MakeRandomCase(random, /*limits=*/n % 2 == 1);
     const absl::StatusOr<Plan> plan = MakePlan(c.model, c.topology);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto preprocessor = Preprocessor::Create(&c.model, &*plan, nullptr);
-    ASSERT_TRUE(preprocessor.ok());
-    const auto batch = (*preprocessor)->Run(c.inputs());
+    Preprocessor preprocessor(&c.model, &*plan, nullptr);
+    const auto batch = preprocessor.Run(c.inputs());
     if (!batch.ok() || c.model.plan().allow_id_dropping()) continue;
     ++ran;
     std::vector<NaiveStack> naive(plan->stacks.size());
@@ -86,7 +85,7 @@ TEST(BatchCostTest, StatisticsAgreeWithTheEntries) {
     RandomCase c = MakeRandomCase(random, /*limits=*/true);
     c.model.mutable_plan()->set_allow_id_dropping(n % 2 == 0);
     const Plan plan = *MakePlan(c.model, c.topology);
-    const auto preprocessor = *Preprocessor::Create(&c.model, &plan, nullptr);
+    const auto preprocessor = std::make_unique<Preprocessor>(&c.model, &plan, nullptr);
     const auto batch = preprocessor->Run(c.inputs());
     if (!batch.ok()) continue;
     const std::vector<StackCost> costs = BatchCost(plan, **batch);
@@ -114,7 +113,7 @@ TEST(BatchCostTest, OfASmallBatchByHand) {
     tables { name: "t" vocabulary_size: 100 embedding_dim: 6 storage_dtype: BFLOAT16
              max_ids_per_partition: 50 max_unique_ids_per_partition: 40 })");
   const Plan plan = *MakePlan(model, {.shards = 1, .sparsecores_per_shard = 2});
-  const auto preprocessor = *Preprocessor::Create(&model, &plan, nullptr);
+  const auto preprocessor = std::make_unique<Preprocessor>(&model, &plan, nullptr);
   // Two ids per sample; sample 1 repeats its id, which merges.
   const std::vector<int64_t> ids = {0, 2, 4, 4, 6, 8, 10, 12, 14, 16, 18, 20, 0, 1};
   FeatureInput input;

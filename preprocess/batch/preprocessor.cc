@@ -2,7 +2,6 @@
 
 #include <limits>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "preprocess/batch/batch_statistics.h"
@@ -76,11 +75,6 @@ std::shared_ptr<const PreprocessedBatch> SortedBatch::Share() {
                                                   InBatchAllocator<char>(batches_, batch));
 }
 
-absl::StatusOr<std::unique_ptr<Preprocessor>> Preprocessor::Create(const v1::ModelConfig* model,
-                                                                   const Plan* plan, CpuPool* cpu) {
-  return absl::WrapUnique(new Preprocessor(*model, *plan, cpu));
-}
-
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Run(
     absl::Span<const FeatureInput> inputs) {
   SortedBatch sorted(&batches_);
@@ -99,10 +93,10 @@ absl::StatusOr<std::unique_ptr<SortedBatch>> Preprocessor::Sort(
   return sorted;
 }
 
-Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPool* cpu)
-    : model_(model),
-      plan_(plan),
-      drop_rule_(DropRuleOf(model.plan())),
+Preprocessor::Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPool* cpu)
+    : model_(*model),
+      plan_(*plan),
+      drop_rule_(DropRuleOf(model->plan())),
       cpu_(cpu),
       scratch_(kIdleScratch),
       batches_(kIdleBatches) {

@@ -64,8 +64,7 @@ class Preprocessor {
  public:
   // `model` and `plan` belong together; both must outlive the preprocessor and its batches, and so
   // must `cpu`. Results do not depend on its threads; null: everything runs on the caller's thread.
-  static absl::StatusOr<std::unique_ptr<Preprocessor>> Create(const v1::ModelConfig* model,
-                                                              const Plan* plan, CpuPool* cpu);
+  Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPool* cpu);
 
   // The limits of each stack, instead of those of the plan. Batches in preparation keep to the
   // limits that they began with.
@@ -98,7 +97,6 @@ class Preprocessor {
   using SlotWork =
       absl::FunctionRef<void(size_t stack_index, StackBatch*, int slot, SlotScratch* scratch)>;
 
-  Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPool* cpu);
   void RememberBuckets();
   Limits CurrentLimits() const;
 

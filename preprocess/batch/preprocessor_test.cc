@@ -72,9 +72,8 @@ void ForRandomCases(bool limits, int count,
     RandomCase c = MakeRandomCase(random, limits);
     const auto plan = MakePlan(c.model, c.topology);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto preprocessor = Preprocessor::Create(&c.model, &*plan, nullptr);
-    ASSERT_TRUE(preprocessor.ok()) << preprocessor.status();
-    check(c, *plan, **preprocessor);
+    Preprocessor preprocessor(&c.model, &*plan, nullptr);
+    check(c, *plan, preprocessor);
     if (testing::Test::HasFatalFailure()) {
       ADD_FAILURE() << c.model.DebugString();
       return;
@@ -115,8 +114,8 @@ TEST(PreprocessorTest, DroppingKeepsTheLimitsAndCountsWhatItDrops) {
   ForRandomCases(/*limits=*/true, 2000, [&](RandomCase& c, const Plan& plan, Preprocessor& pre) {
     const bool fits = pre.Run(c.inputs()).ok();
     c.model.mutable_plan()->set_allow_id_dropping(true);
-    const auto dropper = Preprocessor::Create(&c.model, &plan, nullptr);
-    const auto batch = (*dropper)->Run(c.inputs());
+    Preprocessor dropper(&c.model, &plan, nullptr);
+    const auto batch = dropper.Run(c.inputs());
     ASSERT_TRUE(batch.ok()) << batch.status();
     ExpectWithinLimits(**batch, plan);
     int64_t dropped = 0, entries = 0, expected = 0;
@@ -184,7 +183,7 @@ TEST(PreprocessorTest, AnyNumberOfThreadsGivesTheSameBits) {
     const auto expected = one.Run(c.inputs());
     for (int threads : {2, 8}) {
       CpuPool cpu(threads);
-      const auto many = *Preprocessor::Create(&c.model, &plan, &cpu);
+      const auto many = std::make_unique<Preprocessor>(&c.model, &plan, &cpu);
       for (int repeat = 0; repeat < 2; ++repeat) {
         const auto got = many->Run(c.inputs());
         ASSERT_EQ(expected.status(), got.status());
@@ -205,7 +204,7 @@ TEST(PreprocessorTest, ShardsAndSlotsDoNotChangeTheEntries) {
     EntryMap expected;
     for (Topology topology : {Topology{1, 8}, Topology{2, 4}, Topology{8, 1}}) {
       const auto plan = MakePlan(c.model, topology);
-      const auto pre = *Preprocessor::Create(&c.model, &*plan, nullptr);
+      const auto pre = std::make_unique<Preprocessor>(&c.model, &*plan, nullptr);
       const auto batch = pre->Run(c.inputs());
       ASSERT_TRUE(batch.ok()) << batch.status();
       const EntryMap entries = EntriesOf(**batch, *plan);
@@ -233,7 +232,7 @@ v1::ModelConfig OneTable(int64_t rows, int max_ids) {
 TEST(PreprocessorTest, AHotIdOverTheLimitIsAnErrorThatHelps) {
   const v1::ModelConfig model = OneTable(100, 4);
   const auto plan = MakePlan(model, {1, 1});
-  const auto pre = *Preprocessor::Create(&model, &*plan, nullptr);
+  const auto pre = std::make_unique<Preprocessor>(&model, &*plan, nullptr);
   const std::vector<int32_t> ids(5, 7);
   FeatureInput input;
   input.ids = DenseInput{absl::MakeConstSpan(ids), 1, 5};
@@ -262,7 +261,7 @@ TEST(PreprocessorTest, DropsByTheRulesOfThePlan) {
   for (const auto& [rules, dropped] : {std::pair(v1::JAX, 0), {v1::TENSORFLOW, 2}}) {
     model.mutable_plan()->set_rules(rules);
     const auto plan = MakePlan(model, {1, 1});
-    const auto pre = *Preprocessor::Create(&model, &*plan, nullptr);
+    const auto pre = std::make_unique<Preprocessor>(&model, &*plan, nullptr);
     const auto batch = pre->Run({input});
     ASSERT_TRUE(batch.ok()) << batch.status();
     EXPECT_EQ((*batch)->statistics().stacks(0).dropped_ids(), dropped);
@@ -278,7 +277,7 @@ TEST(PreprocessorTest, WeightsThatSumToInfinityAreAnError) {
     v1::ModelConfig model = OneTable(100, 0);
     model.mutable_tables(0)->set_combiner(combiner);
     const auto plan = MakePlan(model, {1, 2});
-    const auto pre = *Preprocessor::Create(&model, &*plan, nullptr);
+    const auto pre = std::make_unique<Preprocessor>(&model, &*plan, nullptr);
     const std::vector<int32_t> ids = {1, 2, 3, 4};
     FeatureInput input;
     input.ids = DenseInput{absl::MakeConstSpan(ids), 2, 2};
@@ -302,7 +301,7 @@ TEST(PreprocessorTest, WeightsThatSumToInfinityAreAnError) {
 TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {
   const v1::ModelConfig model = OneTable(100, 0);
   const auto plan = MakePlan(model, {1, 2});
-  const auto pre = *Preprocessor::Create(&model, &*plan, nullptr);
+  const auto pre = std::make_unique<Preprocessor>(&model, &*plan, nullptr);
   // Slot 0: samples {2, 2, 4}, {1}; slot 1: {2, 6}, {}.
   const std::vector<int32_t> ids = {2, 2, 4, 1, 2, 6}, splits = {0, 3, 4, 6, 6};
   FeatureInput input;
@@ -344,7 +343,7 @@ TEST(PreprocessorTest, ThePlansEstimateIsTheActivationsOfAFullBatch) {
     const auto plan = MakePlan(c.model, c.topology);
     ASSERT_TRUE(plan.ok()) << plan.status();
     const v1::ModelPlan shown = PlanToProto(c.model, *plan);
-    const auto pre = *Preprocessor::Create(&c.model, &*plan, nullptr);
+    const auto pre = std::make_unique<Preprocessor>(&c.model, &*plan, nullptr);
     const auto batch = *pre->Run(inputs);
     for (int s = 0; s < shown.stacks_size(); ++s) {
       EXPECT_EQ(shown.stacks(s).activation_bytes() * slots,
@@ -372,7 +371,7 @@ TEST(PreprocessorTest, SamplesThatKeysCannotNumberAreRefused) {
   feature->set_batch_size(static_cast<int32_t>(kMost + 1));
   const auto plan = MakePlan(model, {kPartitions, 1});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  const auto preprocessor = *Preprocessor::Create(&model, &*plan, nullptr);
+  const auto preprocessor = std::make_unique<Preprocessor>(&model, &*plan, nullptr);
   FeatureInput input;
   input.ids = RaggedInput{absl::MakeConstSpan(splits), absl::MakeConstSpan(ids)};
   const absl::Status status = preprocessor->Run({input}).status();

@@ -99,7 +99,7 @@ class Step {
       table.set_result_mode(v1::PARTIAL_SUMS);
     }
     plan_ = *preprocess::MakePlan(global_.model, global_.topology);
-    preprocessor_ = *Preprocessor::Create(&global_.model, &plan_, nullptr);
+    preprocessor_ = std::make_unique<Preprocessor>(&global_.model, &plan_, nullptr);
     whole_ = Preprocess(*preprocessor_, global_.features);
     cuts_ = MakeCuts(global_, ranks, random);
     for (int r = 0; r < ranks; ++r) {

@@ -35,7 +35,7 @@ class TestHost : public testing::Test {
   explicit TestHost(const char* cluster = kCluster)
       : config_(*config::ParseModel(kModel)),
         plan_(*preprocess::MakePlan(config_, {.shards = 1, .sparsecores_per_shard = 2})),
-        preprocessor_(*preprocess::Preprocessor::Create(&config_, &plan_, nullptr)),
+        preprocessor_(std::make_unique<preprocess::Preprocessor>(&config_, &plan_, nullptr)),
         host_(*ShardHost::Create(*config::ParseCluster(cluster), 0, &metrics_, &threads_)) {
     host_->WaitUntilReady();  // with a log
     EXPECT_TRUE(host_->CreateModel(CreateRequest()).ok());

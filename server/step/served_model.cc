@@ -192,9 +192,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig con
   ASSIGN_OR_RETURN(preprocess::Plan plan, preprocess::MakePlan(model->config, topology));
   model->plan = std::move(plan);
   model->shard_stacks = host::ModelSpecFromPlan(model->id, model->config, model->plan, 0).stacks;
-  ASSIGN_OR_RETURN(auto preprocessor,
-                   preprocess::Preprocessor::Create(&model->config, &model->plan, cpu));
-  model->preprocessor = std::move(preprocessor);
+  model->preprocessor =
+      std::make_shared<preprocess::Preprocessor>(&model->config, &model->plan, cpu);
   for (int i = 0; i < model->config.features_size(); ++i)
     model->features[model->config.features(i).name()] = i;
   for (int i = 0; i < model->config.tables_size(); ++i)

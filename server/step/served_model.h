@@ -138,7 +138,7 @@ std::string ServesText(const internal::v1::ServedRows& serves);
 // to be done.
 absl::Status CheckNotReadOnly(const ServedModel& model, const std::string& what);
 
-// Plans a complete config; its history is not set. `cpu`: see Preprocessor::Create.
+// Plans a complete config; its history is not set. `cpu`: see Preprocessor.
 absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig config,
                                                              const preprocess::Topology& topology,
                                                              CpuPool* cpu, ops::Metrics* metrics);

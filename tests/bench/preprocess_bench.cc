@@ -190,7 +190,7 @@ struct Measured {
 
 Measured Run(const Workload& workload, const Plan& plan, int threads) {
   CpuPool cpu(threads);
-  auto preprocessor = *Preprocessor::Create(&workload.model, &plan, &cpu);
+  auto preprocessor = std::make_unique<Preprocessor>(&workload.model, &plan, &cpu);
   Measured measured;
   const double seconds = (threads == 1 ? MedianCpuSeconds : MedianSeconds)(15, [&] {
     const auto batch = preprocessor->Run(workload.inputs);
@@ -216,8 +216,7 @@ Plan TightenLimits(const v1::BatchStatistics& statistics, Workload* workload) {
   for (int eighths = 2; eighths < 8; ++eighths) {
     workload->SetLimits(static_cast<int>(ids * eighths / 8), static_cast<int>(unique / 4));
     Plan plan = *MakePlan(workload->model, workload->topology);
-    if ((*Preprocessor::Create(&workload->model, &plan, nullptr))->Run(workload->inputs).ok())
-      return plan;
+    if (Preprocessor(&workload->model, &plan, nullptr).Run(workload->inputs).ok()) return plan;
   }
   std::fprintf(stderr, "%s: no limits force mini-batches\n", workload->name.c_str());
   std::exit(1);

@@ -58,9 +58,8 @@ std::shared_ptr<const ServedModel> MakeModel(const char* plan, CpuPool* cpu) {
   auto placed = preprocess::MakePlan(model->config, {2, 2});
   Require(placed.ok(), "the model can be planned");
   model->plan = *std::move(placed);
-  auto preprocessor = preprocess::Preprocessor::Create(&model->config, &model->plan, cpu);
-  Require(preprocessor.ok(), "there is a preprocessor");
-  model->preprocessor = *std::move(preprocessor);
+  model->preprocessor =
+      std::make_shared<preprocess::Preprocessor>(&model->config, &model->plan, cpu);
   for (int i = 0; i < model->config.features_size(); ++i) {
     model->features[model->config.features(i).name()] = i;
   }

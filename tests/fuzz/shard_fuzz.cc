@@ -77,7 +77,7 @@ class Shard {
     Require(engine.ok(), "there is an engine");
     engine_ = *std::move(engine);
     Require(engine_->CreateModel(spec_).ok(), "the model can be created");
-    preprocessor_ = *preprocess::Preprocessor::Create(&model_, &plan_, nullptr);
+    preprocessor_ = std::make_unique<preprocess::Preprocessor>(&model_, &plan_, nullptr);
     const std::vector<int32_t> ids = {0, 4, 8, 3};
     const preprocess::FeatureInput input = {
         preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 4}, false, {}};

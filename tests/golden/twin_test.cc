@@ -142,7 +142,7 @@ TEST(TwinTest, TheServerBuildsTheBuffersOfJax) {
     c.model.mutable_plan()->set_allow_id_dropping(n % 3 == 0);
     const auto plan = MakePlan(c.model, c.topology);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto preprocessor = *Preprocessor::Create(&c.model, &*plan, nullptr);
+    const auto preprocessor = std::make_unique<Preprocessor>(&c.model, &*plan, nullptr);
     const auto jax = RunJaxCase(JaxCaseOf(c, *plan));
     ASSERT_TRUE(jax.ok()) << jax.status();
     const auto batch = preprocessor->Run(c.inputs());
@@ -229,7 +229,7 @@ TEST(TwinTest, TheServerBuildsTheArraysOfTensorFlow) {
     c.model.mutable_plan()->set_bucket_hash(v1::ID_RANGE);
     const auto plan = MakePlan(c.model, c.topology);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto preprocessor = *Preprocessor::Create(&c.model, &*plan, nullptr);
+    const auto preprocessor = std::make_unique<Preprocessor>(&c.model, &*plan, nullptr);
     const auto batch = preprocessor->Run(c.inputs());
     if (!batch.ok()) {
       ASSERT_TRUE(absl::IsResourceExhausted(batch.status())) << batch.status();

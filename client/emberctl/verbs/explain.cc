@@ -385,12 +385,11 @@ absl::Status Explain(Session& session, absl::Span<const BatchFile> files, bool t
                      const preprocess::Topology& topology) {
   ASSIGN_OR_RETURN(const preprocess::Plan plan, preprocess::MakePlan(limits, topology));
   ASSIGN_OR_RETURN(const preprocess::Plan shown_plan, preprocess::MakePlan(shown, topology));
-  ASSIGN_OR_RETURN(const auto preprocessor,
-                   preprocess::Preprocessor::Create(&limits, &plan, nullptr));
+  preprocess::Preprocessor preprocessor(&limits, &plan, nullptr);
   std::vector<std::unique_ptr<preprocess::SortedBatch>> sorted(files.size());
   bool cut = false;
   for (size_t r = 0; r < files.size(); ++r) {
-    auto one = preprocessor->Sort(files[r].inputs);
+    auto one = preprocessor.Sort(files[r].inputs);
     if (!one.ok() && r > 0) return Annotate(one.status(), absl::StrCat("--other ", r));
     ASSIGN_OR_RETURN(sorted[r], std::move(one));
     cut = cut || sorted[r]->needs_minibatches();
@@ -398,12 +397,12 @@ absl::Status Explain(Session& session, absl::Span<const BatchFile> files, bool t
   uint64_t cuts = 0;
   for (const auto& one : sorted) {
     if (!cut) break;
-    ASSIGN_OR_RETURN(const uint64_t more, preprocessor->FindCuts(one.get()));
+    ASSIGN_OR_RETURN(const uint64_t more, preprocessor.FindCuts(one.get()));
     cuts |= more;
   }
   std::vector<std::shared_ptr<const preprocess::PreprocessedBatch>> batches(files.size());
   for (size_t r = 0; r < files.size(); ++r) {
-    ASSIGN_OR_RETURN(batches[r], preprocessor->Finish(sorted[r].get(), cuts));
+    ASSIGN_OR_RETURN(batches[r], preprocessor.Finish(sorted[r].get(), cuts));
   }
   const Explanation explanation = {shown, shown_plan, *batches[0], cuts,
                                    preprocess::BatchCost(shown_plan, *batches[0])};

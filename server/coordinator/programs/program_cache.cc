@@ -48,9 +48,8 @@ step::ServedModelPtr Program::WithLimits(const step::ServedModel& model) const {
                     spec().max_ids_per_chip_per_sample(), spec().max_minibatches_per_sparsecore()};
     stack.samples = program.samples();
   }
-  // Creating one cannot fail for a plan that is served.
   limited->preprocessor =
-      preprocess::Preprocessor::Create(&limited->config, &limited->plan, cpu_).value();
+      std::make_shared<preprocess::Preprocessor>(&limited->config, &limited->plan, cpu_);
   return limited;
 }
 
