@@ -93,7 +93,8 @@ absl::StatusOr<std::unique_ptr<SortedBatch>> Preprocessor::Sort(
   return sorted;
 }
 
-Preprocessor::Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPool* cpu)
+Preprocessor::Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPool* cpu,
+                           const Preprocessor* alike)
     : model_(*model),
       plan_(*plan),
       drop_rule_(DropRuleOf(model->plan())),
@@ -108,7 +109,12 @@ Preprocessor::Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPo
     limits.push_back(stack.limits);
   }
   SetLimits(std::move(limits));
-  RememberBuckets();
+  if (alike == nullptr) {
+    RememberBuckets();
+  } else {
+    stacks_ = alike->stacks_;
+    bucket_memory_ = alike->bucket_memory_;
+  }
 }
 
 void Preprocessor::SetLimits(std::vector<PartitionLimits> limits) {
@@ -134,10 +140,11 @@ void Preprocessor::RememberBuckets() {
     if (fits) bytes += needed;
   }
   // Without memory for it, every row is hashed each time.
+  uint8_t* known = nullptr;
   if (auto memory = MappedMemory::Map(bytes, /*huge_pages=*/true); memory.ok()) {
-    bucket_memory_ = *std::move(memory);
+    known = reinterpret_cast<uint8_t*>(memory->data());
+    bucket_memory_ = std::make_shared<const MappedMemory>(*std::move(memory));
   }
-  auto* const known = reinterpret_cast<uint8_t*>(bucket_memory_.data());
   for (size_t k = 0; k < stacks_.size(); ++k) {
     const StackShape& shape = stacks_[k].shape;
     const bool remembers = begins[k] >= 0 && known != nullptr;

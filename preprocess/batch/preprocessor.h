@@ -64,7 +64,10 @@ class Preprocessor {
  public:
   // `model` and `plan` belong together; both must outlive the preprocessor and its batches, and so
   // must `cpu`. Results do not depend on its threads; null: everything runs on the caller's thread.
-  Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPool* cpu);
+  // `alike`: one of the same plan, but for limits, and the same model; they remember the buckets of
+  // rows together.
+  Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPool* cpu,
+               const Preprocessor* alike = nullptr);
 
   // The limits of each stack, instead of those of the plan. Batches in preparation keep to the
   // limits that they began with.
@@ -120,7 +123,7 @@ class Preprocessor {
   std::vector<StackInfo> stacks_;
   mutable Mutex limits_mutex_;
   Limits limits_ ABSL_GUARDED_BY(limits_mutex_);
-  MappedMemory bucket_memory_;  // of all stacks that remember buckets
+  std::shared_ptr<const MappedMemory> bucket_memory_;  // of all stacks that remember buckets
   // Whether the batch before was cut. The next one then fills its buckets while its slots are still
   // in the processor's cache; if they are not needed, only that time is lost.
   std::atomic<bool> expect_cuts_{false};

@@ -352,6 +352,23 @@ TEST(PreprocessorTest, ThePlansEstimateIsTheActivationsOfAFullBatch) {
   }
 }
 
+// Would catch: buckets that are those of other rows where two preprocessors remember them together.
+TEST(PreprocessorTest, OneAlikeCutsAlike) {
+  int cut = 0;
+  ForRandomCases(/*limits=*/true, 300, [&](RandomCase& c, const Plan& plan, Preprocessor& pre) {
+    Preprocessor alike(&c.model, &plan, nullptr, &pre);
+    const auto batch = pre.Run(c.inputs());
+    const auto other = alike.Run(c.inputs());
+    ASSERT_EQ(batch.status(), other.status());
+    if (!batch.ok()) return;
+    ASSERT_EQ((*batch)->cuts(), (*other)->cuts());
+    ASSERT_EQ((*batch)->statistics().SerializeAsString(),
+              (*other)->statistics().SerializeAsString());
+    cut += (*batch)->cuts() != 0;
+  });
+  EXPECT_GT(cut, 0);
+}
+
 // Would catch: a sample whose number has more bits than keys of the largest stack have left for it,
 // and so becomes another row's, or another partition's.
 TEST(PreprocessorTest, SamplesThatKeysCannotNumberAreRefused) {

@@ -48,8 +48,8 @@ step::ServedModelPtr Program::WithLimits(const step::ServedModel& model) const {
                     spec().max_ids_per_chip_per_sample(), spec().max_minibatches_per_sparsecore()};
     stack.samples = program.samples();
   }
-  limited->preprocessor =
-      std::make_shared<preprocess::Preprocessor>(&limited->config, &limited->plan, cpu_);
+  limited->preprocessor = std::make_shared<preprocess::Preprocessor>(
+      &limited->config, &limited->plan, cpu_, model.preprocessor.get());
   return limited;
 }
 
