@@ -41,7 +41,7 @@ class Buffer {
 };
 
 // Objects with grown buffers, kept for the next user. Thread-safe. At most `keep` idle objects
-// stay; more are freed.
+// stay, of 64 MiB at most each; others are freed.
 template <typename T>
 class Recycler {
  public:
@@ -60,11 +60,14 @@ class Recycler {
   }
 
   void Give(std::unique_ptr<T> object) {
+    if (object->bytes() > kMostBytes) return;
     MutexLock lock(&mutex_);
     if (idle_.size() < keep_) idle_.push_back(std::move(object));
   }
 
  private:
+  static constexpr int64_t kMostBytes = int64_t{64} << 20;
+
   const size_t keep_;
   Mutex mutex_;
   std::vector<std::unique_ptr<T>> idle_ ABSL_GUARDED_BY(mutex_);

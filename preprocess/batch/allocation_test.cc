@@ -66,6 +66,21 @@ void ExpectNoAllocation(bool limits) {
   EXPECT_GT(checked, 50);
 }
 
+// Would catch: memory of the largest batch ever that stays for good.
+TEST(AllocationTest, LargeObjectsAreNotKept) {
+  struct Object {
+    int64_t size = 0;
+    int64_t bytes() const { return size; }
+  };
+  Recycler<Object> recycler(2);
+  for (const int64_t size : {int64_t{1} << 20, int64_t{100} << 20}) {
+    std::unique_ptr<Object> object = recycler.Take();
+    object->size = size;
+    recycler.Give(std::move(object));
+  }
+  EXPECT_EQ(recycler.Take()->size, 0);
+}
+
 TEST(AllocationTest, AWarmBatchAllocatesNothing) { ExpectNoAllocation(/*limits=*/false); }
 TEST(AllocationTest, AWarmCutBatchAllocatesNothing) { ExpectNoAllocation(/*limits=*/true); }
 

@@ -111,6 +111,7 @@ struct KeyBuffers {
   const Buffer<Key>& of() const {
     return const_cast<KeyBuffers*>(this)->of<Key>();
   }
+  int64_t bytes() const { return narrow.bytes() + wide.bytes(); }
 };
 
 // The occurrences of one source slot: group by group in ascending order of rows, and inside a group

@@ -61,6 +61,11 @@ struct SlotScratch {
   std::vector<int64_t> next;  // of each group, the first key that has not been merged
   SlotCsr csr;                // a slot that is being cut
   Buffer<int32_t> positions;  // while it is
+
+  int64_t bytes() const {
+    return occurrences.keys.bytes() + occurrences.sample_gains.bytes() +
+           occurrences.weighted.bytes() + spare_keys.bytes() + csr.bytes() + positions.bytes();
+  }
 };
 
 // Fills `csr` with the slot's entries as one mini-batch: (row, sample) pairs that are equal merge,

@@ -341,10 +341,12 @@ UnaryCall::UnaryCall(const CallEnvironment& environment, ops::Rpc method, absl::
     : Call(environment, method, deadline, rpc::TraceOf(sent_trace), request_bytes),
       span(&context, ops::RpcName(method), rpc::Span::Kind::kServer, rpc::IsTrace(sent_trace),
            began) {
+  using Room = rpc::CallContext::Room;
   context.SetRoomMaker(
-      [this](int64_t bytes, absl::string_view what) -> absl::StatusOr<rpc::CallContext::Room> {
-        ASSIGN_OR_RETURN(rooms.emplace_back(), grant.Reserve(bytes, what));
-        return rooms.back();
+      [this](int64_t bytes, absl::string_view what, bool brief) -> absl::StatusOr<Room> {
+        ASSIGN_OR_RETURN(Room room, grant.Reserve(bytes, what));
+        if (!brief) rooms.push_back(room);
+        return room;
       });
 }
 

@@ -69,13 +69,15 @@ class CallContext {
   }
 
   // Room for `bytes` of what the request produces, called `what` in errors. It is given back with
-  // the last reference to the result. May wait for the caller to take what it was given before.
+  // the last reference to the result; unless it is `brief`, the call may have one till its end. May
+  // wait for the caller to take what it was given before.
   using Room = std::shared_ptr<const void>;
-  using RoomMaker = std::function<absl::StatusOr<Room>(int64_t bytes, absl::string_view what)>;
+  using RoomMaker =
+      std::function<absl::StatusOr<Room>(int64_t bytes, absl::string_view what, bool brief)>;
   // Before anybody calls MakeRoom; without it, there is always room.
   void SetRoomMaker(RoomMaker maker) { room_maker_ = std::move(maker); }
-  absl::StatusOr<Room> MakeRoom(int64_t bytes, absl::string_view what) const {
-    return room_maker_ == nullptr ? Room() : room_maker_(bytes, what);
+  absl::StatusOr<Room> MakeRoom(int64_t bytes, absl::string_view what, bool brief = false) const {
+    return room_maker_ == nullptr ? Room() : room_maker_(bytes, what, brief);
   }
 
   bool cancelled() const {

@@ -138,7 +138,7 @@ absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
 absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* regions,
                                                             const v1::LookupRequest& request,
                                                             const rpc::CallContext* context) {
-  if (!request.shared().has_ids() || context == nullptr) return nullptr;
+  if (!request.shared().has_ids()) return nullptr;
   const v1::SharedBlock& block = request.shared().ids();
   RETURN_IF_ERROR(FindBlock(regions, block, "shared.ids").status());
   return context->MakeRoom(static_cast<int64_t>(block.size()), "the ids");

@@ -51,7 +51,7 @@ absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
                                                 const v1::SharedBlock& block,
                                                 absl::string_view path);
 
-// What copies of the ids take, as they would in a message; null if there are none, or no `context`.
+// What copies of the ids take, as they would in a message; null if there are none.
 // May wait for the caller, as CallContext::MakeRoom does.
 absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* regions,
                                                             const v1::LookupRequest& request,

@@ -35,18 +35,12 @@ class WorkTimer {
 // What room is made for, in errors.
 constexpr char kAnswer[] = "the answer";
 
-constexpr int64_t kTinyAnswer = int64_t{512} << 10;  // bytes
-
 // A few ids are sorted sooner than another thread wakes up.
-bool IsTiny(absl::Span<const preprocess::FeatureInput> features) {
-  constexpr int64_t kTinySize = 4096;
-  int64_t size = 0;
-  for (const preprocess::FeatureInput& feature : features) {
-    const int64_t more = preprocess::RoughSize(feature);
-    if (more > kTinySize || (size += more) > kTinySize) return false;
-  }
-  return true;
-}
+constexpr int64_t kTinyAnswer = int64_t{512} << 10;  // bytes
+constexpr int64_t kTinySize = 4096;                  // ids
+
+// Of each id: its key twice while keys are sorted, and its cell of the batch.
+constexpr int64_t kBytesOfId = 36;
 
 void CountRefusal(const ServedModel& model, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) model.metrics->Add(ops::MetricId::kBatchesRefused);
@@ -59,12 +53,13 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const ServedModelPtr& model,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               v1::StepTimes* times) {
   RETURN_IF_ERROR(CheckInference(*model, request.inference()));
-  ASSIGN_OR_RETURN(const PreparedLookup prepared, Prepare(model, request, context, hooks, times));
+  ASSIGN_OR_RETURN(const PreparedLookup prepared,
+                   Prepare(model, request, /*later=*/false, context, hooks, times));
   return LookUp(prepared, request.inference(), context, hooks, times);
 }
 
 absl::StatusOr<PreparedLookup> StepPath::Prepare(const ServedModelPtr& model,
-                                                 const v1::LookupRequest& request,
+                                                 const v1::LookupRequest& request, bool later,
                                                  rpc::CallContext* context, StepHooks* hooks,
                                                  v1::StepTimes* times) {
   ASSIGN_OR_RETURN(const rpc::CallContext::Room room_of_copy,
@@ -82,20 +77,27 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const ServedModelPtr& model,
     }
     ASSIGN_OR_RETURN(input,
                      DecodeLookup(copy ? copied : request, *model, options_.max_activation_bytes));
-    if (context == nullptr && request.shared().has_activations()) {
+    if (later && request.shared().has_activations()) {
       return absl::InvalidArgumentError(
           "shared.activations is set; the batch is prepared for lookups to come, whose activations "
           "cannot be shared");
     }
     ASSIGN_OR_RETURN(output, FindSharedOutput(options_.regions, request.shared(), input, *model));
   }
-  const bool tiny = input.activation_bytes <= kTinyAnswer && IsTiny(input.features);
+  int64_t size = 0;
+  for (const preprocess::FeatureInput& feature : input.features) {
+    size += preprocess::RoughSize(feature);
+  }
+  const bool tiny = input.activation_bytes <= kTinyAnswer && size <= kTinySize;
   const CpuPool::Alone alone(tiny);
   absl::Duration preprocessing = decoding.worked();
-  rpc::CallContext::Room room;
+  rpc::CallContext::Room room, room_to_sort;
   // Before anything is computed: a few bytes may ask for very many.
-  if (context != nullptr) {
+  if (!later) {
     ASSIGN_OR_RETURN(room, context->MakeRoom(input.activation_bytes, kAnswer));
+  }
+  if (!tiny) {
+    ASSIGN_OR_RETURN(room_to_sort, context->MakeRoom(kBytesOfId * size, "sorting the ids", true));
   }
   ASSIGN_OR_RETURN(const Batch batch, Preprocess(*model, input.features, hooks, &preprocessing));
   times->set_preprocess_us(absl::ToInt64Microseconds(preprocessing));

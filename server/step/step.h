@@ -88,11 +88,11 @@ class StepPath {
   absl::StatusOr<LookupOutput> Lookup(const ServedModelPtr& model, const v1::LookupRequest& request,
                                       rpc::CallContext* context, StepHooks* hooks,
                                       v1::StepTimes* times);
-  // The same in two parts. Of the request, `inference` does not count in the first. `context` makes
-  // room for the answer; null: it is to be looked up by another call, and `shared.activations` is
-  // not allowed.
+  // The same in two parts. Of the request, `inference` does not count in the first. `later`: it is
+  // to be looked up by another call, so there is no room for the answer, and `shared.activations`
+  // is not allowed.
   absl::StatusOr<PreparedLookup> Prepare(const ServedModelPtr& model,
-                                         const v1::LookupRequest& request,
+                                         const v1::LookupRequest& request, bool later,
                                          rpc::CallContext* context, StepHooks* hooks,
                                          v1::StepTimes* times);
   absl::StatusOr<LookupOutput> LookUp(const PreparedLookup& prepared, bool inference,

@@ -199,6 +199,25 @@ TEST_F(ProgramLeasesTest, WhatAHandleReadsCountsAsOtherAnswers) {
       << refused;
 }
 
+TEST_F(ProgramLeasesTest, WhatSortingTakesCountsAsAnswersDo) {
+  v1::ProgramSpec spec;
+  spec.set_kind(v1::ProgramSpec::LOOKUP);
+  spec.set_model("mixed");
+  v1::ProgramInput* const input = spec.add_inputs();
+  input->set_feature("user");
+  input->set_max_samples(20000);
+  input->set_dynamic(true);
+  const uint64_t lookup = Compile(spec);
+  v1::Literal batch;
+  v1::FeatureIds* const ids = batch.add_features();
+  ids->set_feature("user");
+  *ids->mutable_dense()->mutable_ids() = MakeVector(std::vector<int64_t>(20000, 1));
+  const absl::Status refused = api_->Prepare(lookup, batch).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "sorting the ids needs 720000 bytes"))
+      << refused;
+}
+
 TEST_F(ProgramLeasesTest, WhatADonationReplacesIsGivenBack) {
   v1::ProgramSpec spec;
   spec.set_kind(v1::ProgramSpec::ELEMENTWISE);

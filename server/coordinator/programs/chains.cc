@@ -87,7 +87,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const ProgramPtr& program, v1::L
   v1::StepTimes times;
   ASSIGN_OR_RETURN(
       step::PreparedLookup prepared,
-      resources_->path->Prepare(model, request, /*context=*/nullptr, &no_hooks, &times));
+      resources_->path->Prepare(model, request, /*later=*/true, context, &no_hooks, &times));
   auto value = std::make_shared<Value>();
   ASSIGN_OR_RETURN(auto share, store()->Reserve(prepared.batch->bytes()));
   value->shares.push_back(std::move(share));

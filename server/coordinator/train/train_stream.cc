@@ -55,7 +55,7 @@ TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* reso
       grant_(std::move(grant)),
       last_sign_(SteadyNow()) {
   context_.SetRoomMaker(
-      [this](int64_t bytes, absl::string_view what) { return MakeRoom(bytes, what); });
+      [this](int64_t bytes, absl::string_view what, bool) { return MakeRoom(bytes, what); });
 }
 
 void TrainStream::OnReadDone(bool ok) {
