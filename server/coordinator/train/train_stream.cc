@@ -62,8 +62,10 @@ void TrainStream::OnReadDone(bool ok) {
   absl::Status status;
   const bool is_start = !begun_;
   if (ok) {
-    status = Take(incoming_);
-    incoming_.Clear();
+    // Once the start is taken, another thread may begin the next read.
+    grpc::ByteBuffer bytes;
+    bytes.Swap(&incoming_);
+    status = Take(bytes);
   } else if (!begun_) {
     status = absl::InvalidArgumentError("the stream ended before its start");
   } else if (assembler_.in_request()) {
