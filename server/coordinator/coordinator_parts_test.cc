@@ -14,7 +14,9 @@
 #include "base/testing/region_ends.h"
 #include "config/config.h"
 #include "emberd/v1/embedding_service.pb.h"
+#include "server/coordinator/testing_shard.h"
 #include "server/step/activations.h"
+#include "server/step/fanout.h"
 #include "server/step/gradient_reader.h"
 #include "server/step/gradients.h"
 #include "server/step/lookup_response.h"
@@ -349,6 +351,34 @@ TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
   EXPECT_EQ(response.activations(0).activation().shape(0), 90);
   EXPECT_EQ(response.activations(1).feature(), "fa");
   EXPECT_EQ(response.activations(1).activation().data().size(), 24u);
+}
+
+class HangingShard final : public TestingShard {
+ public:
+  HangingShard() : TestingShard(0) {
+    Answer(host::ShardVerb::kReleaseBatch, &HangingShard::OnRelease);
+  }
+  absl::StatusOr<internal::v1::ReleaseBatchResponse> OnRelease(
+      const internal::v1::ReleaseBatchRequest& request) {
+    ++asked;
+    return absl::DeadlineExceededError("it hangs");
+  }
+
+  int asked = 0;
+};
+
+// Would catch: the batches of a client that are given back one after another, each for as long as a
+// shard may take.
+TEST_F(CoordinatorPartsTest, AShardThatHangsIsNotAskedForEachBatch) {
+  const auto shard = std::make_shared<HangingShard>();
+  ThreadPools threads(1);
+  const step::ShardSet set({shard}, &threads.blocking);
+  step::FanoutOptions options;
+  options.threads = &threads;
+  step::Fanout fanout(set, options, nullptr, &metrics_);
+  for (uint64_t handle = 1; handle <= 1000; ++handle) fanout.Release(5, handle);
+  EXPECT_GE(shard->asked, 1);
+  EXPECT_LT(shard->asked, 1000);
 }
 
 }  // namespace coordinator_parts_test

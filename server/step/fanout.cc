@@ -14,6 +14,7 @@ namespace emberd::step {
 namespace {
 
 constexpr absl::Duration kReleaseDeadline = absl::Seconds(1);
+constexpr absl::Duration kReleasePause = absl::Seconds(2);
 
 // Whether no other rank takes part in the update.
 bool IsAlone(const UpdateName& name) {
@@ -237,11 +238,16 @@ void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
 }
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {
+  // While a shard hangs, each call would take as long; the batches of a client may be many.
+  if (absl::ToUnixMillis(SteadyNow()) < release_after_ms_) return;
   rpc::CallContext context(SteadyNow() + kReleaseDeadline);
   internal::v1::ReleaseBatchRequest request;
   request.set_model_id(model_id);
   request.set_batch_handle(handle);
-  shards_.Ask(&host::ShardBackend::ReleaseBatch, request, &context).IgnoreError();
+  const auto released = shards_.Ask(&host::ShardBackend::ReleaseBatch, request, &context);
+  if (absl::IsDeadlineExceeded(released.status())) {
+    release_after_ms_ = absl::ToUnixMillis(SteadyNow() + kReleasePause);
+  }
 }
 
 void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {

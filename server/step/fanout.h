@@ -1,6 +1,7 @@
 // What is asked of several shards at once: above all what a step asks, gather, update and release.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -101,7 +102,8 @@ class Fanout {
     for (size_t i = 0; i < shards_.size(); ++i) shards_[i].TakeBackRegions();
   }
 
-  // Both best effort, under a deadline of their own: what is missed expires.
+  // Both best effort, under a deadline of their own: what is missed expires. After a shard has
+  // missed it, nothing is released for a while.
   void RenewBatches(const std::vector<uint64_t>& handles);
   void Release(uint64_t model_id, uint64_t handle);
 
@@ -122,6 +124,7 @@ class Fanout {
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
   BufferPool pool_;
+  std::atomic<int64_t> release_after_ms_ = 0;  // of SteadyNow
 };
 
 }  // namespace emberd::step
