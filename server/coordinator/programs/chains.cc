@@ -43,6 +43,12 @@ step::PreparedLookup ForModel(const step::PreparedLookup& prepared,
   return result;
 }
 
+absl::Status CheckCaller(rpc::CallContext* context) {
+  if (context->cancelled()) return absl::CancelledError("the caller is gone");
+  if (context->deadline() >= SteadyNow()) return absl::OkStatus();
+  return absl::DeadlineExceededError("the deadline of the call has passed");
+}
+
 int ArityOf(const ProgramSpec& spec) {
   switch (spec.kind()) {
     case ProgramSpec::LOOKUP:
@@ -238,6 +244,7 @@ absl::Status Chain::CheckPositions() {
 }
 
 absl::Status Chain::CheckOp(int position, rpc::CallContext* context) {
+  RETURN_IF_ERROR(CheckCaller(context));
   if (request_.ops(position).has_program_handle()) {
     RETURN_IF_ERROR(CheckProgram(position, context));
   } else {
@@ -530,10 +537,7 @@ absl::Status Chain::Run(rpc::CallContext* context) {
 }
 
 absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
-  if (context->cancelled()) return absl::CancelledError("the caller is gone");
-  if (context->deadline() < SteadyNow()) {
-    return absl::DeadlineExceededError("the deadline of the call has passed");
-  }
+  RETURN_IF_ERROR(CheckCaller(context));
   Op& op = ops_[position];
   if (op.program != nullptr) {
     const ProgramSpec& spec = op.program->spec();
