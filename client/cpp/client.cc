@@ -394,23 +394,21 @@ absl::StatusOr<ClusterStatus> Client::GetStatus() {
 absl::StatusOr<bool> Client::DropModel(const std::string& name) {
   v1::DropModelRequest request;
   request.set_name(name);
-  ASSIGN_OR_RETURN(const auto response,
-                   transport_->Call<v1::DropModelResponse>(request, {.once = true}));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DropModelResponse>(request));
   return response.dropped();
 }
 
 absl::Status Client::ResetModel(const std::string& name) {
   v1::ResetModelRequest request;
   request.set_name(name);
-  return transport_->Call<v1::ResetModelResponse>(request, {.once = true}).status();
+  return transport_->Call<v1::ResetModelResponse>(request).status();
 }
 
 absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::string& group) {
   v1::DropGroupRequest request;
   request.set_model(model);
   request.set_group(group);
-  ASSIGN_OR_RETURN(const auto response,
-                   transport_->Call<v1::DropGroupResponse>(request, {.once = true}));
+  ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DropGroupResponse>(request));
   return response.dropped();
 }
 

@@ -304,6 +304,16 @@ TEST_F(ClientTest, AnExportOfTwoHistoriesIsAborted) {
   EXPECT_THAT(service_.exports(), SizeIs(2));
 }
 
+// The fault this would catch: a group that began anew between two tries is dropped by the second.
+TEST_F(ClientTest, WhatDropsIsNotTriedAgainHoweverItIsCalled) {
+  service_.AddFault({kLost, /*after_the_work=*/true});
+  const auto dropped = client_->programs().Call("DropGroup", "model: 'm' group: 'g'");
+  EXPECT_EQ(dropped.status().code(), absl::StatusCode::kUnavailable) << dropped.status();
+  service_.AddFault({kLost, /*after_the_work=*/true});
+  EXPECT_EQ(client_->DropGroup("m", "g").status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(client_->DropGroup("m", "g").ok());
+}
+
 TEST_F(ClientTest, Status) {
   absl::StatusOr<ClusterStatus> status = client_->GetStatus();
   ASSERT_TRUE(status.ok()) << status.status();

@@ -9,6 +9,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "absl/random/random.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -295,8 +296,13 @@ absl::Status Transport::CallUnary(const google::protobuf::Message& request,
                                   const CallSettings& settings, google::protobuf::Message* response,
                                   int* answered) {
   const std::string method = MethodOf(request);
+  // A second one could drop what somebody has declared or trained meanwhile.
+  CallSettings checked = settings;
+  for (const char* harmful : {"/DropModel", "/ResetModel", "/DropGroup"}) {
+    checked.once = checked.once || absl::EndsWith(method, harmful);
+  }
   return Call(
-      settings,
+      checked,
       [&](const Coordinator& coordinator, grpc::ClientContext* context) {
         return coordinator.Call(method.c_str(), request, context, response);
       },
