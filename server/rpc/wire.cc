@@ -11,6 +11,7 @@
 #include <grpcpp/support/slice.h>
 #include <grpcpp/support/status.h>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
 namespace emberd::rpc {
@@ -26,13 +27,24 @@ constexpr int kWireLengthDelimited = 2;
 // Below this size a copy is cheaper than a slice of its own.
 constexpr size_t kCopyBelow = 512;
 
+// A client of gRPC gets another error in place of one whose headers have more than 8 KiB. Bytes
+// that are not printable ASCII take three there.
+constexpr size_t kMostOfMessage = 6144;
+
 void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
 
 }  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+  const absl::string_view message = status.message();
+  size_t end = 0;
+  for (size_t sent = 0; end < message.size() && sent <= kMostOfMessage; ++end) {
+    sent += absl::ascii_isprint(message[end]) && message[end] != '%' ? 1 : 3;
+  }
+  while (end > 0 && end < message.size() && (message[end] & 0xC0) == 0x80) --end;  // UTF-8
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      std::string(message.substr(0, end)));
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {

@@ -65,6 +65,12 @@ TEST(StatusCodesTest, EveryCodeGoesThereAndBack) {
     const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "because");
     EXPECT_EQ(FromGrpcStatus(ToGrpcStatus(status)), status);
   }
+  // What is longer than gRPC takes in headers; a character stays whole.
+  std::string umlauts = "long";
+  for (int i = 0; i < 3000; ++i) umlauts += "\u00e4";
+  const grpc::Status cut = ToGrpcStatus(absl::NotFoundError(umlauts));
+  EXPECT_EQ(cut.error_code(), grpc::NOT_FOUND);
+  EXPECT_EQ(cut.error_message(), umlauts.substr(0, 2050));
   EXPECT_EQ(Annotate(absl::NotFoundError("gone"), "shard 1"), absl::NotFoundError("shard 1: gone"));
   EXPECT_TRUE(Annotate(absl::OkStatus(), "shard 1").ok());
 }
