@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/finite.h"
 #include "base/sha256.h"
@@ -145,8 +146,9 @@ absl::Status CheckNoRepeats(std::vector<int64_t> ids) {
 
 // The mutation's tag: equal on every coordinator, since shards keep it.
 uint64_t AssignTag(const v1::AssignRowsRequest& request) {
-  const auto digest = Sha256(absl::StrCat(request.table().size(), ":", request.table(), "/",
-                                          request.slot(), "/", request.ids().data()));
+  const auto digest =
+      Sha256(absl::StrCat(request.table().size(), ":", request.table(), "/", request.slot(), "/",
+                          ExtendCrc32c(0, request.values().data()), "/", request.ids().data()));
   uint64_t tag;
   std::memcpy(&tag, digest.data(), sizeof(tag));
   return tag;

@@ -129,6 +129,9 @@ TEST_F(ExactlyOnceTest, ARepeatedAssignIsNotDoneAgain) {
   replayed = client_->AssignRows(model_, "users", {3}, old_row, options);
   ASSERT_TRUE(replayed.ok()) << replayed.status();
   EXPECT_TRUE(*replayed);
+  // Other values are another request, which must not be taken for made.
+  EXPECT_EQ(client_->AssignRows(model_, "users", {3}, new_row, options).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(client_->ReadRows(model_, "users", {3})->values, new_row);
 }
 
