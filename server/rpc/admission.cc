@@ -15,6 +15,15 @@ Admission::Admission(const v1::BudgetConfig& budgets, rpc::MemoryBudget memory)
 
 absl::StatusOr<Admission::Grant> Admission::Admit(const std::string& client, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
+  if (!left_.empty()) {
+    const Clients::iterator one = left_.front();
+    left_.pop_front();
+    if (!one->second.Idle()) {
+      left_.push_back(one);
+    } else {
+      clients_.erase(one);
+    }
+  }
   const auto [place, is_new] = clients_.try_emplace(client);
   if (is_new) {
     place->second.budget = rpc::MemoryBudget(
@@ -27,7 +36,7 @@ absl::StatusOr<Admission::Grant> Admission::Admit(const std::string& client, int
   }
   absl::StatusOr<Room> room = TakeRoom(place->second, bytes, "a request");
   if (!room.ok()) {
-    if (place->second.requests == 0) clients_.erase(place);
+    if (is_new) clients_.erase(place);
     return room.status();
   }
   ++place->second.requests;
@@ -61,9 +70,17 @@ Admission::Grant& Admission::Grant::operator=(Grant&& other) noexcept {
 
 Admission::Grant::~Grant() {
   if (admission_ == nullptr) return;
+  room_ = Room();
   absl::MutexLock lock(&admission_->mutex_);
   --admission_->requests_;
-  if (--client_->second.requests == 0) admission_->clients_.erase(client_);
+  Client& client = client_->second;
+  if (--client.requests > 0 || client.left) return;
+  if (client.Idle()) {
+    admission_->clients_.erase(client_);
+  } else {
+    client.left = true;
+    admission_->left_.push_back(client_);
+  }
 }
 
 absl::Status Admission::Grant::AddBytes(int64_t bytes) {

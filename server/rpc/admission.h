@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,6 +24,9 @@ class Admission {
   struct Client {
     int requests = 0;
     rpc::MemoryBudget budget;
+    bool left = false;  // it is in left_
+
+    bool Idle() const { return requests == 0 && budget.used() == 0; }
   };
   using Clients = std::map<std::string, Client>;
   // The same bytes of the process's budget and of the client's.
@@ -73,7 +77,9 @@ class Admission {
   const int max_client_requests_;
 
   mutable absl::Mutex mutex_;
-  Clients clients_ ABSL_GUARDED_BY(mutex_);  // those with requests
+  Clients clients_ ABSL_GUARDED_BY(mutex_);  // those with requests, or with bytes
+  // Those whose last request has gone before its answer; each request looks at one of them.
+  std::deque<Clients::iterator> left_ ABSL_GUARDED_BY(mutex_);
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

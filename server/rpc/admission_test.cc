@@ -83,8 +83,13 @@ TEST(AdmissionTest, WhatARequestProducesCountsUntilItIsGone) {
   EXPECT_EQ(admission.requests(), 0);
   EXPECT_EQ(admission.bytes(), 60);
   EXPECT_THAT(Refusal(admission, "b", 41), HasSubstr("40 of budgets.in_flight_bytes = 100"));
+  EXPECT_THAT(Refusal(admission, "a", 21),
+              HasSubstr("20 of client a's budgets.client_in_flight_bytes = 80"));
+  { const absl::StatusOr<Admission::Grant> other = admission.Admit("a", 20); }
+  EXPECT_THAT(Refusal(admission, "a", 21), HasSubstr("20 of client a's"));
   answer.reset();
   EXPECT_EQ(admission.bytes(), 0);
+  EXPECT_TRUE(admission.Admit("a", 80).ok());
 }
 
 }  // namespace admission_test
