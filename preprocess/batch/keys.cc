@@ -186,7 +186,7 @@ void NoteOverflow(float divisor, const SlotSlice& slice, int64_t offset, WeightO
   if (!std::isinf(divisor)) return;
   // Features do not always come in their order.
   if (overflow->feature >= 0 && overflow->feature <= slice.feature) return;
-  *overflow = {slice.feature, slice.sample_begin + offset};
+  *overflow = {slice.feature, slice.sample_begin + offset, /*of_gain=*/false};
 }
 
 // Writes the keys of one slice from place `at` on and returns their end; fills `sample_gains`

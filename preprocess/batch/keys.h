@@ -77,10 +77,11 @@ struct WeightedSample {
 };
 
 // The first sample of a slot whose weights sum to more than a float32 holds (their squares, with
-// SQRTN), so that the sample's gains would be 0.
+// SQRTN), so that the sample's gains would be 0. Or one with a gain that is not finite.
 struct WeightOverflow {
-  int feature = -1;    // in StackShape.features; -1: there is none
-  int64_t sample = 0;  // of the feature
+  int feature = -1;      // in StackShape.features; -1: there is none
+  int64_t sample = 0;    // of the feature
+  bool of_gain = false;  // the latter
 };
 
 // Keys that are sorted by themselves: of one table, or of several that follow one another in the

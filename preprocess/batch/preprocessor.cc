@@ -235,11 +235,13 @@ absl::Status Preprocessor::CheckWeightSums(const PreprocessedBatch& batch) const
     for (const SlotCsr& slot : batch.stacks_[k].slots) {
       const WeightOverflow& overflow = slot.overflow;
       if (overflow.feature < 0) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("feature '", plan_.stacks[k].features[overflow.feature].name,
-                       "': the weights of sample ", overflow.sample,
-                       " (their squares, with SQRTN) sum to more than the largest float32, "
-                       "3.4e+38; scale them down"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "feature '", plan_.stacks[k].features[overflow.feature].name, "': the weights of sample ",
+          overflow.sample,
+          overflow.of_gain ? " give one of its ids, by its combiner or its repeats, a gain beyond "
+                             "the largest float32, 3.4e+38; use weights of like sizes"
+                           : " (their squares, with SQRTN) sum to more than the largest float32, "
+                             "3.4e+38; scale them down"));
     }
   }
   return absl::OkStatus();

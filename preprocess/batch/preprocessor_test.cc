@@ -298,6 +298,28 @@ TEST(PreprocessorTest, WeightsThatSumToInfinityAreAnError) {
   }
 }
 
+// Would catch: gains that shards refuse, without the name of the feature.
+TEST(PreprocessorTest, GainsThatAreNotFiniteAreAnError) {
+  const std::vector<int32_t> ids = {1, 2, 4, 3, 3, 5};
+  FeatureInput input;
+  input.ids = DenseInput{absl::MakeConstSpan(ids), 3, 2};
+  input.has_weights = true;
+  for (const auto& [combiner, weights] :
+       {std::pair(v1::SUM, std::vector<float>{1, 1, 1, 2e38f, 2e38f, 1}),
+        {v1::SUM, std::vector<float>{2e38f}},
+        {v1::MEAN, std::vector<float>{1, 1, 1, 1e38f, -1e38f, 1e-10f}}}) {
+    v1::ModelConfig model = OneTable(100, 0);
+    model.mutable_tables(0)->set_combiner(combiner);
+    const auto plan = MakePlan(model, {1, 2});
+    Preprocessor pre(&model, &*plan, nullptr);
+    input.weights = weights;
+    const absl::Status status = pre.Run({input}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr("feature 'title': the weights of sample 1 give one of its ids"));
+  }
+}
+
 TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {
   const v1::ModelConfig model = OneTable(100, 0);
   const auto plan = MakePlan(model, {1, 2});

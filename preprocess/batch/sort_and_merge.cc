@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "base/finite.h"
+
 namespace emberd::preprocess {
 namespace {
 
@@ -195,6 +197,22 @@ void SortGroup(const KeyGroup& group, int partition_bits, SlotScratch& scratch) 
   SortKeys(keys, spare, count, partition_bits + group.row_bits, group.low_bits);
 }
 
+// Gains may be finite each, and their sum not; or a divisor is so small that a quotient is not.
+void NoteNonFinite(const SlotLayout& slot, SlotCsr* csr) {
+  for (int p = 0; p < csr->partitions && csr->overflow.feature < 0; ++p) {
+    const int64_t begin = csr->Begin(0, p);
+    const int32_t* const samples = csr->sample_ids.data() + begin;
+    const int64_t entries = csr->partition_ids.data()[p];
+    const int64_t bad = FindNonFinite(absl::MakeConstSpan(csr->gains.data() + begin, entries));
+    if (bad < 0) continue;
+    for (const SlotSlice& slice : slot.slices) {
+      if (samples[bad] < slice.slot_begin) break;
+      csr->overflow = {slice.feature, slice.sample_begin + samples[bad] - slice.slot_begin,
+                       /*of_gain=*/true};
+    }
+  }
+}
+
 }  // namespace
 
 int64_t PadCells(SlotCsr* csr, int64_t cell) {
@@ -250,6 +268,7 @@ void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slo
   }
   csr->overflow = occurrences.overflow;
   MergeSorted(shape, *scratch, multiplicity, csr);
+  if (kind != GainKind::kOne) NoteNonFinite(slot, csr);
 }
 
 }  // namespace emberd::preprocess
