@@ -44,7 +44,7 @@ void operator delete[](void* memory, size_t, std::align_val_t) noexcept { Free(m
 namespace emberd::preprocess {
 namespace {
 
-void ExpectNoAllocation(bool limits) {
+void ExpectNoOtherAllocation(bool limits) {
   Random random(TestSeed(1));
   int checked = 0;
   for (int n = 0; n < 200; ++n) {
@@ -60,7 +60,8 @@ void ExpectNoAllocation(bool limits) {
     if (!ok) continue;  // an error is allowed to make a message
     const int64_t before = allocations.load();
     preprocessor.Run(inputs).IgnoreError();
-    ASSERT_EQ(allocations.load(), before) << "case " << n;
+    // That of the pointer that shares the batch.
+    ASSERT_EQ(allocations.load(), before + 1) << "case " << n;
     ++checked;
   }
   EXPECT_GT(checked, 50);
@@ -81,8 +82,10 @@ TEST(AllocationTest, LargeObjectsAreNotKept) {
   EXPECT_EQ(recycler.Take()->size, 0);
 }
 
-TEST(AllocationTest, AWarmBatchAllocatesNothing) { ExpectNoAllocation(/*limits=*/false); }
-TEST(AllocationTest, AWarmCutBatchAllocatesNothing) { ExpectNoAllocation(/*limits=*/true); }
+TEST(AllocationTest, AWarmBatchAllocatesNothingElse) { ExpectNoOtherAllocation(/*limits=*/false); }
+TEST(AllocationTest, AWarmCutBatchAllocatesNothingElse) {
+  ExpectNoOtherAllocation(/*limits=*/true);
+}
 
 }  // namespace
 }  // namespace emberd::preprocess

@@ -2,7 +2,6 @@
 // counts.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -64,7 +63,6 @@ class PreprocessedBatch {
 
  private:
   friend class Preprocessor;
-  friend class SortedBatch;
 
   // Takes the inputs' shapes: sample counts, canonical order, source slots and spans.
   void LayOut(const Plan& plan, v1::SampleLayout layout, absl::Span<const FeatureInput> inputs);
@@ -77,8 +75,6 @@ class PreprocessedBatch {
   v1::BatchStatistics statistics_;
   std::vector<absl::Status> feature_status_;  // of the validation, one per feature
   bool bucketed_ = false;                     // whether the buckets of the stacks are filled
-  // Room for the bookkeeping of the pointer that shares this batch.
-  alignas(std::max_align_t) unsigned char control_block_[128];
 };
 
 }  // namespace emberd::preprocess

@@ -34,45 +34,8 @@ DropRule DropRuleOf(const v1::PlanConfig& plan) {
 
 }  // namespace
 
-// Puts the bookkeeping of a shared pointer into the batch that it shares, and recycles the batch
-// after the last use.
-template <typename T>
-class SortedBatch::InBatchAllocator {
- public:
-  using value_type = T;
-  InBatchAllocator(Recycler<PreprocessedBatch>* batches, PreprocessedBatch* batch)
-      : batches_(batches), batch_(batch) {}
-  template <typename U>
-  explicit InBatchAllocator(const InBatchAllocator<U>& other)
-      : batches_(other.batches_), batch_(other.batch_) {}
-
-  T* allocate(size_t n) {
-    static_assert(sizeof(T) <= sizeof(batch_->control_block_));
-    static_assert(alignof(T) <= alignof(std::max_align_t));
-    return reinterpret_cast<T*>(batch_->control_block_);
-  }
-  void deallocate(T*, size_t) { batches_->Give(std::unique_ptr<PreprocessedBatch>(batch_)); }
-  template <typename U>
-  bool operator==(const InBatchAllocator<U>& other) const {
-    return batch_ == other.batch_;
-  }
-
- private:
-  template <typename U>
-  friend class InBatchAllocator;
-  Recycler<PreprocessedBatch>* batches_;
-  PreprocessedBatch* batch_;
-};
-
 SortedBatch::~SortedBatch() {
   if (batch_ != nullptr) batches_->Give(std::move(batch_));
-}
-
-std::shared_ptr<const PreprocessedBatch> SortedBatch::Share() {
-  PreprocessedBatch* batch = batch_.release();
-  const auto keep = [](const PreprocessedBatch*) {};
-  return std::shared_ptr<const PreprocessedBatch>(batch, keep,
-                                                  InBatchAllocator<char>(batches_, batch));
 }
 
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Run(
@@ -315,7 +278,11 @@ absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(So
       FitBuffers(*sorted->limits_, drop_rule_ != DropRule::kKeep, plan_, &batch->stacks_);
   WriteStatistics(model_, plan_, *sorted->limits_, batch->stacks_, &batch->statistics_);
   if (!fits.ok()) return fits;
-  return sorted->Share();
+  // It gives its buffers back after its last use.
+  return std::shared_ptr<PreprocessedBatch>(
+      sorted->batch_.release(), [batches = sorted->batches_](PreprocessedBatch* used) {
+        batches->Give(std::unique_ptr<PreprocessedBatch>(used));
+      });
 }
 
 void Preprocessor::ForEachSlot(PreprocessedBatch* batch, SlotWork work) {

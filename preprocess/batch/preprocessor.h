@@ -47,11 +47,6 @@ class SortedBatch {
 
  private:
   friend class Preprocessor;
-  template <typename T>
-  class InBatchAllocator;
-
-  // The finished batch; it gives its buffers back after its last use.
-  std::shared_ptr<const PreprocessedBatch> Share();
 
   Recycler<PreprocessedBatch>* batches_;
   std::unique_ptr<PreprocessedBatch> batch_;
