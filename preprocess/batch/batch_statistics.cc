@@ -76,10 +76,11 @@ void CountPairs(const PreprocessedBatch& batch, int stack, const Topology& topol
                 StackCost* cost) {
   cost->partition_ids.resize(topology.partitions());
   for (int s = 0; s < topology.sparsecores_per_shard; ++s) {
-    const PartitionCounts counts = batch.partition_counts(stack, s);
+    const SlotCsr& slot = batch.slots(stack)[s];
     for (int p = 0; p < topology.partitions(); ++p) {
-      cost->pairs.push_back({s, p, counts.ids[p], counts.unique[p]});
-      cost->partition_ids[p] += counts.ids[p];
+      const int32_t ids = slot.partition_ids.data()[p];
+      cost->pairs.push_back({s, p, ids, slot.partition_unique.data()[p]});
+      cost->partition_ids[p] += ids;
     }
   }
 }

@@ -86,12 +86,6 @@ std::vector<StackBatchView> PreprocessedBatch::ShardView(int shard) const {
   return views;
 }
 
-PartitionCounts PreprocessedBatch::partition_counts(int stack, int source_slot) const {
-  const SlotCsr& csr = stacks_[stack].slots[source_slot];
-  return {absl::MakeConstSpan(csr.partition_ids.data(), csr.partitions),
-          absl::MakeConstSpan(csr.partition_unique.data(), csr.partitions)};
-}
-
 int64_t PreprocessedBatch::bytes() const {
   int64_t bytes = sizeof(*this);
   for (const StackBatch& batch : stacks_) {

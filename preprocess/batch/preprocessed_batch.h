@@ -18,12 +18,6 @@
 
 namespace emberd::preprocess {
 
-// By partition, over all mini-batches and before anything is dropped.
-struct PartitionCounts {
-  absl::Span<const int32_t> ids;     // distinct (sample, row) pairs
-  absl::Span<const int32_t> unique;  // distinct rows
-};
-
 // One stack of a batch.
 struct StackBatch {
   std::vector<const FeatureInput*> inputs;  // valid during preparation only
@@ -52,8 +46,6 @@ class PreprocessedBatch {
   // Canonical samples of a stack: the sum over its features.
   int64_t stack_samples(int stack) const { return stacks_[stack].samples; }
   const v1::BatchStatistics& statistics() const { return statistics_; }
-  // What a source slot of a stack sends to each partition.
-  PartitionCounts partition_counts(int stack, int source_slot) const;
   // Of a stack, by source slot.
   absl::Span<const SlotCsr> slots(int stack) const { return stacks_[stack].slots; }
   // Where its mini-batches meet.
