@@ -466,6 +466,28 @@ TEST_P(CoordinatorTest, AssignedRowsAreReadBackAndARepeatIsRecognised) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// Would catch: calls that wait for a declaration for longer than anybody waits for them, with the
+// threads that lookups need.
+TEST_P(CoordinatorTest, WhoWaitsForADeclarationEndsAtItsDeadline) {
+  Cluster cluster(1, 1, remote());
+  ModelRegistry& registry = *cluster->resources().registry;
+  bool declaring = false;
+  const auto find_rows = [&](const v1::ModelConfig&) -> absl::StatusOr<std::optional<RowSource>> {
+    declaring = true;
+    rpc::CallContext late(SteadyNow() + absl::Milliseconds(10));
+    EXPECT_EQ(registry.Reset("other", &late).status().code(), absl::StatusCode::kDeadlineExceeded);
+    rpc::CallContext gone(absl::InfiniteFuture());
+    gone.Cancel();
+    EXPECT_EQ(registry.Reset("other", &gone).status().code(), absl::StatusCode::kCancelled);
+    return std::nullopt;
+  };
+  const auto declared = registry.Declare(*config::ParseModel(kModel), find_rows, cluster.context());
+  EXPECT_TRUE(declared.ok()) << declared.status();
+  EXPECT_TRUE(declaring);
+  EXPECT_EQ(registry.Reset("other", cluster.context()).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
 TEST_P(CoordinatorTest, AnExportGivesEveryRowOnceInOrder) {
   Cluster cluster(2, 2, remote());
   const uint64_t model = cluster.Declare();

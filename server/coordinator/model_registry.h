@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/blocking_pool.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/model_changes.h"
@@ -132,6 +133,23 @@ class ModelRegistry {
   bool LogIsLong() const { return log_is_long_; }
 
  private:
+  // For what changes models, one after another. A call waits until its deadline or its end, and no
+  // longer: it holds a thread that lookups need.
+  absl::StatusOr<std::shared_ptr<const void>> TakeTurn(rpc::CallContext* context) {
+    const auto is_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(turn_mutex_) { return !taken_; };
+    absl::MutexLock lock(&turn_mutex_);
+    while (!AwaitSteadily(&turn_mutex_, absl::Condition(&is_free), absl::Milliseconds(50))) {
+      if (context->cancelled()) return absl::CancelledError("the caller is gone");
+      if (SteadyNow() < context->deadline()) continue;
+      return absl::DeadlineExceededError(
+          "another change of a model went on until the deadline of the call; try again");
+    }
+    taken_ = true;
+    return std::shared_ptr<const void>(this, [this](const void*) {
+      absl::MutexLock lock(&turn_mutex_);
+      taken_ = false;
+    });
+  }
   // `fresh`: made of the config if it is needed, so that attempts share it.
   absl::StatusOr<Declared> TryDeclare(v1::ModelConfig config, const FindRows& find_rows,
                                       uint64_t filled, std::shared_ptr<step::ServedModel>* fresh,
@@ -184,7 +202,8 @@ class ModelRegistry {
   const ModelRegistryOptions options_;
   ModelChanges changes_;
   std::atomic<bool> log_is_long_ = false;
-  absl::Mutex declaring_;
+  absl::Mutex turn_mutex_;
+  bool taken_ ABSL_GUARDED_BY(turn_mutex_) = false;
   absl::Mutex serving_;  // instead, while rows are loaded beside others: nobody waits for it
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Known> models_ ABSL_GUARDED_BY(mutex_);
