@@ -116,9 +116,10 @@ bool LocalServer::Await() {
     watched.push_back({events == 0 ? -1 : guest->socket(), events, 0});
   }
   if (poll(watched.data(), watched.size(), strangers_.empty() ? -1 : 1000) < 0) return true;
-  if (stopping_.load()) return false;
+  // In this order: what is said after the look at `stopping_` is there for the next poll.
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t woken = read(wake_.get(), &count, sizeof(count));
+  if (stopping_.load()) return false;
   for (size_t i = 0; i < guests_.size(); ++i) {
     if (watched[2 + strangers_.size() + i].revents != 0) guests_[i]->OnEvent();
   }
