@@ -159,11 +159,12 @@ TEST(GoldenTfLayoutTest, SamplesAndRowsOfOneSparseCore) {
     const std::vector<int64_t> samples = {in.at("input_size")};
     LayOutSamples(v1::STACK_THEN_SPLIT, samples, in.at("num_sparsecores_per_device"), &layout);
     for (const SlotLayout& slot : layout) {
-      EXPECT_EQ(std::to_string(slot.samples), c.at("expected").at("_xla_sample_count"));
+      EXPECT_EQ(std::to_string(slot.samples),
+                c.at("expected").at("_xla_sample_count").get<std::string>());
     }
     const RowPlacement last = {in.at("num_sparsecores_per_device"), 0, 0};
     EXPECT_EQ(std::to_string(last.LocalRow(in.at("vocab_size").get<int64_t>() - 1) + 1),
-              c.at("expected").at("_xla_vocab_size"));
+              c.at("expected").at("_xla_vocab_size").get<std::string>());
   }
 }
 
@@ -270,7 +271,7 @@ TEST(GoldenTfLayoutTest, StackNamesAndPaddingOfLookups) {
       std::vector<std::string> names;
       for (const json& table : c.at("tables")) names.push_back(table.at("name"));
       std::sort(names.begin(), names.end());
-      EXPECT_EQ(StackName(names, false), c.at("expected_stack_name"));
+      EXPECT_EQ(StackName(names, false), c.at("expected_stack_name").get<std::string>());
     }
     if (c.at("name") == "unsharded_to_tpu_restore_rule") {
       const int64_t rows = PaddedRows(c.at("table").at("vocabulary_size"), 8);

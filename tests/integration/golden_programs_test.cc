@@ -336,7 +336,8 @@ TEST_F(GoldenProgramsTest, AllocAndClearAll) {
   const uint64_t handle = Put({json::array({1, 2})});
   ASSERT_TRUE(api_->ReleaseAll().ok());
   const absl::Status gone = api_->Read(handle).status();
-  EXPECT_EQ(absl::StatusCodeToString(gone.code()), cases_["AllocAndClearAll"]["expected_code"]);
+  EXPECT_EQ(absl::StatusCodeToString(gone.code()),
+            cases_["AllocAndClearAll"]["expected_code"].get<std::string>());
   EXPECT_EQ(gone.message(), absl::StrCat("memory handle not found: ", handle));
 }
 
