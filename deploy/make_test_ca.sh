@@ -49,12 +49,12 @@ days=30
 # new_key NAME: readable for nobody else
 new_key() { (umask 077 && openssl ecparam -name prime256v1 -genkey -noout -out "$1-key.pem"); }
 
-# sign NAME COMMON_NAME DAYS EXTENSIONS: a certificate for NAME-key.pem
+# sign NAME COMMON_NAME EXTENSIONS TIME...: a certificate for NAME-key.pem; TIME is what openssl takes
 sign() {
   openssl req -new -key "$1-key.pem" -subj "/CN=$2" |
-    openssl x509 -req -CA ca.pem -CAkey ca-key.pem -set_serial "0x$(openssl rand -hex 16)" -days "$3" -sha256 \
+    openssl x509 -req -CA ca.pem -CAkey ca-key.pem -set_serial "0x$(openssl rand -hex 16)" "${@:4}" -sha256 \
       -extfile <(printf '%s\n' basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
-        subjectKeyIdentifier=hash authorityKeyIdentifier=keyid "$4") \
+        subjectKeyIdentifier=hash authorityKeyIdentifier=keyid "$3") \
       -out "$1.pem" 2>/dev/null
 }
 
@@ -64,13 +64,18 @@ openssl req -new -x509 -key ca-key.pem -subj "/CN=emberd test authority $(openss
 # Coordinators show the server's certificate to shards, so it serves both ends.
 both="extendedKeyUsage=serverAuth,clientAuth"
 for name in server client expired; do new_key "$name"; done
-sign server "emberd test server" "$days" "$both
-subjectAltName=$names"
-sign client "emberd test client" "$days" "extendedKeyUsage=clientAuth"
+sign server "emberd test server" "$both
+subjectAltName=$names" -days "$days"
+sign client "emberd test client" "extendedKeyUsage=clientAuth" -days "$days"
 (umask 077 && openssl pkcs12 -export -in client.pem -inkey client-key.pem -certfile ca.pem -name "emberd test client" \
   -passout pass: -out client.p12)
-sign expired "emberd test server, expired" -1 "$both
-subjectAltName=$names"
+# OpenSSL 3.5 takes no negative days, but dates, which 3.0 does not know.
+over=(-days -1)
+if openssl x509 -help 2>&1 | grep -e -not_after >/dev/null; then
+  over=(-not_before 20200101000000Z -not_after 20200102000000Z)
+fi
+sign expired "emberd test server, expired" "$both
+subjectAltName=$names" "${over[@]}"
 
 cat <<TEXT
 made in $PWD, for $*:

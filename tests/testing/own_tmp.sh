@@ -20,6 +20,11 @@ status=0
 # When Python forks to start a process, grpcio waits for its threads, which may wait for Python: now and then for ever.
 export GRPC_ENABLE_FORK_SUPPORT=0
 TMPDIR=$folder TEST_TMPDIR=$folder "$@" || status=$?
+# PyTorch leaves its compiler's cache there, and, where a process was killed, a module of its own.
+rm -rf "$folder"/torchinductor_*
+for module in "$folder"/*/_remote_module_non_scriptable.py; do
+  if [ -e "$module" ]; then rm -rf "${module%/*}"; fi
+done
 rmdir "$folder" 2>/dev/null && exit "$status"
 
 echo "left behind in the temporary folder:" >&2

@@ -38,7 +38,8 @@ def described(path, given):
 def entries(doc):
     """What a docstring says of each field."""
     found = {}
-    for names, text in re.findall(r"^    (\w+(?:, \w+)*): (.*?)(?=^    \w+(?:, \w+)*: |\Z)", doc, re.MULTILINE | re.DOTALL):
+    doc = inspect.cleandoc(doc)  # as Python 3.13 keeps it
+    for names, text in re.findall(r"^(\w+(?:, \w+)*): (.*?)(?=^\w+(?:, \w+)*: |\Z)", doc, re.MULTILINE | re.DOTALL):
         found.update(dict.fromkeys(names.split(", "), text.lower()))
     return found
 

@@ -214,7 +214,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             rates, known = np.asarray(store[RATES]), list(self.learning_rates)
             if rates.shape != (len(known),):
                 raise ValueError(f"layer {self.name!r}: {rates.size} learning rates of tables were saved; it has {len(known)}: {', '.join(known) or 'none'}")
-            self.set_learning_rates(dict(zip(known, rates.tolist())))
+            self.set_learning_rates(dict(zip(known, map(float, rates))))
         self._held.declare(self.name)._known = True  # who loads goes on
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
