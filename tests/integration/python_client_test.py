@@ -8,12 +8,10 @@ servers without reflection or health.
 Usage: python_client_test.py PATH_OF_EMBERD PATH_OF_PROTO_FOLDER
 """
 
-import ctypes
 import importlib
 import os
 import queue
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,7 @@ EMBERD, PROTOS = sys.argv[1:3]
 del sys.argv[1:3]
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testing"))
 
+from processes import WITH_PARENT  # noqa: E402
 from stubs import generate_stubs  # noqa: E402
 
 # The standard services, as far as they are used here. Their field numbers are public and frozen.
@@ -79,12 +78,10 @@ features {{ name: "title" table: "words" }}
 
 def start_cluster(log):
     """Starts a coordinator and two shards; gives the process and the coordinator's address."""
-    def die_with_parent():
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     process = subprocess.Popen(
-        [EMBERD, "up", "--shards", "2", "--processes",
+        [*WITH_PARENT, EMBERD, "up", "--shards", "2", "--processes",
          "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
-        stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=die_with_parent)
+        stdout=subprocess.PIPE, stderr=log, text=True)
     for line in process.stdout:
         found = re.match(r"emberd: ready coordinator=(\S+)", line)
         if found:

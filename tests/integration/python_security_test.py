@@ -8,7 +8,6 @@ Usage: python_security_test.py PATH_OF_EMBERD PATH_OF_REPOSITORY
 """
 
 import base64
-import ctypes
 import importlib
 import os
 import re
@@ -27,6 +26,7 @@ EMBERD, REPOSITORY = sys.argv[1:3]
 del sys.argv[1:3]
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testing"))
 
+from processes import WITH_PARENT  # noqa: E402
 from stubs import generate_stubs  # noqa: E402
 
 ROLES = ["reader", "trainer", "cluster"]
@@ -40,10 +40,8 @@ def read(path):
 
 def start_cluster(config, log):
     """Starts `emberd up` with a process for each part; gives it and the coordinator's addresses."""
-    def die_with_parent():
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    process = subprocess.Popen([EMBERD, "up", "--processes", "--config", config], stdout=subprocess.PIPE, stderr=log,
-                               text=True, preexec_fn=die_with_parent)
+    process = subprocess.Popen([*WITH_PARENT, EMBERD, "up", "--processes", "--config", config],
+                               stdout=subprocess.PIPE, stderr=log, text=True)
     for line in process.stdout:
         found = re.match(r"emberd: ready coordinator=(\S+) http=(\S+)", line)
         if found:

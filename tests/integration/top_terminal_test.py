@@ -43,14 +43,8 @@ class Terminal:
         env = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
         env.update({"TERM": "xterm"}, **dict(environment))
 
-        def prepare():
-            processes.die_with_parent()
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen([EMBERCTL, "top", "--interval", "0.2", *arguments], env=env,
-                                        stdin=self.slave, stdout=self.slave, stderr=self.slave,
-                                        preexec_fn=prepare)
+        self.process = subprocess.Popen([*processes.WITH_PARENT, "setsid", "--ctty", EMBERCTL, "top", "--interval", "0.2",
+                                         *arguments], env=env, stdin=self.slave, stdout=self.slave, stderr=self.slave)
         self.output = b""
 
     def resize(self, columns, rows):

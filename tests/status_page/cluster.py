@@ -1,6 +1,5 @@
 """A coordinator and its shards as processes, each of which can be killed and started again where it was."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testing"))
 
-from processes import free_ports  # noqa: E402
+from processes import WITH_PARENT, free_ports  # noqa: E402
 
 
 class Member:
@@ -23,12 +22,10 @@ class Member:
 
     def start(self):
         """Returns when it serves, each time on the same ports."""
-        def die_with_parent():
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         with open(os.path.join(self.folder, f"{self.name}.log"), "a") as log:
             self.process = subprocess.Popen(
-                [*self.command, "--address", self.grpc, "--http-address", self.http],
-                stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=die_with_parent)
+                [*WITH_PARENT, *self.command, "--address", self.grpc, "--http-address", self.http],
+                stdout=subprocess.PIPE, stderr=log, text=True)
         for line in self.process.stdout:
             if line.startswith("emberd: ready "):
                 return

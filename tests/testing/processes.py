@@ -1,18 +1,14 @@
 """Programs on loopback for tests: started, waited for and ended by their ids."""
 
-import ctypes
 import re
-import signal
 import socket
 import subprocess
 import threading
 import time
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent():
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+# Before a command: it is killed when this process ends. A function between fork and exec (preexec_fn) would do it as well,
+# until it waits for a lock that another thread, of grpcio perhaps, held when this process was copied.
+WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"]
 
 
 HELD = []  # sockets that keep ports
@@ -46,8 +42,8 @@ class Program:
     def __init__(self, argv, log):
         self.argv, self.log = argv, log
         with open(log, "a") as output:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                            preexec_fn=die_with_parent)
+            self.process = subprocess.Popen([*WITH_PARENT, *argv], stdin=subprocess.DEVNULL, stdout=output,
+                                            stderr=output)
 
     def output(self):
         with open(self.log, errors="replace") as file:

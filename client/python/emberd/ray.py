@@ -16,11 +16,9 @@ begin again from their own checkpoint of the same step.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import threading
@@ -42,10 +40,8 @@ _LOOK_SECONDS = 0.5  # between two looks at all processes
 _SHARE_OF_ROWS = 0.75  # of a shard's memory
 _RUNS, _ENDED, _GONE = range(3)  # a process; ended: its actor lives, and starts it again where it was
 _READY = re.compile(r"\bgrpc=(\S+)")
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+# Before a command: it is killed when this process ends. No preexec_fn: beside threads it may wait for ever.
+_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"]
 
 
 class _Process:
@@ -68,8 +64,8 @@ class _Process:
         arguments = [str(_native.program_path()), role, "--config", config, "--index", str(index), "--http-address", "",
                      "--address", address or f"{host}:0", "--ready-file", ready]
         with open(log, "ab") as file:
-            self._child = subprocess.Popen(arguments + ["--insecure"] * insecure, stdin=subprocess.DEVNULL,
-                                           stdout=subprocess.DEVNULL, stderr=file, preexec_fn=_end_with_parent)
+            self._child = subprocess.Popen(_WITH_PARENT + arguments + ["--insecure"] * insecure, stdin=subprocess.DEVNULL,
+                                           stdout=subprocess.DEVNULL, stderr=file)
         end = time.monotonic() + timeout
         while True:
             if os.path.exists(ready):
