@@ -26,12 +26,6 @@ std::vector<std::string> HttpAddresses(const v1::ClusterConfig& cluster) {
   return addresses;
 }
 
-std::vector<group::Collective*> CollectivesOf(const step::ShardSet& shards) {
-  std::vector<group::Collective*> collectives;
-  for (size_t i = 0; i < shards.size(); ++i) collectives.push_back(shards[i].collective());
-  return collectives;
-}
-
 // What can be read and assigned of each table beside its weights.
 void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response) {
   for (const v1::TableConfig& table : model.tables()) {
@@ -55,8 +49,8 @@ constexpr absl::Duration kDropPause = absl::Milliseconds(10);
 Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                          std::vector<std::shared_ptr<host::ShardBackend>> shards,
                          ops::Metrics* metrics, ThreadPools* threads)
-    : shards_(std::move(shards), &threads->blocking),
-      collective_(CollectivesOf(shards_)),
+    : shards_(shards, &threads->blocking),
+      collective_(std::move(shards), &threads->blocking),
       shard_http_addresses_(HttpAddresses(cluster)),
       start_(SteadyNow()),
       registry_(shards_,

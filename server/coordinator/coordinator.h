@@ -23,7 +23,7 @@
 #include "server/coordinator/resources.h"
 #include "server/coordinator/row_access.h"
 #include "server/coordinator/unary_steps.h"
-#include "server/group/collective_router.h"
+#include "server/host/collective_router.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/step/fanout.h"
@@ -77,7 +77,7 @@ class Coordinator {
                    rpc::CallContext* caller);
 
   const step::ShardSet shards_;
-  group::CollectiveRouter collective_;
+  host::CollectiveRouter collective_;
   const std::vector<std::string> shard_http_addresses_;
   const absl::Time start_;
   ModelRegistry registry_;

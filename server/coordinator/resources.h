@@ -5,9 +5,9 @@
 
 #include "absl/time/time.h"
 
-namespace emberd::group {
+namespace emberd::host {
 class CollectiveRouter;
-}  // namespace emberd::group
+}  // namespace emberd::host
 namespace emberd::ops {
 class Metrics;
 class ServerMetrics;
@@ -36,7 +36,7 @@ struct CoordinatorResources {
   UnarySteps* steps = nullptr;
   RowAccess* rows = nullptr;
   Checkpoints* checkpoints = nullptr;
-  group::CollectiveRouter* collective = nullptr;
+  host::CollectiveRouter* collective = nullptr;
   ops::Metrics* metrics = nullptr;
   ops::ServerMetrics* server_metrics = nullptr;
   absl::Duration shard_call;  // time for what is asked of shards

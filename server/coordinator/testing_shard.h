@@ -26,7 +26,6 @@ class TestingShard : public host::ShardBackend {
   std::unique_ptr<host::ApplyCall> Apply(host::ApplyCommand, rpc::CallContext*) override {
     return nullptr;
   }
-  group::Collective* collective() override { return nullptr; }
 
  protected:
   // From now on, `answer` answers the verb. For constructors.

@@ -1,9 +1,22 @@
 #include "server/group/group.h"
 
+#include <array>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/sha256.h"
 
 namespace emberd::group {
+
+int HostOf(const GroupId& id, int shards) {
+  std::string text;
+  for (int shift = 0; shift < 64; shift += 8)
+    text.push_back(static_cast<char>(id.model_id >> shift));
+  const std::array<uint8_t, 32> digest = Sha256(text + id.group);
+  uint64_t hash = 0;
+  for (int i = 0; i < 8; ++i) hash = hash << 8 | digest[i];
+  return static_cast<int>(hash % static_cast<uint64_t>(shards));
+}
 
 std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& options,
                                      absl::Time now) {
@@ -14,12 +27,11 @@ std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& 
 Group::Group(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
     : id_(id), options_(options), last_call_(now) {}
 
-void Group::AllGather(internal::v1::AllGatherRequest, Collective::GatherDone done, Event* event) {
+void Group::AllGather(internal::v1::AllGatherRequest, GatherDone done, Event* event) {
   Answer(std::move(done), RefuseVerb("AllGather", "SYNC"), &event->answers);
 }
 
-void Group::Advance(const internal::v1::AdvanceRequest&, Collective::StatusDone done,
-                    Event* event) {
+void Group::Advance(const internal::v1::AdvanceRequest&, StatusDone done, Event* event) {
   Answer(std::move(done), RefuseVerb("Advance", "BOUNDED"), &event->answers);
 }
 

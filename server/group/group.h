@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,11 +16,30 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "server/group/collective.h"
+#include "emberd/internal/v1/groups.pb.h"
 
 namespace emberd::group {
+
+struct GroupId {
+  uint64_t model_id = 0;
+  std::string group;
+
+  auto operator<=>(const GroupId&) const = default;
+};
+
+inline GroupId IdOf(const internal::v1::GroupName& name) { return {name.model_id(), name.group()}; }
+
+// Which of `shards` hosts a group: the same on every coordinator, in every process and release. The
+// first 64 bits of the SHA-256 of the model id (8 bytes, little-endian) and the name, big-endian,
+// modulo `shards`.
+int HostOf(const GroupId& id, int shards);
+
+using JoinDone = std::function<void(absl::StatusOr<internal::v1::JoinResponse>)>;
+using GatherDone = std::function<void(absl::StatusOr<internal::v1::AllGatherResponse>)>;
+using StatusDone = std::function<void(absl::Status)>;
 
 // Hosts count the generations of their groups one by one, and begin anywhere when they start
 // (RendezvousOptions): what is late of a former life of a host is known by its number. So one
@@ -90,15 +110,12 @@ class Group {
                                        absl::Time now);
   virtual ~Group() = default;
 
-  virtual void Join(const internal::v1::JoinRequest& request, Collective::JoinDone done,
-                    Event* event) = 0;
+  virtual void Join(const internal::v1::JoinRequest& request, JoinDone done, Event* event) = 0;
   virtual void Leave(const internal::v1::LeaveRequest& request, Event* event) = 0;
-  virtual void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) = 0;
+  virtual void Watch(uint64_t generation, int rank, StatusDone done, Event* event) = 0;
   // What only one kind of group has is refused by the other, with FAILED_PRECONDITION.
-  virtual void AllGather(internal::v1::AllGatherRequest request, Collective::GatherDone done,
-                         Event* event);
-  virtual void Advance(const internal::v1::AdvanceRequest& request, Collective::StatusDone done,
-                       Event* event);
+  virtual void AllGather(internal::v1::AllGatherRequest request, GatherDone done, Event* event);
+  virtual void Advance(const internal::v1::AdvanceRequest& request, StatusDone done, Event* event);
 
   // For members that are all served by this process: makes `generation` of a SYNC group the live
   // one, without joins, since another host has started it. Nothing happens if it, or a later one,

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "emberd/internal/v1/groups.pb.h"
 #include "emberd/v1/train.pb.h"
-#include "server/group/collective.h"
 
 namespace emberd::group {
 

@@ -21,7 +21,7 @@ class ProgressGroup final : public Group {
     for (Rank& rank : ranks_) rank.next_step = options.first_step();
   }
 
-  void Join(const pb::JoinRequest& request, Collective::JoinDone done, Event* event) override {
+  void Join(const pb::JoinRequest& request, JoinDone done, Event* event) override {
     const int rank = request.rank();
     Rank& member = ranks_[rank];
     if (member.present) {
@@ -44,14 +44,13 @@ class ProgressGroup final : public Group {
     GoAway(request.rank(), request.finished(), event);
   }
 
-  void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) override {
+  void Watch(uint64_t generation, int rank, StatusDone done, Event* event) override {
     const absl::Status status = Check(generation, rank, ranks_[rank].next_step);
     if (!status.ok()) return Answer(std::move(done), status, &event->answers);
     waiting_.push_back({{event->ticket, std::move(done)}, rank, kNoStep, absl::InfiniteFuture()});
   }
 
-  void Advance(const pb::AdvanceRequest& request, Collective::StatusDone done,
-               Event* event) override {
+  void Advance(const pb::AdvanceRequest& request, StatusDone done, Event* event) override {
     const int rank = request.rank();
     const absl::Status status = Check(request.generation(), rank, request.next_step());
     if (!status.ok()) return Answer(std::move(done), status, &event->answers);
@@ -119,7 +118,7 @@ class ProgressGroup final : public Group {
     bool finished = false;
     int64_t next_step = 0;
   };
-  struct WaitingRank : Waiting<Collective::StatusDone> {
+  struct WaitingRank : Waiting<StatusDone> {
     int rank = 0;
     int64_t wait_for = 0;
     absl::Time deadline;

@@ -143,7 +143,7 @@ TEST_F(ProgressGroupTest, AWithdrawnCallLeavesTheProgress) {
   JoinAll();
   const AskedStatus gone = Advance(0, 3, 1);
   gone.withdraw(absl::CancelledError("gone"));
-  EXPECT_EQ(gone.status(), absl::CancelledError("gone"));
+  EXPECT_EQ(gone.status(), absl::CancelledError("group 'g': gone"));
   EXPECT_EQ(host_->load().waiting, 0u);
   EXPECT_TRUE(Advance(1, 3, 3).ok());
   EXPECT_EQ(gone.state->answers, 1);
@@ -169,7 +169,7 @@ TEST_F(ProgressGroupTest, LearnsOfRanksThatHaveNotBeenHere) {
   add(3, 50, true);
   add(4, 0, false);
   add(-1, 0, true);
-  host_->Advance(request, /*context=*/nullptr, tells.Callback());
+  host_->Advance(request, tells.Callback());
   EXPECT_TRUE(tells.ok());
   EXPECT_TRUE(waits.ok()) << "rank 2 is at 98, rank 3 has finished; rank 0 knows itself better";
   const AskedStatus later = Advance(0, 100, 99);

@@ -48,8 +48,7 @@ Rendezvous::~Rendezvous() {
   if (timer_thread_.joinable()) timer_thread_.join();
 }
 
-Collective::Withdraw Rendezvous::Join(internal::v1::JoinRequest request, const rpc::CallContext*,
-                                      JoinDone done) {
+Withdraw Rendezvous::Join(const internal::v1::JoinRequest& request, JoinDone done) {
   const GroupId id = IdOf(request.name());
   return OnCall(id, done, [&](Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
     RETURN_IF_ERROR(CheckGroupOptions(request.options()));
@@ -63,8 +62,7 @@ Collective::Withdraw Rendezvous::Join(internal::v1::JoinRequest request, const r
   });
 }
 
-Collective::Withdraw Rendezvous::AllGather(internal::v1::AllGatherRequest request,
-                                           const rpc::CallContext*, GatherDone done) {
+Withdraw Rendezvous::AllGather(internal::v1::AllGatherRequest request, GatherDone done) {
   const auto work = [&](Group& group, Event* event)
                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
     RETURN_IF_ERROR(CheckExchange(request));
@@ -80,8 +78,7 @@ Collective::Withdraw Rendezvous::AllGather(internal::v1::AllGatherRequest reques
   return OnMember(request, done, work);
 }
 
-Collective::Withdraw Rendezvous::Advance(internal::v1::AdvanceRequest request,
-                                         const rpc::CallContext*, StatusDone done) {
+Withdraw Rendezvous::Advance(const internal::v1::AdvanceRequest& request, StatusDone done) {
   return OnMember(request, done, [&](Group& group, Event* event) -> absl::Status {
     RETURN_IF_ERROR(CheckAdvance(request));
     group.Advance(request, std::move(done), event);
@@ -89,8 +86,7 @@ Collective::Withdraw Rendezvous::Advance(internal::v1::AdvanceRequest request,
   });
 }
 
-Collective::Withdraw Rendezvous::Watch(internal::v1::WatchRequest request, const rpc::CallContext*,
-                                       StatusDone done) {
+Withdraw Rendezvous::Watch(const internal::v1::WatchRequest& request, StatusDone done) {
   return OnMember(request, done, [&](Group& group, Event* event) {
     group.Watch(request.generation(), request.rank(), std::move(done), event);
     return absl::OkStatus();
@@ -98,8 +94,7 @@ Collective::Withdraw Rendezvous::Watch(internal::v1::WatchRequest request, const
 }
 
 template <typename Request, typename Done, typename Work>
-Collective::Withdraw Rendezvous::OnMember(const Request& request, const Done& done,
-                                          const Work& work) {
+Withdraw Rendezvous::OnMember(const Request& request, const Done& done, const Work& work) {
   const GroupId id = IdOf(request.name());
   return OnCall(id, done, [&](Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
     const auto found = groups_.find(id);
@@ -117,7 +112,7 @@ Collective::Withdraw Rendezvous::OnMember(const Request& request, const Done& do
 }
 
 template <typename Done, typename Work>
-Collective::Withdraw Rendezvous::OnCall(const GroupId& id, const Done& done, const Work& work) {
+Withdraw Rendezvous::OnCall(const GroupId& id, const Done& done, const Work& work) {
   Event event;
   {
     absl::MutexLock lock(&mutex_);
@@ -128,7 +123,8 @@ Collective::Withdraw Rendezvous::OnCall(const GroupId& id, const Done& done, con
   }
   GiveAnswers(event);
   return [this, id, ticket = event.ticket](const absl::Status& status) {
-    OnGroup(id, [&](Group& group, Event* now) { group.Withdraw(ticket, status, now); });
+    const absl::Status end = InGroup(id, status);
+    OnGroup(id, [&](Group& group, Event* now) { group.Withdraw(ticket, end, now); });
   };
 }
 
@@ -145,8 +141,7 @@ void Rendezvous::OnGroup(const GroupId& id, const std::function<void(Group&, Eve
   GiveAnswers(event);
 }
 
-Collective::Withdraw Rendezvous::Leave(internal::v1::LeaveRequest request, const rpc::CallContext*,
-                                       StatusDone done) {
+Withdraw Rendezvous::Leave(const internal::v1::LeaveRequest& request, const StatusDone& done) {
   const GroupId id = IdOf(request.name());
   const absl::Status status = CheckGroupName("name.group", id.group);
   if (status.ok()) {
@@ -157,7 +152,7 @@ Collective::Withdraw Rendezvous::Leave(internal::v1::LeaveRequest request, const
     });
   }
   done(status);
-  return [](const absl::Status&) {};  // never waits
+  return nullptr;  // it never waits
 }
 
 bool Rendezvous::Adopt(const GroupId& id, uint64_t generation, const v1::GroupOptions& options) {

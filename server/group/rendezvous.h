@@ -17,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "server/group/collective.h"
 #include "server/group/group.h"
 
 namespace emberd::group {
@@ -32,27 +31,29 @@ struct RendezvousOptions {
   std::function<absl::Time()> clock = nullptr;
 };
 
+// Answers the call that returned it with this status, which is not OK, if it still waits; the
+// message will begin with the group's name. The call is then as if it had never come; but a value
+// that it brought to an exchange stays there.
+using Withdraw = std::function<void(const absl::Status&)>;
+
 // Thread-safe.
-class Rendezvous final : public Collective {
+class Rendezvous {
  public:
   explicit Rendezvous(RendezvousOptions options = {});
   // Closes first.
-  ~Rendezvous() override;
+  ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  // When a Withdraw that one of these returned comes back, the callback has run or runs elsewhere.
-  // The rendezvous must outlive it.
-  Withdraw Join(internal::v1::JoinRequest request, const rpc::CallContext* context,
-                JoinDone done) override;
-  Withdraw AllGather(internal::v1::AllGatherRequest request, const rpc::CallContext* context,
-                     GatherDone done) override;
-  Withdraw Advance(internal::v1::AdvanceRequest request, const rpc::CallContext* context,
-                   StatusDone done) override;
-  Withdraw Leave(internal::v1::LeaveRequest request, const rpc::CallContext* context,
-                 StatusDone done) override;
-  Withdraw Watch(internal::v1::WatchRequest request, const rpc::CallContext* context,
-                 StatusDone done) override;
+  // The calls of ShardService. Nothing blocks: each runs its callback exactly once, now or later,
+  // on any thread; callbacks must be short. When the result comes back from a call, its callback
+  // has run or runs elsewhere; the rendezvous must outlive it, and it may be null.
+  Withdraw Join(const internal::v1::JoinRequest& request, JoinDone done);
+  Withdraw AllGather(internal::v1::AllGatherRequest request, GatherDone done);
+  Withdraw Advance(const internal::v1::AdvanceRequest& request, StatusDone done);
+  Withdraw Leave(const internal::v1::LeaveRequest& request, const StatusDone& done);
+  // Never answered with OK.
+  Withdraw Watch(const internal::v1::WatchRequest& request, StatusDone done);
 
   // For members that are all served by this process, of a generation that another host started:
   // from now on AllGather and Leave work here too. An older generation of the group ends here.

@@ -299,12 +299,12 @@ TEST(RendezvousTest, WatchesDeadlinesByItself) {
     // A later deadline first: the thread must not sleep through the earlier one.
     absl::Notification late, early;
     absl::Status late_status, early_status;
-    rendezvous.Join(JoinOf({7, "late"}, 0, MakeOptions(2, v1::SYNC, 60), "c"), nullptr,
+    rendezvous.Join(JoinOf({7, "late"}, 0, MakeOptions(2, v1::SYNC, 60), "c"),
                     [&](const auto& result) {
                       late_status = result.status();
                       late.Notify();
                     });
-    rendezvous.Join(JoinOf({7, "early"}, 0, MakeOptions(2, v1::SYNC, 20), "c"), nullptr,
+    rendezvous.Join(JoinOf({7, "early"}, 0, MakeOptions(2, v1::SYNC, 20), "c"),
                     [&](const auto& result) {
                       early_status = result.status();
                       early.Notify();

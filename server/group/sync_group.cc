@@ -43,7 +43,7 @@ class ExchangeTable {
       : owner_(std::move(owner)), size_(size), timeout_(timeout), forgotten_(kGroupKeys) {}
 
   // One rank's value. The last one answers all.
-  void Contribute(pb::AllGatherRequest request, Collective::GatherDone done, Event* event) {
+  void Contribute(pb::AllGatherRequest request, GatherDone done, Event* event) {
     const ExchangeKey key = KeyOf(request);
     const int rank = request.rank();
     std::string& value = *request.mutable_value();
@@ -83,8 +83,8 @@ class ExchangeTable {
   }
 
   // The same once the generation is over: what had been complete is answered, the rest gets `end`.
-  void ContributeLate(const pb::AllGatherRequest& request, const absl::Status& end,
-                      Collective::GatherDone done, Event* event) {
+  void ContributeLate(const pb::AllGatherRequest& request, const absl::Status& end, GatherDone done,
+                      Event* event) {
     absl::StatusOr<pb::AllGatherResponse> answer = end;
     const ExchangeKey key = KeyOf(request);
     if (const Kept* kept = FindKept(key); kept != nullptr) {
@@ -142,7 +142,7 @@ class ExchangeTable {
   int64_t bytes() const { return bytes_; }  // of all values held
 
  private:
-  struct WaitingRank : Waiting<Collective::GatherDone> {
+  struct WaitingRank : Waiting<GatherDone> {
     int rank = 0;
   };
   struct Open {
@@ -238,7 +238,7 @@ class SyncGroup final : public Group {
   SyncGroup(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
       : Group(id, options, now) {}
 
-  void Join(const pb::JoinRequest& request, Collective::JoinDone done, Event* event) override {
+  void Join(const pb::JoinRequest& request, JoinDone done, Event* event) override {
     const absl::Status again =
         Error(absl::StatusCode::kAborted, absl::StrCat("rank ", request.rank(), " joined again",
                                                        live() ? InStep() : "", "; join again"));
@@ -266,7 +266,7 @@ class SyncGroup final : public Group {
                event);
   }
 
-  void AllGather(pb::AllGatherRequest request, Collective::GatherDone done, Event* event) override {
+  void AllGather(pb::AllGatherRequest request, GatherDone done, Event* event) override {
     if (!Knows(request.generation())) {
       Answer(std::move(done), OverError(request.generation()), &event->answers);
       return;
@@ -280,7 +280,7 @@ class SyncGroup final : public Group {
     }
   }
 
-  void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) override {
+  void Watch(uint64_t generation, int rank, StatusDone done, Event* event) override {
     const int most = 4 * size();
     absl::Status refused;
     if (!Knows(generation)) {
@@ -368,11 +368,11 @@ class SyncGroup final : public Group {
   }
 
  private:
-  struct Joining : Waiting<Collective::JoinDone> {
+  struct Joining : Waiting<JoinDone> {
     std::string coordinator;
     absl::Time deadline;
   };
-  struct Watching : Waiting<Collective::StatusDone> {
+  struct Watching : Waiting<StatusDone> {
     int rank = 0;
   };
   struct Generation {

@@ -198,7 +198,7 @@ TEST_F(SyncGroupTest, EachJoinHasItsOwnDeadline) {
 TEST_F(SyncGroupTest, AWithdrawnJoinHasNotHappened) {
   const AskedJoin gone = host_.Join(kGroup, 0, MakeOptions(2));
   gone.withdraw(absl::CancelledError("gone"));
-  EXPECT_EQ(gone.status(), absl::CancelledError("gone"));
+  EXPECT_EQ(gone.status(), absl::CancelledError("group 'g': gone"));
   const AskedJoin other = host_.Join(kGroup, 1, MakeOptions(2));
   EXPECT_TRUE(other.waits());
   EXPECT_TRUE(host_.Join(kGroup, 0, MakeOptions(2)).ok());
@@ -219,7 +219,7 @@ TEST_F(SyncGroupTest, AWithdrawnGatherLeavesItsValue) {
   Begin(2);
   const AskedGather gone = Gather(0, 1, "a");
   gone.withdraw(absl::CancelledError("gone"));
-  EXPECT_EQ(gone.status(), absl::CancelledError("gone"));
+  EXPECT_EQ(gone.status(), absl::CancelledError("group 'g': gone"));
   const AskedGather other = Gather(1, 1, "b");
   ASSERT_TRUE(other.ok());
   EXPECT_THAT(other->values(), ElementsAre("a", "b"));
@@ -228,7 +228,7 @@ TEST_F(SyncGroupTest, AWithdrawnGatherLeavesItsValue) {
 
   const AskedStatus watch = host_.Watch(kGroup, generation_);
   watch.withdraw(absl::CancelledError("gone"));
-  EXPECT_EQ(watch.status(), absl::CancelledError("gone"));
+  EXPECT_EQ(watch.status(), absl::CancelledError("group 'g': gone"));
   EXPECT_EQ(
       Gather(0, 2, "a").status(),
       absl::AbortedError("group 'g': rank 0 left in step 1 (its coordinator is gone); join again"));

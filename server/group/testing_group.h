@@ -88,7 +88,7 @@ struct Asked {
   }
 
   std::shared_ptr<State> state = std::make_shared<State>();
-  Collective::Withdraw withdraw;
+  Withdraw withdraw;
 };
 
 using AskedJoin = Asked<absl::StatusOr<pb::JoinResponse>>;
@@ -118,9 +118,8 @@ class TestingHost {
 
   AskedJoin Join(const GroupId& id, int rank, const v1::GroupOptions& options) {
     AskedJoin join;
-    join.withdraw =
-        rendezvous_.Join(JoinOf(id, rank, options, "coordinator of " + std::to_string(rank)),
-                         /*context=*/nullptr, join.Callback());
+    join.withdraw = rendezvous_.Join(
+        JoinOf(id, rank, options, "coordinator of " + std::to_string(rank)), join.Callback());
     return join;
   }
   // All ranks; the generation.
@@ -133,27 +132,26 @@ class TestingHost {
                         int64_t step, const std::string& value) {
     AskedGather gather;
     gather.withdraw = rendezvous_.AllGather(GatherOf(id, generation, rank, step, group_key, value),
-                                            /*context=*/nullptr, gather.Callback());
+                                            gather.Callback());
     return gather;
   }
   AskedStatus Advance(const GroupId& id, uint64_t generation, int rank, int64_t next_step,
                       int64_t wait_for) {
     AskedStatus advance;
     advance.withdraw = rendezvous_.Advance(AdvanceOf(id, generation, rank, next_step, wait_for),
-                                           /*context=*/nullptr, advance.Callback());
+                                           advance.Callback());
     return advance;
   }
   absl::Status Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
                      bool finished) {
     const AskedStatus leave;
-    rendezvous_.Leave(LeaveOf(id, generation, rank, reason, finished), /*context=*/nullptr,
-                      leave.Callback());
+    rendezvous_.Leave(LeaveOf(id, generation, rank, reason, finished), leave.Callback());
     return leave.status();
   }
   AskedStatus Watch(const GroupId& id, uint64_t generation, int rank = 0) {
     AskedStatus watch;
-    watch.withdraw = rendezvous_.Watch(RequestOf<pb::WatchRequest>(id, generation, rank),
-                                       /*context=*/nullptr, watch.Callback());
+    watch.withdraw =
+        rendezvous_.Watch(RequestOf<pb::WatchRequest>(id, generation, rank), watch.Callback());
     return watch;
   }
 

@@ -74,14 +74,12 @@ class LocalShard final : public ShardBackend {
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalApply>(host_.get(), std::move(command), name_);
   }
-  group::Collective* collective() override { return &rendezvous_; }
 
  private:
   absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
-                       google::protobuf::Message* response, rpc::CallContext*) override {
-    return Annotate(WaitForAnswer<absl::Status>(
-                        [&](const auto& done) { verbs_.Run(verb, request, response, done); }),
-                    name_);
+                       google::protobuf::Message* response, rpc::CallContext* context) override {
+    const absl::Status status = verbs_.Call(verb, request, response, context);
+    return IsOfGroup(verb, status) ? status : Annotate(status, name_);
   }
 
   const std::string name_;

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 
 namespace emberd::host {
 
@@ -20,6 +21,10 @@ class Promise {
       state->value = std::move(value);
       state->ready.Notify();
     };
+  }
+  // False: there is no value by then.
+  bool WaitUntil(absl::Time deadline) const {
+    return state_->ready.WaitForNotificationWithDeadline(deadline);
   }
   T& Wait() {
     state_->ready.WaitForNotification();

@@ -24,7 +24,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
-#include "server/group/collective_rpc.h"
 #include "server/host/lane_gather.h"
 #include "server/host/shard_backend.h"
 #include "server/host/step_codec.h"
@@ -381,8 +380,7 @@ class RemoteShard final : public ShardBackend {
         memory_(options_.share_from_bytes, options_.limits.memory,
                 [this](absl::Time deadline) { return AskForInvitation(deadline); }),
         security_(SecurityOf(options_)),
-        lanes_(kMaxLanes, [this](absl::Time deadline) { return AskForInvitation(deadline); }),
-        collective_(group::MakeRemoteCollective(channel_, reconnector_.context())) {}
+        lanes_(kMaxLanes, [this](absl::Time deadline) { return AskForInvitation(deadline); }) {}
 
   const std::string& name() const override { return name_; }
   const std::string& address() const override { return options_.address; }
@@ -406,12 +404,11 @@ class RemoteShard final : public ShardBackend {
     return std::make_unique<RemoteApply>(Open("Apply", context), command, &reconnector_);
   }
 
-  group::Collective* collective() override { return collective_.get(); }
-
  private:
   absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
                        google::protobuf::Message* response, rpc::CallContext* context) override {
-    return Unary(NameOf(verb), request, response, context);
+    const absl::Status status = Unary(NameOf(verb), request, response, context);
+    return IsOfGroup(verb, status) ? status : reconnector_.Explain(status);
   }
 
   // `method`: of ShardService. What the stubs of gRPC's compiler do, for messages of any type.
@@ -424,9 +421,8 @@ class RemoteShard final : public ShardBackend {
     rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
     const std::string path = absl::StrCat(kService, method);
     const grpc::internal::RpcMethod rpc(path.c_str(), grpc::internal::RpcMethod::NORMAL_RPC);
-    const grpc::Status status = grpc::internal::BlockingUnaryCall<MessageLite, MessageLite>(
-        channel_.get(), rpc, &client_context, request, response);
-    return status.ok() ? absl::OkStatus() : reconnector_.Explain(rpc::FromGrpcStatus(status));
+    return rpc::FromGrpcStatus(grpc::internal::BlockingUnaryCall<MessageLite, MessageLite>(
+        channel_.get(), rpc, &client_context, request, response));
   }
 
   OpenStream Open(const std::string& method, rpc::CallContext* context) {
@@ -443,7 +439,8 @@ class RemoteShard final : public ShardBackend {
     }
     rpc::CallContext context(deadline);
     v1::ShareMemoryResponse response;
-    RETURN_IF_ERROR(Unary("ShareMemory", v1::ShareMemoryRequest(), &response, &context));
+    RETURN_IF_ERROR(
+        reconnector_.Explain(Unary("ShareMemory", v1::ShareMemoryRequest(), &response, &context)));
     return LocalInvitation{response.socket(), response.ticket()};
   }
 
@@ -455,7 +452,6 @@ class RemoteShard final : public ShardBackend {
   ShardMemory memory_;
   const std::shared_ptr<const security::Security> security_;
   LanePool lanes_;
-  const std::unique_ptr<group::Collective> collective_;
 };
 
 }  // namespace

@@ -20,7 +20,6 @@
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "preprocess/batch/csr.h"
-#include "server/group/collective.h"
 #include "server/host/mutation_record.h"
 #include "server/host/mutation_votes.h"
 #include "server/host/verbs.h"
@@ -184,7 +183,8 @@ absl::Status CheckHotRows(int hot_rows);
 // INVALID_ARGUMENT names what an AdminService.ChangeMemory lacks.
 absl::Status CheckMemoryChange(const v1::ChangeMemoryRequest& request);
 
-// Thread-safe. Every error's message begins with the shard's name.
+// Thread-safe. Every error's message begins with the shard's name, or with that of a group
+// (IsOfGroup).
 class ShardBackend {
  public:
   virtual ~ShardBackend() = default;
@@ -214,8 +214,6 @@ class ShardBackend {
   // will do.
   virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
-  // The training groups that the shard hosts.
-  virtual group::Collective* collective() = 0;
 
  protected:
   // The messages are of the verb's types.

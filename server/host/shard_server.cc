@@ -13,7 +13,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
-#include "server/group/collective_rpc.h"
 #include "server/host/lane_gather.h"
 #include "server/host/rows_codec.h"
 #include "server/host/slow_call_log.h"
@@ -188,27 +187,34 @@ class RefusedStream final : public MessageReactor {
   void OnDone() override { delete this; }
 };
 
-// Calls with a single answer.
-
-class UnaryCall {
+// A call with a single answer. Deletes itself when it is over; until then, the messages stay.
+class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  // The messages stay where they are until the end.
-  UnaryCall(ShardHost* host, ops::Rpc rpc, const Message& request, const Message* response,
-            grpc::ServerUnaryReactor* reactor)
-      : response_(response),
-        reactor_(reactor),
-        timer_(host->metrics(), rpc, static_cast<int64_t>(request.ByteSizeLong())) {}
+  explicit UnaryCall(const Message* response) : response_(response) {}
+
+  void CountAs(ShardHost* host, ops::Rpc rpc, const Message& request) {
+    timer_.emplace(host->metrics(), rpc, static_cast<int64_t>(request.ByteSizeLong()));
+  }
+  // What to do when the caller goes away. Set before gRPC has the call, which tells only then.
+  void OnCallerGone(ShardVerbs::Withdraw withdraw) { withdraw_ = std::move(withdraw); }
 
   void End(const absl::Status& status) {
-    if (status.ok()) timer_.AddResponseBytes(static_cast<int64_t>(response_->ByteSizeLong()));
-    timer_.Finish(status.code());
-    reactor_->Finish(rpc::ToGrpcStatus(status));
+    if (timer_.has_value()) {
+      if (status.ok()) timer_->AddResponseBytes(static_cast<int64_t>(response_->ByteSizeLong()));
+      timer_->Finish(status.code());
+    }
+    Finish(rpc::ToGrpcStatus(status));
   }
 
  private:
+  void OnCancel() override {
+    if (withdraw_ != nullptr) withdraw_(absl::CancelledError("the caller went away"));
+  }
+  void OnDone() override { delete this; }
+
   const Message* const response_;
-  grpc::ServerUnaryReactor* const reactor_;
-  ops::RpcTimer timer_;
+  std::optional<ops::RpcTimer> timer_;
+  ShardVerbs::Withdraw withdraw_;
 };
 
 using Service = pb::ShardService;
@@ -259,12 +265,16 @@ class ShardServiceImpl final : public ShardServiceBase {
 
   Reactor* ShareMemory(Context* context, const v1::ShareMemoryRequest* request,
                        v1::ShareMemoryResponse* response) override {
-    return Start(Check(*context), context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardShareMemory, *request, response, reactor);
+    auto* call = new UnaryCall(response);
+    absl::Status status = Check(*context);
+    if (status.ok()) {
+      call->CountAs(host_, ops::Rpc::kShardShareMemory, *request);
       const auto invitation = rpc::InvitePeer(local_, rpc::LocalPeerOf(*context));
       if (invitation.ok()) *response = *invitation;
-      call.End(invitation.status());
-    });
+      status = invitation.status();
+    }
+    call->End(status);
+    return call;
   }
 
  private:
@@ -272,35 +282,36 @@ class ShardServiceImpl final : public ShardServiceBase {
     RETURN_IF_ERROR(place_->Check(context));
     return host_->CheckReady();
   }
-  // Begins a call with one answer; `work` gets the reactor that it must see finished.
-  template <typename Work>
-  Reactor* Start(const absl::Status& status, Context* context, const Work& work) {
-    Reactor* reactor = context->DefaultReactor();
-    if (status.ok()) work(reactor);
-    if (!status.ok()) reactor->Finish(rpc::ToGrpcStatus(status));
-    return reactor;
-  }
 
   Reactor* Run(ShardVerb verb, Context* context, const Message& request, Message* response) {
     const VerbRuns runs = RunsOf(verb);
-    const absl::Status status =
-        runs == VerbRuns::kApart ? place_->Check(*context) : Check(*context);
-    return Start(status, context, [&](Reactor* reactor) {
-      auto call = std::make_shared<UnaryCall>(host_, ops::ShardRpc(NameOf(verb)), request, response,
-                                              reactor);
-      auto work = [=, this, request = &request] {
-        if (runs == VerbRuns::kIfHeard && context->IsCancelled()) {
-          return call->End(absl::CancelledError("the caller is gone"));
-        }
-        verbs_.Run(verb, *request, response, [call](const absl::Status& end) { call->End(end); });
-      };
-      if (runs == VerbRuns::kAtOnce) return work();
-      TaskQueue& queue = runs == VerbRuns::kApart ? status_calls_ : slow_calls_;
-      if (queue.Submit(std::move(work))) return;
-      call->End(absl::ResourceExhaustedError(
+    auto* call = new UnaryCall(response);
+    const bool early = runs == VerbRuns::kApart || runs == VerbRuns::kMeets;
+    const absl::Status status = early ? place_->Check(*context) : Check(*context);
+    if (!status.ok()) {
+      call->End(status);
+      return call;
+    }
+    // A watch takes as long as its generation lives.
+    if (verb != ShardVerb::kWatch) call->CountAs(host_, ops::ShardRpc(NameOf(verb)), request);
+    const auto end = [call](const absl::Status& result) { call->End(result); };
+    if (runs == VerbRuns::kAtOnce || runs == VerbRuns::kMeets) {
+      call->OnCallerGone(verbs_.Run(verb, request, response, end));
+      return call;
+    }
+    TaskQueue& queue = runs == VerbRuns::kApart ? status_calls_ : slow_calls_;
+    const bool taken = queue.Submit([=, this, request = &request] {
+      if (runs == VerbRuns::kIfHeard && context->IsCancelled()) {
+        return end(absl::CancelledError("the caller is gone"));
+      }
+      verbs_.Run(verb, *request, response, end);
+    });
+    if (!taken) {
+      end(absl::ResourceExhaustedError(
           absl::StrCat(queue.max_queued(),
                        " calls that take long wait at this shard already; try again later")));
-    });
+    }
+    return call;
   }
 
   ShardHost* const host_;
@@ -332,9 +343,8 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   serving.max_message_bytes = options.cluster.budgets().max_message_bytes();
   serving.receive_bytes = options.cluster.budgets().in_flight_bytes();
   serving.security = options.security;
-  serving.services = {server->shard_service_.get(), server->collective_service_.get()};
-  serving.service_names = {"emberd.internal.v1.ShardService",
-                           "emberd.internal.v1.CollectiveService"};
+  serving.services = {server->shard_service_.get()};
+  serving.service_names = {"emberd.internal.v1.ShardService"};
   ASSIGN_OR_RETURN(server->server_, rpc::GrpcServer::Start(serving));
   const bool ready = server->CheckReady().ok();
   server->server_->SetServing(ready);
@@ -356,8 +366,7 @@ ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<Shar
       local_(rpc::ServeCoordinators(options.cluster, regions_.get(), &lanes_)),
       shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), &rendezvous_, &place_,
                                                         regions_.get(), local_.get(),
-                                                        &options.threads->blocking)),
-      collective_service_(group::MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
+                                                        &options.threads->blocking)) {}
 
 ShardServer::~ShardServer() {
   host_->Cancel();

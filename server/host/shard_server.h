@@ -44,6 +44,9 @@ class ShardServer {
   // Not OK as long as it reads its log, or if that failed (ShardHost).
   absl::Status CheckReady() const { return host_->CheckReady(); }
 
+  // Of the groups that have their host here.
+  group::Rendezvous::Load groups() const { return rendezvous_.load(); }
+
   // Takes no new calls, lets those in progress end for at most `grace`, then cancels them. Blocks
   // until all is over.
   void Drain(absl::Duration grace);
@@ -60,7 +63,6 @@ class ShardServer {
   LaneServer lanes_;
   const std::unique_ptr<LocalServer> local_;  // null: nobody is let in
   const std::unique_ptr<grpc::Service> shard_service_;
-  const std::unique_ptr<grpc::Service> collective_service_;
   std::unique_ptr<rpc::GrpcServer> server_;
   std::thread ready_;  // says so to health checks
 };

@@ -8,12 +8,14 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status.h"
 #include "server/group/rendezvous.h"
 #include "server/host/mutation_votes.h"
+#include "server/host/promise.h"
 #include "server/host/rows_codec.h"
 #include "server/host/shard_backend.h"
 #include "server/host/shard_host.h"
@@ -106,16 +108,44 @@ VerbRuns RunsOf(ShardVerb verb) {
   return kRuns[static_cast<size_t>(verb)];
 }
 
-void ShardVerbs::Run(ShardVerb verb, const google::protobuf::Message& request,
-                     google::protobuf::Message* response, Done done) {
+bool IsOfGroup(ShardVerb verb, const absl::Status& status) {
+  return RunsOf(verb) == VerbRuns::kMeets && absl::StartsWith(status.message(), "group ");
+}
+
+ShardVerbs::Withdraw ShardVerbs::Run(ShardVerb verb, const google::protobuf::Message& request,
+                                     google::protobuf::Message* response, Done done) {
   switch (verb) {
-#define EMBERD_VERB(name, request_type, response_type, runs)                                      \
-  case ShardVerb::k##name:                                                                        \
-    return name(static_cast<const request_type&>(request), static_cast<response_type*>(response), \
-                std::move(done));
-    EMBERD_SHARD_VERBS(EMBERD_VERB)
+#define EMBERD_VERB(name, request_type, response_type, runs)                               \
+  case ShardVerb::k##name:                                                                 \
+    name(static_cast<const request_type&>(request), static_cast<response_type*>(response), \
+         std::move(done));                                                                 \
+    break;
+    EMBERD_HOST_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+#define EMBERD_VERB(name, request_type, response_type, runs)                           \
+  case ShardVerb::k##name:                                                             \
+    return rendezvous_->name(static_cast<const request_type&>(request),                \
+                             [done, response = static_cast<response_type*>(response)]( \
+                                 auto result) { done(Fill(std::move(result), response)); });
+    EMBERD_GROUP_VERBS(EMBERD_VERB)
 #undef EMBERD_VERB
   }
+  return nullptr;
+}
+
+absl::Status ShardVerbs::Call(ShardVerb verb, const google::protobuf::Message& request,
+                              google::protobuf::Message* response, rpc::CallContext* context) {
+  Promise<absl::Status> answer;
+  const Withdraw withdraw = Run(verb, request, response, answer.Setter());
+  if (withdraw == nullptr) return answer.Wait();
+  const rpc::CancelWatch watch(context, [&withdraw] {
+    withdraw(absl::CancelledError("the caller cancelled the call while it waited for other ranks"));
+  });
+  if (!answer.WaitUntil(context->deadline())) {
+    withdraw(absl::DeadlineExceededError(
+        "the caller's deadline passed while it waited for other ranks"));
+  }
+  return answer.Wait();
 }
 
 // Verbs that are one function of the host, or of its checkpoints.

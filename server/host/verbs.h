@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::group {
 class Rendezvous;
@@ -24,11 +25,12 @@ enum class VerbRuns {
   kAtOnce,   // on a thread of gRPC: it never waits
   kInTurn,   // one after another: filling tables takes a while
   kIfHeard,  // in turn, unless the caller is gone by then: nobody would know of the rows
+  kMeets,    // at once, also while the shard recovers; may wait for other ranks
   kApart,  // also while the shard recovers, and apart from those in turn: the caller waits briefly
 };
 
-// VERB(name, request, response, VerbRuns) of each.
-#define EMBERD_SHARD_VERBS(VERB)                                                                   \
+// VERB(name, request, response, VerbRuns) of each. First those of the host.
+#define EMBERD_HOST_VERBS(VERB)                                                                    \
   EMBERD_OWN_VERB(VERB, CreateModel, kIfHeard)                                                     \
   EMBERD_OWN_VERB(VERB, FindModel, kAtOnce)                                                        \
   EMBERD_OWN_VERB(VERB, ServeModel, kAtOnce)                                                       \
@@ -55,6 +57,14 @@ enum class VerbRuns {
        kAtOnce)                                                                                    \
   VERB(GetStatus, internal::v1::GetShardStatusRequest, v1::ShardStatus, kApart)                    \
   VERB(ChangeMemory, v1::ChangeMemoryRequest, v1::ShardMemoryChange, kInTurn)
+// Those by which the ranks of a group meet: functions of Rendezvous.
+#define EMBERD_GROUP_VERBS(VERB)           \
+  EMBERD_OWN_VERB(VERB, Join, kMeets)      \
+  EMBERD_OWN_VERB(VERB, AllGather, kMeets) \
+  EMBERD_OWN_VERB(VERB, Advance, kMeets)   \
+  EMBERD_OWN_VERB(VERB, Leave, kMeets)     \
+  EMBERD_OWN_VERB(VERB, Watch, kMeets)
+#define EMBERD_SHARD_VERBS(VERB) EMBERD_HOST_VERBS(VERB) EMBERD_GROUP_VERBS(VERB)
 #define EMBERD_OWN_VERB(VERB, name, runs) \
   VERB(name, internal::v1::name##Request, internal::v1::name##Response, runs)
 
@@ -66,25 +76,33 @@ enum class ShardVerb {
 
 const char* NameOf(ShardVerb verb);  // "CreateModel"
 VerbRuns RunsOf(ShardVerb verb);
+// An error that names the group: its ranks hear the same wherever they meet, without a shard's
+// name.
+bool IsOfGroup(ShardVerb verb, const absl::Status& status);
 
 // What verbs do, wherever they come from. Thread-safe.
 class ShardVerbs {
  public:
-  // Both must outlive it.
+  // Both must outlive it. Without a host, it does no more than the verbs of groups.
   ShardVerbs(ShardHost* host, group::Rendezvous* rendezvous)
       : host_(host), rendezvous_(rendezvous) {}
 
   // Called once, from any thread.
   using Done = std::function<void(const absl::Status& status)>;
   // The messages are of the verb's types, and stay where they are until `done` is called; the
-  // response is there then, if the status is OK.
-  void Run(ShardVerb verb, const google::protobuf::Message& request,
-           google::protobuf::Message* response, Done done);
+  // response is there then, if the status is OK. The result withdraws a call that may wait
+  // (group::Withdraw), or is null.
+  using Withdraw = std::function<void(const absl::Status& why)>;
+  Withdraw Run(ShardVerb verb, const google::protobuf::Message& request,
+               google::protobuf::Message* response, Done done);
+  // The same, and waits: where others are waited for, as long as `context` allows.
+  absl::Status Call(ShardVerb verb, const google::protobuf::Message& request,
+                    google::protobuf::Message* response, rpc::CallContext* context);
 
  private:
 #define EMBERD_VERB(name, request_type, response_type, runs) \
   void name(const request_type& request, response_type* response, Done done);
-  EMBERD_SHARD_VERBS(EMBERD_VERB)
+  EMBERD_HOST_VERBS(EMBERD_VERB)
 #undef EMBERD_VERB
 
   ShardHost* const host_;

@@ -57,11 +57,7 @@ namespace emberd::ops {
   RPC(Shard, Apply)               \
   RPC(Shard, ReadRows)            \
   RPC(Shard, AssignRows)          \
-  RPC(Shard, ShareMemory)         \
-  RPC(Collective, Join)           \
-  RPC(Collective, AllGather)      \
-  RPC(Collective, Advance)        \
-  RPC(Collective, Leave)
+  RPC(Shard, ShareMemory)
 
 // kLookup; kShardGather.
 enum class Rpc {
@@ -74,7 +70,8 @@ enum class Rpc {
 };
 // Other numbers are those of a shard's control verbs.
 inline constexpr size_t kMaxShardVerbs = 32;
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kCollectiveLeave) + 1 + kMaxShardVerbs;
+inline constexpr size_t kRpcCount =
+    static_cast<size_t>(Rpc::kShardShareMemory) + 1 + kMaxShardVerbs;
 
 // What a coordinator does to a request, in order: the first five to a Lookup; decode, encode, stage
 // and commit to an ApplyGradients; both kinds of waiting are a training stream's.

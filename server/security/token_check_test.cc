@@ -9,7 +9,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "emberd/internal/v1/collective_service.pb.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
@@ -63,7 +62,6 @@ TEST(MethodRolesTest, EveryPublicMethodStandsInTheTable) {
 TEST(MethodRolesTest, InternalServicesAreForTheClusterAlone) {
   std::set<std::string> internal;
   AddMethods(*internal::v1::GatherHeader::descriptor()->file(), &internal);
-  AddMethods(*internal::v1::JoinRequest::descriptor()->file(), &internal);
   ASSERT_GT(internal.size(), 25u);
   for (const std::string& method : internal) {
     EXPECT_EQ(LeastRole(method), Token::CLUSTER) << method;

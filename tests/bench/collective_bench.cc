@@ -6,14 +6,13 @@
 #include <thread>
 #include <vector>
 
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-
 #include "absl/time/clock.h"
-#include "server/group/collective_router.h"
-#include "server/group/collective_rpc.h"
+#include "base/blocking_pool.h"
+#include "config/config.h"
 #include "server/group/testing_group.h"
-#include "server/rpc/grpc_server.h"
+#include "server/host/collective_router.h"
+#include "server/host/shard_server.h"
+#include "server/host/testing_meeting.h"
 #include "tests/bench/bench_report.h"
 
 namespace emberd::bench {
@@ -31,7 +30,8 @@ void OnAllRanks(int members, const Work& work) {
 }
 
 // False: a call has failed.
-bool Run(Report& report, const std::string& place, group::Collective& host, int members) {
+bool Run(Report& report, const std::string& place, std::shared_ptr<host::ShardBackend> shard,
+         BlockingPool* threads, int members) {
   const std::string name = "collective/" + place + "/members" + std::to_string(members);
   if (!report.Wants(name)) return true;
   v1::GroupOptions options;
@@ -40,7 +40,7 @@ bool Run(Report& report, const std::string& place, group::Collective& host, int 
   options.set_step_timeout_ms(60'000);
   rpc::CallContext context(absl::Now() + absl::Minutes(10));
   std::vector<uint64_t> generations(members);
-  group::CollectiveRouter router({&host});
+  host::CollectiveRouter router({std::move(shard)}, threads);
   OnAllRanks(members, [&](int rank) {
     // Coordinators of their own, so that all meet at the host.
     const auto joined =
@@ -69,20 +69,25 @@ bool Run(Report& report, const std::string& place, group::Collective& host, int 
 EMBERD_BENCHMARK(collective, argc, argv) {
   Report report(argc, argv);
   ops::Metrics metrics("shard");
+  ThreadPools threads(2);
   group::Rendezvous rendezvous;
-  const auto service = group::MakeCollectiveService(&rendezvous, metrics.Server("shard", 0));
-  auto server = rpc::GrpcServer::Start({.field = "address",
-                                        .address = "127.0.0.1:0",
-                                        .max_message_bytes = 1 << 20,
-                                        .services = {service.get()},
-                                        .service_names = {"emberd.internal.v1.CollectiveService"}});
+  const auto local = std::make_shared<host::MeetingShard>(&rendezvous);
+  const v1::ClusterConfig cluster = *config::ParseCluster(
+      "shards { address: '127.0.0.1:0' } coordinators { address: '127.0.0.1:0' }");
+  auto server = host::ShardServer::Start(
+      {.cluster = cluster, .shard_index = 0, .metrics = &metrics, .threads = &threads});
   if (!server.ok()) return 1;
-  const auto remote = group::MakeRemoteCollective(
-      grpc::CreateChannel((*server)->address(), grpc::InsecureChannelCredentials()), "host");
+  const auto remote = host::MakeRemoteShard({.index = 0,
+                                             .address = (*server)->address(),
+                                             .limits = {1 << 20, rpc::MemoryBudget()},
+                                             .place = rpc::PlaceOf(cluster, 0)});
   bool good = true;
-  for (const int members : {1, 2, 4}) good = Run(report, "local", rendezvous, members) && good;
-  for (const int members : {1, 2, 4}) good = Run(report, "grpc", *remote, members) && good;
-  rendezvous.Close(absl::UnavailableError("done"));
+  for (const int members : {1, 2, 4}) {
+    good = Run(report, "local", local, &threads.blocking, members) && good;
+  }
+  for (const int members : {1, 2, 4}) {
+    good = Run(report, "grpc", remote, &threads.blocking, members) && good;
+  }
   return good ? report.Finish() : 1;
 }
 

@@ -109,12 +109,9 @@ std::vector<Method> AllMethods() {
   }
   methods.push_back({"/emberd.v1.AdminService/GetStatus"});
   for (const char* method :
-       {"CreateModel", "Gather", "Apply", "ReleaseBatch", "ReadRows", "AssignRows", "GetStatus"}) {
+       {"CreateModel", "Gather", "Apply", "ReleaseBatch", "ReadRows", "AssignRows", "GetStatus",
+        "Join", "AllGather", "Advance", "Leave", "Watch"}) {
     methods.push_back({absl::StrCat("/emberd.internal.v1.ShardService/", method), false, true});
-  }
-  for (const char* method : {"Join", "AllGather", "Advance", "Leave", "Watch"}) {
-    methods.push_back(
-        {absl::StrCat("/emberd.internal.v1.CollectiveService/", method), false, true});
   }
   return methods;
 }

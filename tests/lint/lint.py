@@ -29,7 +29,7 @@ MODULES = {
     "server/rpc": ({*SERVER, "config", "server/ops", "server/security"}, set()),
     "server/checkpoint": ({"proto", "base", "internal", "config", "preprocess", "shard", "server/files"}, set()),
     "server/log": ({"proto", "base", "internal", "server/files"}, set()),
-    "server/group": ({*SERVER, "server/ops", "server/rpc"}, set()),
+    "server/group": ({"proto", "base", "internal"}, set()),
     "server/host": ({*SERVER, "config", "preprocess", "shard", "server/files", "server/ops", "server/security", "server/rpc",
                      "server/checkpoint", "server/log", "server/group"}, set()),
     "server/step": ({*SERVER, "config", "preprocess", "shard", "server/ops", "server/rpc", "server/host"}, set()),

@@ -13,8 +13,9 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/group/collective_router.h"
+#include "server/group/group.h"
 #include "server/group/group_rules.h"
+#include "server/host/collective_router.h"
 #include "server/ops/logging.h"
 
 namespace emberd::coordinator {
@@ -357,7 +358,7 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
   request.set_group_key(group_key);
   request.set_instance_key(step);
   request.set_value(std::move(value));
-  const auto gathered = resources_.collective->AllGather(std::move(request), exchanging.get());
+  const auto gathered = resources_.collective->AllGather(request, exchanging.get());
   wait->waited += SteadyNow() - began;
   if (!gathered.ok()) return gathered.status();
   const auto& arrival_us = gathered->arrival_us();

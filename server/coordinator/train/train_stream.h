@@ -142,7 +142,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
 class TrainStreams {
  public:
   struct Limits {
-    int max_streams = 0;     // at once; each has two threads
+    int max_streams = 0;     // at once; each has two threads, and its generation one
     absl::Duration silence;  // timeouts.silent_stream_ms
   };
   // `resources`, `threads` and what `environment` points to must outlive it.

@@ -1,7 +1,7 @@
 // Random schedules: members join, bring values, repeat and withdraw calls, leave, come back and are
 // late, in any order. Whatever happens, all members of a generation must see the same outcome of an
 // exchange, every call must be answered, and nothing may stay behind.
-// Covers: rendezvous.cc, sync_group.cc
+// Covers: server/group/rendezvous.cc, server/group/sync_group.cc
 #include <map>
 #include <random>
 #include <set>
@@ -15,12 +15,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/blocking_pool.h"
 #include "base/testing/seed.h"
-#include "server/group/collective_router.h"
 #include "server/group/testing_group.h"
+#include "server/host/collective_router.h"
+#include "server/host/testing_meeting.h"
 
-namespace emberd::group::testing {
+namespace emberd::host {
 namespace random_schedule_test {
+
+using group::GroupId;
+using group::Rendezvous;
+using group::testing::AskedGather;
+using group::testing::AskedJoin;
+using group::testing::GatherOf;
+using group::testing::JoinOf;
+using group::testing::LeaveOf;
+using group::testing::MakeOptions;
+using group::testing::TestingHost;
+namespace pb = internal::v1;
 
 const GroupId kGroup{7, "g"};
 
@@ -216,7 +229,9 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
   constexpr int kSize = 4;
   const auto seed = static_cast<uint32_t>(TestSeed());
   Rendezvous rendezvous;
-  auto watching = std::make_unique<CollectiveRouter>(std::vector<Collective*>{&rendezvous});
+  BlockingPool threads_of_router;
+  auto watching =
+      std::make_unique<CollectiveRouter>(MeetingShards({&rendezvous}), &threads_of_router);
   CollectiveRouter& router = *watching;
   const v1::GroupOptions options = MakeOptions(kSize, v1::SYNC, 50);
   Outcomes outcomes(kSize);
@@ -258,4 +273,4 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
 }
 
 }  // namespace random_schedule_test
-}  // namespace emberd::group::testing
+}  // namespace emberd::host

@@ -1,6 +1,6 @@
 // A coordinator's way to its groups: the right host, and the exchange inside one coordinator, which
 // must behave as the one over the host does.
-#include "server/group/collective_router.h"
+#include "server/host/collective_router.h"
 
 #include <future>
 #include <set>
@@ -10,12 +10,24 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/blocking_pool.h"
 #include "server/group/testing_group.h"
+#include "server/host/testing_meeting.h"
 
-namespace emberd::group::testing {
+namespace emberd::host {
 namespace collective_router_test {
 
 using ::testing::ElementsAre;
+
+using group::GroupId;
+using group::HostOf;
+using group::Rendezvous;
+using group::testing::AdvanceOf;
+using group::testing::GatherOf;
+using group::testing::JoinOf;
+using group::testing::LeaveOf;
+using group::testing::MakeOptions;
+namespace pb = internal::v1;
 
 TEST(HostOfTest, IsTheSameInEveryProcessAndRelease) {
   EXPECT_EQ(HostOf({0, ""}, 1), 0);
@@ -34,9 +46,11 @@ TEST(HostOfTest, SpreadsGroups) {
 
 class CollectiveRouterTest : public ::testing::Test {
  protected:
-  CollectiveRouterTest() : here_(Hosts()), there_(Hosts()) {}
+  CollectiveRouterTest() : here_(Hosts(), &threads_), there_(Hosts(), &threads_) {}
 
-  std::vector<Collective*> Hosts() { return {&rendezvous_[0], &rendezvous_[1]}; }
+  std::vector<std::shared_ptr<ShardBackend>> Hosts() {
+    return MeetingShards({&rendezvous_[0], &rendezvous_[1]});
+  }
   Rendezvous& host() { return rendezvous_[HostOf(group_, 2)]; }
 
   // Rank r joins through routers[r]; the generation.
@@ -66,9 +80,14 @@ class CollectiveRouterTest : public ::testing::Test {
   static void AwaitWaiting(const std::function<Rendezvous::Load()>& load, size_t exchanges) {
     while (load().open_exchanges != exchanges) absl::SleepFor(absl::Milliseconds(1));
   }
+  // Watches begin and end on threads of their own.
+  static void AwaitWatches(const std::function<Rendezvous::Load()>& load, size_t watches) {
+    while (load().waiting != watches) absl::SleepFor(absl::Milliseconds(1));
+  }
 
   const GroupId group_{7, "g"};
   Rendezvous rendezvous_[2];
+  BlockingPool threads_;
   rpc::CallContext context_{absl::Now() + absl::Minutes(1)};
   CollectiveRouter here_, there_;
 };
@@ -156,7 +175,7 @@ TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
   EXPECT_EQ(here_.local_load().waiting, 0u);
   EXPECT_EQ(here_.local_load().kept_exchanges, 1u);
   EXPECT_EQ(host().load().groups, 1u);
-  EXPECT_EQ(host().load().waiting, 1u) << "the watch of the last generation";
+  AwaitWatches([&] { return host().load(); }, 1);  // of the last generation
 }
 
 TEST_F(CollectiveRouterTest, BoundedGroupsMeetAtTheHost) {
@@ -171,4 +190,4 @@ TEST_F(CollectiveRouterTest, BoundedGroupsMeetAtTheHost) {
 }
 
 }  // namespace collective_router_test
-}  // namespace emberd::group::testing
+}  // namespace emberd::host

@@ -1,0 +1,98 @@
+#include "server/host/collective_router.h"
+
+#include <algorithm>
+
+#include "base/status.h"
+#include "base/steady_time.h"
+
+namespace emberd::host {
+namespace {
+
+constexpr absl::Duration kLeaveDeadline = absl::Seconds(1);
+
+}  // namespace
+
+CollectiveRouter::CollectiveRouter(std::vector<std::shared_ptr<ShardBackend>> shards,
+                                   BlockingPool* threads)
+    : shards_(std::move(shards)), threads_(threads) {}
+
+CollectiveRouter::~CollectiveRouter() {
+  MutexLock lock(&mutex_);
+  for (const auto& [generation, context] : watches_) context->Cancel();
+  while (!watches_.empty()) watch_over_.Wait(&mutex_);
+}
+
+ShardBackend& CollectiveRouter::HostOf(const internal::v1::GroupName& name) const {
+  return *shards_[group::HostOf(group::IdOf(name), static_cast<int>(shards_.size()))];
+}
+
+absl::StatusOr<internal::v1::JoinResponse> CollectiveRouter::Join(
+    const internal::v1::JoinRequest& request, rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(internal::v1::JoinResponse membership,
+                   HostOf(request.name()).Join(request, context));
+  const auto& coordinators = membership.coordinators();
+  const bool all_here =
+      !coordinators.empty() &&
+      std::all_of(coordinators.begin(), coordinators.end(),
+                  [&](const auto& other) { return other == request.coordinator(); });
+  internal::v1::WatchRequest watched;
+  *watched.mutable_name() = request.name();
+  watched.set_generation(membership.generation());
+  watched.set_rank(request.rank());
+  const Generation generation = {group::IdOf(request.name()), membership.generation()};
+
+  {
+    MutexLock lock(&mutex_);
+    std::shared_ptr<rpc::CallContext>& watch = watches_[generation];
+    if (watch != nullptr) return membership;  // another rank's join was answered first
+    // Without room the host exchanges the values.
+    if (all_here) local_.Adopt(generation.first, generation.second, request.options());
+    watch = std::make_shared<rpc::CallContext>(absl::InfiniteFuture());
+    if (threads_->Run([=, this, context = watch] { Watch(watched, context.get()); })) {
+      return membership;
+    }
+    watches_.erase(generation);
+  }
+  const absl::Status no_thread = absl::ResourceExhaustedError(
+      "no thread can be had to watch over the group's members; retry later");
+  local_.End(generation.first, generation.second, no_thread);
+  internal::v1::LeaveRequest leave;
+  *leave.mutable_name() = request.name();
+  leave.set_generation(membership.generation());
+  leave.set_rank(request.rank());
+  leave.set_reason(std::string(no_thread.message()));
+  Leave(leave);
+  return no_thread;
+}
+
+void CollectiveRouter::Watch(const internal::v1::WatchRequest& request, rpc::CallContext* context) {
+  const Generation generation = {group::IdOf(request.name()), request.generation()};
+  const absl::Status end = HostOf(request.name()).Watch(request, context).status();
+  local_.End(generation.first, generation.second, end);
+  MutexLock lock(&mutex_);
+  watches_.erase(generation);
+  watch_over_.Signal();
+}
+
+absl::StatusOr<internal::v1::AllGatherResponse> CollectiveRouter::AllGather(
+    const internal::v1::AllGatherRequest& request, rpc::CallContext* context) {
+  if (!local_.Knows(group::IdOf(request.name()), request.generation())) {
+    return HostOf(request.name()).AllGather(request, context);
+  }
+  internal::v1::AllGatherResponse response;
+  RETURN_IF_ERROR(local_verbs_.Call(ShardVerb::kAllGather, request, &response, context));
+  return response;
+}
+
+absl::Status CollectiveRouter::Advance(const internal::v1::AdvanceRequest& request,
+                                       rpc::CallContext* context) {
+  return HostOf(request.name()).Advance(request, context).status();
+}
+
+void CollectiveRouter::Leave(const internal::v1::LeaveRequest& request) {
+  local_.Leave(request, [](const absl::Status&) {});
+  rpc::CallContext context(SteadyNow() + kLeaveDeadline);
+  HostOf(request.name()).Leave(request, &context).IgnoreError();
+}
+
+}  // namespace emberd::host
