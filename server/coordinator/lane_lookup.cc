@@ -15,8 +15,6 @@
 namespace emberd::coordinator {
 namespace {
 
-constexpr absl::string_view kLookupMethod = "/emberd.v1.EmbeddingService/Lookup";
-
 // One Lookup that came over a lane.
 class LaneLookup {
  public:
@@ -75,12 +73,9 @@ class LaneLookup {
 LaneServer::Handler MakeLookupHandler(const CoordinatorResources* resources,
                                       const CallEnvironment& environment,
                                       const security::Security* security) {
-  return [resources, environment, security](LaneCall* call) -> LaneAnswer {
-    if (call->request().method != v1::LOOKUP) return {.status = rpc::UnknownLaneMethod(*call)};
-    absl::Status refused = rpc::CheckLaneCall(security, kLookupMethod, *call);
-    if (!refused.ok()) return {.status = std::move(refused)};
-    return LaneLookup(resources, environment, call).Run();
-  };
+  return rpc::ServeOnLanes(
+      v1::LOOKUP, "/emberd.v1.EmbeddingService/Lookup", security,
+      [=](LaneCall* call) { return LaneLookup(resources, environment, call).Run(); });
 }
 
 }  // namespace emberd::coordinator

@@ -16,8 +16,6 @@
 namespace emberd::host {
 namespace {
 
-constexpr absl::string_view kGatherMethod = "/emberd.internal.v1.ShardService/Gather";
-
 // Beside them, a packet has room for the headers.
 constexpr int64_t kSmallGatherBytes = int64_t{32} << 10;
 constexpr int64_t kSmallSumsBytes = int64_t{40} << 10;
@@ -71,10 +69,7 @@ class ServedGather {
     }
     if (answer->elsewhere) return absl::OkStatus();
     answer->body = rpc::JoinMessage(reply);
-    for (const StackSumsView& stack : result.stacks) timer_.AddResponseBytes(PayloadBytes(stack));
-    for (const StackRowsView& stack : result.rows) {
-      timer_.AddResponseBytes(static_cast<int64_t>(stack.rows.size()));
-    }
+    timer_.AddResponseBytes(PayloadBytes(result));
     return absl::OkStatus();
   }
 
@@ -163,14 +158,13 @@ bool IsSmall(const GatherCommand& command) {
 }  // namespace
 
 LaneServer::Handler MakeGatherHandler(ShardHost* host, const security::Security* security) {
-  return [host, security](LaneCall* call) -> LaneAnswer {
-    if (call->request().method != v1::GATHER) return {.status = rpc::UnknownLaneMethod(*call)};
-    absl::Status refused = rpc::CheckLaneCall(security, kGatherMethod, *call);
-    // Who was given a ticket has shown that it means this shard; neither of the two can change.
-    if (refused.ok()) refused = host->CheckReady();
-    if (!refused.ok()) return {.status = std::move(refused)};
-    return ServedGather(host, call).Run();
-  };
+  // Who was given a ticket has shown that it means this shard; neither of the two can change.
+  return rpc::ServeOnLanes(v1::GATHER, "/emberd.internal.v1.ShardService/Gather", security,
+                           [host](LaneCall* call) -> LaneAnswer {
+                             absl::Status ready = host->CheckReady();
+                             if (!ready.ok()) return {.status = std::move(ready)};
+                             return ServedGather(host, call).Run();
+                           });
 }
 
 std::unique_ptr<GatherCall> MakeLaneGather(const LaneGatherOptions& options, GatherCommand command,

@@ -119,6 +119,13 @@ struct GatherResult {
   shard::GatherPlaces places = {};  // those that the shard was asked for
 };
 
+inline int64_t PayloadBytes(const GatherResult& result) {
+  int64_t bytes = 0;
+  for (const StackSumsView& stack : result.stacks) bytes += PayloadBytes(stack);
+  for (const StackRowsView& stack : result.rows) bytes += static_cast<int64_t>(stack.rows.size());
+  return bytes;
+}
+
 // Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.
 struct GroupPart {
   std::string group;

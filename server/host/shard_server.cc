@@ -98,10 +98,7 @@ class GatherStream final : public StepStream {
 
   void Answer(absl::StatusOr<GatherResult> result) {
     if (!result.ok()) return End(result.status());
-    for (const StackSumsView& stack : result->stacks) timer_.AddResponseBytes(PayloadBytes(stack));
-    for (const StackRowsView& stack : result->rows) {
-      timer_.AddResponseBytes(static_cast<int64_t>(stack.rows.size()));
-    }
+    timer_.AddResponseBytes(PayloadBytes(*result));
     EndWith(EncodeGatherResult(*result, std::exchange(room_, {})));
   }
 

@@ -95,22 +95,23 @@ absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(LocalServer* server, LocalPee
   return response;
 }
 
-absl::Status CheckLaneCall(const security::Security* security, absl::string_view method,
-                           const LaneCall& call) {
-  if (security == nullptr) return absl::OkStatus();
-  security::CallHeaders headers{.method = method,
-                                .authorization = {},
-                                .agent = call.peer().agent,
-                                .certificate = call.peer().certificate};
-  if (!call.request().authorization.empty()) {
-    headers.authorization.push_back(call.request().authorization);
-  }
-  return security->CheckCall(headers);
-}
-
-absl::Status UnknownLaneMethod(const LaneCall& call) {
-  return absl::UnimplementedError(
-      absl::StrCat("no call of number ", call.request().method, " is made on lanes"));
+LaneServer::Handler ServeOnLanes(v1::LaneMethod number, absl::string_view method,
+                                 const security::Security* security, LaneServer::Handler handler) {
+  return [=](LaneCall* call) -> LaneAnswer {
+    const lanes::Request& request = call->request();
+    if (request.method != static_cast<uint32_t>(number)) {
+      return {.status = absl::UnimplementedError(
+                  absl::StrCat("no call of number ", request.method, " is made on lanes"))};
+    }
+    if (security == nullptr) return handler(call);
+    security::CallHeaders headers{.method = method,
+                                  .authorization = {},
+                                  .agent = call->peer().agent,
+                                  .certificate = call->peer().certificate};
+    if (!request.authorization.empty()) headers.authorization.push_back(request.authorization);
+    absl::Status refused = security->CheckCall(headers);
+    return refused.ok() ? handler(call) : LaneAnswer{.status = std::move(refused)};
+  };
 }
 
 absl::Time DeadlineOf(const LaneCall& call, absl::Duration default_patience) {

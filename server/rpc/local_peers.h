@@ -41,11 +41,11 @@ LocalPeer LocalPeerOf(const grpc::ServerContextBase& context);
 // What ShareMemory answers. UNIMPLEMENTED if `server` is null.
 absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(LocalServer* server, LocalPeer peer);
 
-// What gRPC checks of every call of `method` ("/package.Service/Method"): UNAUTHENTICATED or
-// PERMISSION_DENIED. `security` may be null: then nothing is.
-absl::Status CheckLaneCall(const security::Security* security, absl::string_view method,
-                           const LaneCall& call);
-absl::Status UnknownLaneMethod(const LaneCall& call);
+// Serves one method on lanes: `number` there, the literal "/package.Service/Method" to gRPC, which
+// checks the same of every call: UNAUTHENTICATED or PERMISSION_DENIED. `security` may be null: then
+// nothing is.
+LaneServer::Handler ServeOnLanes(v1::LaneMethod number, absl::string_view method,
+                                 const security::Security* security, LaneServer::Handler handler);
 
 // When the caller gives up; after `default_patience` if it does not say.
 absl::Time DeadlineOf(const LaneCall& call, absl::Duration default_patience);
