@@ -55,8 +55,6 @@ namespace emberd::ops {
 #define EMBERD_INTERNAL_RPCS(RPC) \
   RPC(Shard, Gather)              \
   RPC(Shard, Apply)               \
-  RPC(Shard, ReadRows)            \
-  RPC(Shard, AssignRows)          \
   RPC(Shard, ShareMemory)
 
 // kLookup; kShardGather.

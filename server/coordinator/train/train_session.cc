@@ -16,10 +16,11 @@ int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration)
 
 }  // namespace
 
-// The exchanges of the ranks during a lookup, and what it waits for before it reads rows.
-class TrainSession::LookupHooks final : public step::StepHooks {
+// The exchanges of the ranks during a lookup or an update, and what a lookup waits for before it
+// reads rows.
+class TrainSession::Hooks final : public step::StepHooks {
  public:
-  LookupHooks(TrainSession* session, int64_t step, v1::StepTimes* times)
+  Hooks(TrainSession* session, int64_t step, v1::StepTimes* times)
       : session_(session), step_(step), times_(times) {}
 
   absl::StatusOr<bool> AnyNeedsCuts(bool mine) override {
@@ -39,19 +40,6 @@ class TrainSession::LookupHooks final : public step::StepHooks {
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
   bool owns_batch() const override { return true; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
-
- private:
-  TrainSession* const session_;
-  const int64_t step_;
-  v1::StepTimes* const times_;
-  RankWait cuts_wait_;
-};
-
-class TrainSession::UpdateHooks final : public step::StepHooks {
- public:
-  UpdateHooks(TrainSession* session, int64_t step, v1::StepTimes* times)
-      : session_(session), step_(step), times_(times) {}
-
   absl::Status BeforeCommit() override {
     RankWait wait;
     absl::Status status = session_->member_->AllStaged(step_, session_->context_, &wait);
@@ -63,6 +51,7 @@ class TrainSession::UpdateHooks final : public step::StepHooks {
   TrainSession* const session_;
   const int64_t step_;
   v1::StepTimes* const times_;
+  RankWait cuts_wait_;
 };
 
 absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
@@ -216,7 +205,7 @@ absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest
   const absl::Time began = SteadyNow();
   TrainLookupOutput output;
   output.times.set_slowest_rank(-1);
-  LookupHooks hooks(this, request.step, &output.times);
+  Hooks hooks(this, request.step, &output.times);
   ASSIGN_OR_RETURN(output.lookup, resources_.path->Lookup(model_, *request.lookup, context_, &hooks,
                                                           &output.times));
   absl::MutexLock lock(&mutex_);
@@ -257,7 +246,7 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(const TrainStepReq
     name.handle = steps_.at(step).handle;
   }
   checkpoints_.BeforeStep(update.checkpoint, *name.group_part, context_);
-  UpdateHooks hooks(this, step, times);
+  Hooks hooks(this, step, times);
   ASSIGN_OR_RETURN(const step::MadeMutation made,
                    resources_.path->Update(name, update.gradients, context_, &hooks, times));
   checkpoints_.AfterStep(context_);

@@ -104,8 +104,7 @@ class TrainSession {
   void Fail(const absl::Status& status);
 
  private:
-  class LookupHooks;
-  class UpdateHooks;
+  class Hooks;
   struct Step {
     uint64_t handle = 0;
     absl::Duration lookup_time;  // from its arrival to the answer
