@@ -53,7 +53,7 @@ class ConcurrencyTest : public ::testing::TestWithParam<bool> {
         const auto batch = *engine_->Prepare(test_batch.view());
         const StackSums sums = engine_->Gather(batch)[0];
         for (size_t i = 0; i < sums.samples.size(); ++i) {
-          ASSERT_TRUE(Whole(sums.sums.get() + i * kWidth));
+          ASSERT_TRUE(Whole(sums.sums.data() + i * kWidth));
           gradients[rank].insert(gradients[rank].end(), kWidth,
                                  static_cast<float>(random() % 100) - 50);
         }
@@ -73,7 +73,7 @@ class ConcurrencyTest : public ::testing::TestWithParam<bool> {
       const StackSums sums = engine_->Gather(batch)[0];
       std::vector<float> gradients(sums.samples.size() * kWidth);
       for (size_t i = 0; i < sums.samples.size(); ++i) {
-        ASSERT_TRUE(Whole(sums.sums.get() + i * kWidth));
+        ASSERT_TRUE(Whole(sums.sums.data() + i * kWidth));
         std::fill_n(gradients.data() + i * kWidth, kWidth, static_cast<float>(random() % 100) - 50);
       }
       ApplyInput input;

@@ -158,12 +158,13 @@ class Cluster {
       ApplyInput input;
       input.step = number;
       for (size_t k = 0; k < sums.size(); ++k) {
+        const int width = training_.stacks[k].embedding_dim;
         for (size_t i = 0; i < sums[k].samples.size(); ++i) {
           const int sample = sums[k].samples[i];
-          const float* sum = sums[k].sums.get() + i * sums[k].width;
-          partials[k][sample][s].assign(sum, sum + sums[k].width);
-          const float* gradient = step.gradients[k].data() + sample * sums[k].width;
-          gradients[k].insert(gradients[k].end(), gradient, gradient + sums[k].width);
+          const float* sum = sums[k].sums.data() + i * width;
+          partials[k][sample][s].assign(sum, sum + width);
+          const float* gradient = step.gradients[k].data() + sample * width;
+          gradients[k].insert(gradients[k].end(), gradient, gradient + width);
         }
         input.stacks.push_back({static_cast<int>(k), gradients[k], {{"learning_rate", 0.1f}}});
       }
@@ -315,7 +316,7 @@ TEST(DeterminismOfQuantization, NaNStaysNaN) {
       hwy::SetSupportedTargetsForTest(target);
       const StackSums sums = engine.Gather(*engine.Prepare(batch.view()))[0];
       for (int c = 0; c < width; ++c) {
-        EXPECT_TRUE(std::isnan(sums.sums.get()[c])) << hwy::TargetName(target) << ", column " << c;
+        EXPECT_TRUE(std::isnan(sums.sums[c])) << hwy::TargetName(target) << ", column " << c;
       }
     }
     hwy::SetSupportedTargetsForTest(0);

@@ -516,12 +516,13 @@ Job Engine::CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries&
   rows.stack = entries.stack;
   rows.row_bytes = BytesPerRow(store, entries);
   rows.rounded = entries.rounded;
-  rows.count = static_cast<int64_t>(entries.distinct_rows.size());
   rows.rows_gathered = entries.entry_count;
-  auto buffer = std::make_shared<PooledArray<char>>(pool_, rows.count * rows.row_bytes);
+  const auto count = static_cast<int64_t>(entries.distinct_rows.size());
+  const auto buffer = std::make_shared<PooledArray<char>>(pool_, count * rows.row_bytes);
   const CopyRowsArgs all = {store.weights(), static_cast<int64_t>(store.row_bytes()),
-                            entries.distinct_rows.data(), rows.count, buffer->data()};
-  rows.rows = std::move(buffer);
+                            entries.distinct_rows.data(), count, buffer->data()};
+  rows.rows = *buffer;
+  rows.owner = buffer;
   const int64_t per_chunk = std::max<int64_t>(1, kCopyChunkBytes / all.row_bytes);
   Job job;
   job.chunks = static_cast<int>(std::max<int64_t>(1, (all.count + per_chunk - 1) / per_chunk));

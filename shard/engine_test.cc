@@ -70,7 +70,7 @@ TEST_P(EngineTest, StepEqualsPlainLoops) {
     size_t i = 0;
     for (const auto& [sample, row] : expected) {
       EXPECT_EQ(sums[0].samples[i], sample);
-      EXPECT_TRUE(SameBits(row, sums[0].sums.get() + i * cut.width)) << "sample " << sample;
+      EXPECT_TRUE(SameBits(row, sums[0].sums.data() + i * cut.width)) << "sample " << sample;
       ++i;
     }
 
@@ -140,7 +140,7 @@ TEST(Engine, GatherReadsEveryStorageTypeAndQuantizes) {
         size_t i = 0;
         for (const auto& [sample, row] : testing::ReferenceGather(entries, 0, 2, width, row_of)) {
           ASSERT_EQ(sums.samples[i], sample);
-          ASSERT_TRUE(SameBits(row, sums.sums.get() + i++ * width))
+          ASSERT_TRUE(SameBits(row, sums.sums.data() + i++ * width))
               << "width " << width << " " << v1::DataType_Name(dtype) << " " << quantized;
         }
       }

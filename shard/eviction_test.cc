@@ -86,11 +86,11 @@ struct Trainer {
     std::vector<float> activations;
     std::vector<std::vector<float>> gradients;
     for (const StackSums& sums : output.sums) {
-      const int64_t size = static_cast<int64_t>(sums.samples.size()) * sums.width;
-      activations.insert(activations.end(), sums.sums.get(), sums.sums.get() + size);
+      const auto size = static_cast<int64_t>(sums.sums.size());
+      activations.insert(activations.end(), sums.sums.begin(), sums.sums.end());
       std::vector<float>& values = gradients.emplace_back(size);
       for (int64_t i = 0; i < size; ++i) {
-        values[i] = i % kWidth < kColumns ? sums.sums.get()[i] - 0.5f : 0;
+        values[i] = i % kWidth < kColumns ? sums.sums[i] - 0.5f : 0;
       }
     }
     for (size_t i = 0; i < output.sums.size(); ++i) {

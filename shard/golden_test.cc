@@ -151,7 +151,7 @@ TEST(Golden, TensorFlowQuantization) {
     TestBatch batch(entries, shape, 0, 1, 1, 1);
     const StackSums sums = engine.Gather(*engine.Prepare(batch.view()))[0];
     for (int i = 0; i < points; ++i) {
-      ExpectNear(sums.sums.get()[i * 8], c["points"][i][1], 1e-6, 1e-1);
+      ExpectNear(sums.sums[i * 8], c["points"][i][1], 1e-6, 1e-1);
       EXPECT_EQ(engine.ReadRow(0, 0, i, 1)[0], c["points"][i][0].get<float>()) << "storage";
     }
   }
@@ -182,7 +182,7 @@ class OneTable {
     EXPECT_EQ(static_cast<int>(sums.samples.size()), shape_.samples);
     std::vector<Row> rows;
     for (int i = 0; i < shape_.samples; ++i) {
-      rows.emplace_back(sums.sums.get() + i * 8, sums.sums.get() + i * 8 + columns_);
+      rows.emplace_back(sums.sums.data() + i * 8, sums.sums.data() + i * 8 + columns_);
     }
     return rows;
   }
@@ -233,7 +233,7 @@ TEST(Golden, TensorFlowInitializersAndLookup) {
     const StackSums sums = engine.Gather(*engine.Prepare(batch.view()))[0];
     for (int sample = 0; sample < samples; ++sample) {
       for (int c = 0; c < dim; ++c)
-        ASSERT_EQ(sums.sums.get()[sample * width + c], value_of(sample)) << sample;
+        ASSERT_EQ(sums.sums[sample * width + c], value_of(sample)) << sample;
     }
   };
   const json single = find("single_table_row_id_init");

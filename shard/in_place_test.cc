@@ -130,9 +130,9 @@ TEST_P(InPlaceTest, SumsHaveTheSameBitsWhereverTheyAreWritten) {
     for (size_t i = 0; i < sums.samples.size(); ++i) {
       const int32_t sample = sums.samples[i];
       const bool passed_over = places.stacks[0].PassesOver(sample);
-      const float* row = passed_over ? sums.sums.get() + returned++ * width_ : rows.Of(sample);
+      const float* row = passed_over ? sums.sums.data() + returned++ * width_ : rows.Of(sample);
       written[sample] = !passed_over;
-      ASSERT_EQ(std::memcmp(row, expected.sums.get() + i * width_, width_ * sizeof(float)), 0)
+      ASSERT_EQ(std::memcmp(row, expected.sums.data() + i * width_, width_ * sizeof(float)), 0)
           << "round " << round << ", sample " << sample;
     }
     EXPECT_EQ(sums.rows, returned);
@@ -141,7 +141,7 @@ TEST_P(InPlaceTest, SumsHaveTheSameBitsWhereverTheyAreWritten) {
     }
     EXPECT_TRUE(rows.GapsAreUntouched());
     if (returned > 0 && room_bytes > 0) {
-      EXPECT_EQ(reinterpret_cast<const char*>(sums.sums.get()), memory);
+      EXPECT_EQ(reinterpret_cast<const char*>(sums.sums.data()), memory);
     }
   }
 }

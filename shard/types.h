@@ -18,6 +18,7 @@
 
 namespace emberd::shard {
 
+class LaterSums;
 class MemoryManager;
 
 struct EngineOptions {
@@ -144,13 +145,20 @@ struct GatherPlaces {
 // Partial sums of one stack over this shard's partitions.
 struct StackSums {
   int stack = 0;
-  int width = 0;                 // floats of a row
-  std::vector<int32_t> samples;  // canonical samples with at least one entry here, ascending
-  // Sums were written to their SumPlaces; the others follow. False: all follow.
-  bool placed = false;
-  std::shared_ptr<const float> sums;  // [rows, width], in the order of `samples`
+  absl::Span<const int32_t> samples;  // canonical samples with at least one entry here, ascending
+  absl::Span<const float> sums;       // [rows, padded width], in the order of `samples`
+  int64_t rows_gathered = 0;          // entries of the batch
   int64_t rows = 0;
-  int64_t rows_gathered = 0;  // entries of the batch
+  // Sums were written to their SumPlaces; those of the samples that these pass over follow. False:
+  // all follow.
+  bool placed = false;
+  // Not null: makes the sums, which do not follow.
+  std::shared_ptr<const LaterSums> later = nullptr;
+  std::shared_ptr<const void> owner = nullptr;  // keeps the spans alive; null: the caller does
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(samples.size() * sizeof(int32_t) + sums.size() * sizeof(float));
+  }
 };
 
 // The distinct rows of one stack that a batch names on this shard, as they are stored: partition by
@@ -159,10 +167,12 @@ struct StackSums {
 struct StackRows {
   int stack = 0;
   int64_t row_bytes = 0;
-  bool rounded = false;  // they are +0 + row, rounded to bfloat16
-  int64_t count = 0;
-  std::shared_ptr<const PooledArray<char>> rows;  // [count, row_bytes]
-  int64_t rows_gathered = 0;                      // entries of the batch
+  absl::Span<const char> rows;                  // of row_bytes each
+  int64_t rows_gathered = 0;                    // entries of the batch
+  bool rounded = false;                         // they are +0 + row, rounded to bfloat16
+  std::shared_ptr<const void> owner = nullptr;  // as in StackSums
+
+  int64_t bytes() const { return static_cast<int64_t>(rows.size()); }
 };
 
 // Every stack of the batch stands in one of the two, each in the order of the batch.

@@ -266,10 +266,10 @@ class WrongRowsTest : public testing::Test {
     batch_ = *model_->preprocessor->Run(inputs);
   }
 
-  host::StackRowsView Rows(int stack, int64_t row_bytes, int64_t count) {
+  shard::StackRows Rows(int stack, int64_t row_bytes, int64_t count) {
     return {stack, row_bytes, absl::MakeConstSpan(bytes_).first(count * row_bytes), 2};
   }
-  absl::Status Check(std::vector<host::StackSumsView> sums, std::vector<host::StackRowsView> rows,
+  absl::Status Check(std::vector<shard::StackSums> sums, std::vector<shard::StackRows> rows,
                      v1::DataType dtype = v1::BFLOAT16) {
     return step::CheckGatherResult({1, std::move(sums), std::move(rows), nullptr}, *model_, *batch_,
                                    dtype);
@@ -294,7 +294,7 @@ TEST_F(WrongRowsTest, AnAnswerHasAtMostTheBytesThatAreReserved) {
 TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
   const std::vector<int32_t> samples = {0, 1};
   const std::vector<float> zeros(32);
-  const host::StackSumsView sums = {0, samples, absl::MakeConstSpan(zeros).first(16), 2};
+  const shard::StackSums sums = {0, samples, absl::MakeConstSpan(zeros).first(16), 2};
   EXPECT_TRUE(Check({sums}, {Rows(1, 32, 2)}).ok());
   EXPECT_TRUE(Check({}, {Rows(0, 32, 2), Rows(1, 32, 2)}).ok());
   const auto expect_internal = [](const absl::Status& status) {
@@ -313,7 +313,7 @@ TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
 // The batch has one id a sample. Rows of bfloat16 are no shorter for being rounded.
 TEST_F(WrongRowsTest, RoundedRowsHaveTheirOwnSize) {
   const auto rounded = [&](int stack, int64_t row_bytes) {
-    host::StackRowsView rows = Rows(stack, row_bytes, 2);
+    shard::StackRows rows = Rows(stack, row_bytes, 2);
     rows.rounded = true;
     return rows;
   };

@@ -69,7 +69,7 @@ class ServedGather {
     }
     if (answer->elsewhere) return absl::OkStatus();
     answer->body = rpc::JoinMessage(reply);
-    timer_.AddResponseBytes(PayloadBytes(result));
+    timer_.AddResponseBytes(result.bytes());
     return absl::OkStatus();
   }
 

@@ -72,59 +72,21 @@ inline int64_t PayloadBytes(const GatherCommand& command) {
   return static_cast<int64_t>(bytes);
 }
 
-// Partial sums of one stack: a row for each canonical sample that has an entry on the shard,
-// ascending.
-struct StackSumsView {
-  int stack = 0;
-  absl::Span<const int32_t> samples;
-  absl::Span<const float> sums;  // [rows, padded width]
-  int64_t rows_gathered = 0;
-  int64_t rows = 0;
-  // Rows are of the samples alone that GatherCommand.places passes over. False: of all samples.
-  bool placed = false;
-  const shard::LaterSums* later = nullptr;  // not null: makes the sums, which are not here
-};
-// `sums` must outlive the view.
-inline StackSumsView ViewOf(const shard::StackSums& sums) {
-  return {sums.stack,
-          sums.samples,
-          absl::MakeConstSpan(sums.sums.get(), sums.rows * sums.width),
-          sums.rows_gathered,
-          sums.rows,
-          sums.placed};
-}
-// Of the samples and their sums.
-inline int64_t PayloadBytes(const StackSumsView& view) {
-  return static_cast<int64_t>(view.samples.size() * sizeof(int32_t) +
-                              view.sums.size() * sizeof(float));
-}
-
-// The distinct rows of one stack that a batch names on the shard, as they are stored
-// (LaterSums).
-struct StackRowsView {
-  int stack = 0;
-  int64_t row_bytes = 0;
-  absl::Span<const char> rows;
-  int64_t rows_gathered = 0;
-  bool rounded = false;  // they are +0 + row, rounded to bfloat16
-};
 // A stack stands in one of the two, by ascending index.
 struct GatherResult {
   uint64_t history = 0;
-  std::vector<StackSumsView> stacks;
-  std::vector<StackRowsView> rows;
-  std::shared_ptr<const void> owner;  // keeps the views alive
-  // By stack: of `rows`, which stand among `stacks` then; null for others. Empty: none does.
-  std::vector<std::shared_ptr<const shard::LaterSums>> later = {};
-  shard::GatherPlaces places = {};  // those that the shard was asked for
-};
+  std::vector<shard::StackSums> stacks;
+  std::vector<shard::StackRows> rows;
+  std::shared_ptr<const void> owner;  // keeps them alive
+  shard::GatherPlaces places = {};    // those that the shard was asked for
 
-inline int64_t PayloadBytes(const GatherResult& result) {
-  int64_t bytes = 0;
-  for (const StackSumsView& stack : result.stacks) bytes += PayloadBytes(stack);
-  for (const StackRowsView& stack : result.rows) bytes += static_cast<int64_t>(stack.rows.size());
-  return bytes;
-}
+  int64_t bytes() const {
+    int64_t bytes = 0;
+    for (const shard::StackSums& stack : stacks) bytes += stack.bytes();
+    for (const shard::StackRows& stack : rows) bytes += stack.bytes();
+    return bytes;
+  }
+};
 
 // Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.
 struct GroupPart {

@@ -29,24 +29,11 @@ std::vector<ops::LabelledMetrics> MakePartitionMetrics(const v1::ClusterConfig& 
   return partitions;
 }
 
-// The engine's vectors, together as long as the views of a result are in use, and their room.
-struct RoomyOutput {
-  rpc::MemoryRoom room;
-  shard::GatherOutput output;
-};
-
-GatherResult ToResult(uint64_t history, shard::GatherOutput output, rpc::MemoryRoom room) {
-  auto owner = std::make_shared<const RoomyOutput>(RoomyOutput{std::move(room), std::move(output)});
-  GatherResult result;
-  result.history = history;
-  for (const shard::StackSums& stack : owner->output.sums) result.stacks.push_back(ViewOf(stack));
-  for (const shard::StackRows& stack : owner->output.rows) {
-    result.rows.push_back({stack.stack, stack.row_bytes,
-                           absl::MakeConstSpan(stack.rows->data(), stack.count * stack.row_bytes),
-                           stack.rows_gathered, stack.rounded});
-  }
-  result.owner = std::move(owner);
-  return result;
+// The room is taken as long as the result is in use.
+GatherResult ToResult(uint64_t history, const shard::GatherOutput& output, rpc::MemoryRoom room) {
+  auto owner = std::make_shared<const std::pair<rpc::MemoryRoom, shard::GatherOutput>>(
+      std::move(room), output);
+  return {history, output.sums, output.rows, std::move(owner)};
 }
 
 // Done in a few microseconds, so that it need not wait for a thread of its own.
@@ -58,11 +45,11 @@ bool IsTiny(const GatherCommand& command) {
 }
 
 void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
-  for (const StackSumsView& stack : result.stacks) {
-    metrics->AddSums(stack.stack, stack.rows_gathered, PayloadBytes(stack));
+  for (const shard::StackSums& stack : result.stacks) {
+    metrics->AddSums(stack.stack, stack.rows_gathered, stack.bytes());
   }
-  for (const StackRowsView& stack : result.rows) {
-    metrics->AddRows(stack.stack, stack.rows_gathered, static_cast<int64_t>(stack.rows.size()));
+  for (const shard::StackRows& stack : result.rows) {
+    metrics->AddRows(stack.stack, stack.rows_gathered, stack.bytes());
   }
 }
 
@@ -287,7 +274,7 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
                       batches_.Erase(handle);
                       return done(status);
                     }
-                    GatherResult result = ToResult(history, *std::move(output), std::move(*held));
+                    GatherResult result = ToResult(history, *output, std::move(*held));
                     if (metrics != nullptr) AddGathered(result, metrics);
                     done(std::move(result));
                   });

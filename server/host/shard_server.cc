@@ -98,7 +98,7 @@ class GatherStream final : public StepStream {
 
   void Answer(absl::StatusOr<GatherResult> result) {
     if (!result.ok()) return End(result.status());
-    timer_.AddResponseBytes(PayloadBytes(*result));
+    timer_.AddResponseBytes(result->bytes());
     EndWith(EncodeGatherResult(*result, std::exchange(room_, {})));
   }
 

@@ -246,7 +246,7 @@ absl::StatusOr<RequestPayload> CopyOf(const RequestPayload& payload, size_t head
 }
 
 // Where in `room` the sums lie, if they do.
-std::optional<uint64_t> OffsetOfSums(const StackSumsView& stack, const AnswerRoom& room) {
+std::optional<uint64_t> OffsetOfSums(const shard::StackSums& stack, const AnswerRoom& room) {
   const auto* const at = reinterpret_cast<const char*>(stack.sums.data());
   const char* const begin = room.memory.get();
   if (stack.sums.empty() || at < begin || at >= begin + room.size) return std::nullopt;
@@ -393,7 +393,7 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const Answer
   internal::v1::GatherReply header;
   header.set_history(result.history);
   uint64_t room_taken = 0;  // by sums that were written there
-  for (const StackSumsView& stack : result.stacks) {
+  for (const shard::StackSums& stack : result.stacks) {
     internal::v1::StackSums* to = header.add_stacks();
     to->set_stack(stack.stack);
     to->set_samples(static_cast<int32_t>(stack.samples.size()));
@@ -409,7 +409,7 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const Answer
           std::max(room_taken, (end + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment);
     }
   }
-  for (const StackRowsView& stack : result.rows) {
+  for (const shard::StackRows& stack : result.rows) {
     internal::v1::StackRows* to = header.add_rows();
     to->set_stack(stack.stack);
     to->set_rows(static_cast<int32_t>(static_cast<int64_t>(stack.rows.size()) / stack.row_bytes));
@@ -418,11 +418,11 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const Answer
     to->set_rounded(stack.rounded);
   }
   rpc::OutgoingMessage message;
-  for (const StackSumsView& stack : result.stacks) {
+  for (const shard::StackSums& stack : result.stacks) {
     message.Append(stack.samples, result.owner);
     if (!OffsetOfSums(stack, room).has_value()) message.Append(stack.sums, result.owner);
   }
-  for (const StackRowsView& stack : result.rows) message.Append(stack.rows, result.owner);
+  for (const shard::StackRows& stack : result.rows) message.Append(stack.rows, result.owner);
   header.set_shared_bytes(MovePayload(room, room_taken, &message));
   header.set_shared_offset(room_taken);
   message.header = header.SerializeAsString();

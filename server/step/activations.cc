@@ -24,15 +24,15 @@ int64_t CountReturned(absl::Span<const int32_t> samples, const shard::SumPlaces&
 
 // Where a feature begins in what a shard has answered of its stack.
 struct FeatureStart {
-  size_t sample = 0;  // index of StackSumsView.samples
-  int64_t row = 0;    // of StackSumsView.sums
+  size_t sample = 0;  // index of StackSums.samples
+  int64_t row = 0;    // of StackSums.sums
 };
 // By feature of the config.
 std::vector<FeatureStart> FindStarts(const host::GatherResult& result, const ServedModel& model,
                                      const preprocess::PreprocessedBatch& batch) {
   std::vector<FeatureStart> starts(model.config.features_size());
   for (size_t k = 0; k < result.stacks.size(); ++k) {
-    const host::StackSumsView& sums = result.stacks[k];
+    const shard::StackSums& sums = result.stacks[k];
     const shard::SumPlaces* const places =
         sums.placed ? result.places.Find(static_cast<int>(k)) : nullptr;
     FeatureStart next;
@@ -55,12 +55,12 @@ std::vector<FeatureStart> FindStarts(const host::GatherResult& result, const Ser
 
 // What one shard has of a feature's samples: a walk over its answer.
 struct ShardWalk {
-  ShardWalk(const host::StackSumsView& answer, const shard::SumPlaces* asked,
+  ShardWalk(const shard::StackSums& answer, const shard::SumPlaces* asked,
             const FeatureStart& start)
       : samples(answer.samples),
         placed(answer.placed ? asked : nullptr),
         rows(answer.sums.data()),
-        later(answer.later),
+        later(answer.later.get()),
         next(start.sample),
         row(start.row) {}
 
@@ -175,7 +175,7 @@ std::vector<const char*> FindSingleRows(absl::Span<const host::GatherResult> res
                                         int feature, int stack, int64_t first, int64_t samples) {
   std::vector<const char*> rows(samples);
   for (size_t s = 0; s < results.size(); ++s) {
-    const host::StackSumsView& sums = results[s].stacks[stack];
+    const shard::StackSums& sums = results[s].stacks[stack];
     for (size_t i = starts[s][feature].sample; i < sums.samples.size(); ++i) {
       const int64_t sample = sums.samples[i] - first;
       if (sample >= samples) break;
@@ -192,7 +192,7 @@ bool AllAreInPlace(absl::Span<const host::GatherResult> results,
                    int64_t first, int64_t samples) {
   int64_t in_place = 0;
   for (size_t s = 0; s < results.size(); ++s) {
-    const host::StackSumsView& sums = results[s].stacks[stack];
+    const shard::StackSums& sums = results[s].stacks[stack];
     if (sums.samples.empty()) continue;
     if (!sums.placed || !sums.sums.empty()) return false;
     const auto from = sums.samples.begin() + starts[s][feature].sample;
@@ -202,7 +202,7 @@ bool AllAreInPlace(absl::Span<const host::GatherResult> results,
 }
 
 // `places`: those that were asked for, or null.
-bool SumsFit(const host::StackSumsView& sums, const shard::SumPlaces* places, int width,
+bool SumsFit(const shard::StackSums& sums, const shard::SumPlaces* places, int width,
              int64_t stack_samples) {
   int64_t last = -1;
   for (const int32_t sample : sums.samples) {
@@ -218,7 +218,7 @@ bool SumsFit(const host::StackSumsView& sums, const shard::SumPlaces* places, in
   return static_cast<int64_t>(sums.sums.size()) == rows * width;
 }
 
-bool RowsFit(const host::StackRowsView& rows, const shard::StackSpec& spec, v1::DataType dtype) {
+bool RowsFit(const shard::StackRows& rows, const shard::StackSpec& spec, v1::DataType dtype) {
   if (!rows.rounded) return rows.row_bytes == shard::RowBytes(spec);
   return dtype == v1::BFLOAT16 && rows.row_bytes == shard::RoundedRowBytes(spec);
 }
@@ -290,24 +290,21 @@ absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::Prepr
                                int shard, BufferPool& pool, CpuPool& cpu,
                                host::GatherResult* result) {
   if (result->rows.empty()) return absl::OkStatus();
-  result->later.resize(model.plan.stacks.size());
   const std::vector<preprocess::StackBatchView> views = batch.ShardView(shard);
-  for (const host::StackRowsView& rows : result->rows) {
+  for (const shard::StackRows& rows : result->rows) {
     const shard::StackSpec& spec = model.shard_stacks[rows.stack];
     auto later =
         shard::LaterSums::Make(views[rows.stack], spec, model.plan.topology.sparsecores_per_shard,
                                {rows.rows, rows.rounded}, pool, cpu);
     if (!later.ok()) return absl::InternalError(later.status().message());
-    const shard::LaterSums& sums = *(result->later[rows.stack] = *std::move(later));
-    host::StackSumsView& view = result->stacks.emplace_back();
-    view.stack = rows.stack;
-    view.samples = sums.samples();
-    view.rows_gathered = rows.rows_gathered;
-    view.later = &sums;
+    shard::StackSums& sums = result->stacks.emplace_back();
+    sums.stack = rows.stack;
+    sums.samples = (*later)->samples();
+    sums.rows_gathered = rows.rows_gathered;
+    sums.later = *std::move(later);
   }
-  std::sort(
-      result->stacks.begin(), result->stacks.end(),
-      [](const host::StackSumsView& a, const host::StackSumsView& b) { return a.stack < b.stack; });
+  std::sort(result->stacks.begin(), result->stacks.end(),
+            [](const auto& a, const auto& b) { return a.stack < b.stack; });
   result->rows.clear();
   return absl::OkStatus();
 }
@@ -316,7 +313,7 @@ std::optional<v1::DataType> TypeOfSingleRows(absl::Span<const host::GatherResult
                                              int stack) {
   std::optional<v1::DataType> type;
   for (const host::GatherResult& result : results) {
-    const host::StackSumsView& sums = result.stacks[stack];
+    const shard::StackSums& sums = result.stacks[stack];
     if (sums.samples.empty()) continue;
     if (sums.later == nullptr || !sums.later->single_rows()) return std::nullopt;
     if (type.value_or(sums.later->row_dtype()) != sums.later->row_dtype()) return std::nullopt;

@@ -28,8 +28,8 @@ struct KeptShard {
   uint64_t history = 0;
   // By stack: canonical samples that the shard returned, ascending.
   std::vector<std::vector<int32_t>> samples;
-  // By stack: its entries, if it answered with unique rows; they name these by their places. Empty:
-  // no stack did.
+  // By stack: its entries, if it answered with unique rows; they name these by their places. Null:
+  // it did not.
   std::vector<std::shared_ptr<const shard::StackEntries>> entries;
 };
 
@@ -44,13 +44,12 @@ struct KeptBatch {
         feature_sample_begin(batch.feature_sample_begin().begin(),
                              batch.feature_sample_begin().end()) {
     for (const host::GatherResult& result : results) {
-      KeptShard& shard = shards.emplace_back();
-      shard.history = result.history;
-      for (const host::StackSumsView& stack : result.stacks) {
-        shard.samples.emplace_back(stack.samples.begin(), stack.samples.end());
-      }
-      for (const auto& later : result.later) {
-        shard.entries.emplace_back(later, later == nullptr ? nullptr : &later->entries());
+      KeptShard& kept = shards.emplace_back();
+      kept.history = result.history;
+      for (const shard::StackSums& stack : result.stacks) {
+        kept.samples.emplace_back(stack.samples.begin(), stack.samples.end());
+        kept.entries.emplace_back(stack.later,
+                                  stack.later == nullptr ? nullptr : &stack.later->entries());
       }
     }
   }

@@ -42,19 +42,10 @@ StackSpec RandomStack(const TestShape& shape, std::mt19937_64& random) {
 
 void ExpectSameBits(const StackSums& a, const StackSums& b) {
   EXPECT_EQ(a.stack, b.stack);
-  EXPECT_EQ(a.width, b.width);
   EXPECT_EQ(a.rows_gathered, b.rows_gathered);
   ASSERT_EQ(a.samples, b.samples);
-  EXPECT_EQ(std::memcmp(a.sums.get(), b.sums.get(), a.samples.size() * a.width * sizeof(float)), 0);
-}
-
-absl::Span<const char> BytesOf(const StackRows& rows) {
-  return absl::MakeConstSpan(rows.rows->data(), rows.count * rows.row_bytes);
-}
-
-// What AUTO weighs, by the formulas of model.proto.
-int64_t BytesOf(const StackSums& sums) {
-  return static_cast<int64_t>(sums.samples.size()) * (4 + 4 * sums.width);
+  ASSERT_EQ(a.sums.size(), b.sums.size());
+  EXPECT_EQ(std::memcmp(a.sums.data(), b.sums.data(), a.sums.size() * sizeof(float)), 0);
 }
 
 class LaterSumsTest : public ::testing::Test {
@@ -65,7 +56,8 @@ class LaterSumsTest : public ::testing::Test {
     const auto later = LaterSums::Make(view, spec, partitions, {rows}, pool_, cpu_);
     if (!later.ok()) return later.status();
     const absl::Span<const int32_t> samples = (*later)->samples();
-    auto sums = std::make_shared<PooledArray<float>>(pool_, samples.size() * spec.embedding_dim);
+    const auto sums =
+        std::make_shared<PooledArray<float>>(pool_, samples.size() * spec.embedding_dim);
     constexpr int64_t kAtOnce = 16;  // of any width, these begin at a multiple of 64 bytes
     const auto count = static_cast<int64_t>(samples.size());
     for (int64_t i = 0; i < count; i += kAtOnce) {
@@ -73,9 +65,10 @@ class LaterSumsTest : public ::testing::Test {
     }
     StackSums result;
     result.stack = view.stack;
-    result.width = spec.embedding_dim;
-    result.samples.assign(samples.begin(), samples.end());
-    result.sums = std::shared_ptr<const float>(sums, sums->data());
+    result.samples = samples;
+    result.sums = *sums;
+    result.owner = sums;
+    result.later = *later;  // has the samples
     result.rows_gathered = (*later)->entries().entry_count;
     return result;
   }
@@ -108,17 +101,18 @@ TEST_F(LaterSumsTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
     ASSERT_EQ(output[v1::UNIQUE_ROWS].rows.size(), 1u);
     const StackSums& expected = output[v1::PARTIAL_SUMS].sums[0];
     const StackRows& rows = output[v1::UNIQUE_ROWS].rows[0];
-    const auto pooled = Pool(batch.view(), stack, partitions, BytesOf(rows));
+    const auto pooled = Pool(batch.view(), stack, partitions, rows.rows);
     ASSERT_TRUE(pooled.ok()) << pooled.status();
     ExpectSameBits(*pooled, expected);
 
     const GatherOutput& chosen = output[v1::AUTO];
     ASSERT_EQ(chosen.rows.size() + chosen.sums.size(), 1u);
-    EXPECT_EQ(chosen.rows.size(), BytesOf(rows).size() < static_cast<size_t>(BytesOf(expected)));
+    // By the formulas of model.proto.
+    EXPECT_EQ(chosen.rows.size(), rows.bytes() < expected.bytes());
     unique += static_cast<int>(chosen.rows.size());
     sums += static_cast<int>(chosen.sums.size());
     if (!chosen.rows.empty()) {
-      EXPECT_EQ(BytesOf(chosen.rows[0]), BytesOf(rows));
+      EXPECT_EQ(chosen.rows[0].rows, rows.rows);
     } else {
       ExpectSameBits(chosen.sums[0], expected);
     }
@@ -141,14 +135,14 @@ TEST_F(LaterSumsTest, RepeatedRowsTravelOnce) {
   TestBatch batch(entries, shape, 0, 2, 2, 1);
   const GatherOutput output = engine.GatherEither(*engine.Prepare(batch.view()));
   ASSERT_EQ(output.rows.size(), 1u);
-  EXPECT_EQ(output.rows[0].count, 2);
+  EXPECT_EQ(output.rows[0].bytes(), 2 * 64);
   EXPECT_EQ(output.rows[0].row_bytes, 64);
   EXPECT_EQ(output.rows[0].rows_gathered, 200);
-  const auto pooled = Pool(batch.view(), stack, 2, BytesOf(output.rows[0]));
+  const auto pooled = Pool(batch.view(), stack, 2, output.rows[0].rows);
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   const std::vector<float> a = engine.ReadRow(0, 0, 3, 16), b = engine.ReadRow(0, 1, 5, 16);
   ASSERT_EQ(pooled->samples.size(), 100u);
-  for (int c = 0; c < 16; ++c) EXPECT_EQ(pooled->sums.get()[99 * 16 + c], a[c] + 0.5f * b[c]);
+  for (int c = 0; c < 16; ++c) EXPECT_EQ(pooled->sums[99 * 16 + c], a[c] + 0.5f * b[c]);
 }
 
 TEST_F(LaterSumsTest, LargeBatchesToo) {
@@ -160,7 +154,7 @@ TEST_F(LaterSumsTest, LargeBatchesToo) {
   stack.result_mode = v1::UNIQUE_ROWS;
   TestEngine rows({stack}, shape, 0, 1);
   const StackRows unique = rows.GatherEither(*rows.Prepare(batch.view())).rows[0];
-  const auto pooled = Pool(batch.view(), stack, 1, BytesOf(unique));
+  const auto pooled = Pool(batch.view(), stack, 1, unique.rows);
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   ExpectSameBits(*pooled, sums.Gather(*sums.Prepare(batch.view()))[0]);
 }
@@ -194,14 +188,13 @@ TEST_F(LaterSumsTest, SingleRowsAreTheSumsAndMayBeRounded) {
       const StackRows& rows = output.rows[0];
       EXPECT_EQ(rows.rounded, dtype == v1::BFLOAT16);
       EXPECT_EQ(rows.row_bytes, rows.rounded ? 48 : 96);
-      const auto later =
-          LaterSums::Make(view, stack, 2, {BytesOf(rows), rows.rounded}, pool_, cpu_);
+      const auto later = LaterSums::Make(view, stack, 2, {rows.rows, rows.rounded}, pool_, cpu_);
       ASSERT_TRUE(later.ok()) << later.status();
       ASSERT_TRUE((*later)->single_rows());
       EXPECT_EQ((*later)->row_dtype(), dtype);
-      ASSERT_EQ((*later)->samples(), absl::MakeConstSpan(sums.samples));
+      ASSERT_EQ((*later)->samples(), sums.samples);
       for (size_t i = 0; i < sums.samples.size(); ++i) {
-        const float* const sum = sums.sums.get() + i * sums.width;
+        const float* const sum = sums.sums.data() + i * 24;
         std::string expected(reinterpret_cast<const char*>(sum), 96);
         if (rows.rounded) RoundToBfloat16(sum, 24, expected.data());
         ASSERT_EQ(std::memcmp((*later)->SingleRow(i), expected.data(), rows.row_bytes), 0);
@@ -234,11 +227,11 @@ TEST_F(LaterSumsTest, OtherRowsAreNotRounded) {
     const StackRows rows = engine.GatherEither(prepared).rows[0];
     EXPECT_FALSE(rows.rounded);
     EXPECT_EQ(rows.row_bytes, RowBytes(*stack));
-    EXPECT_EQ(engine.engine().GatherBytes(*prepared), rows.count * rows.row_bytes);
-    const auto later = LaterSums::Make(*view, *stack, 2, {BytesOf(rows)}, pool_, cpu_);
+    EXPECT_EQ(engine.engine().GatherBytes(*prepared), rows.bytes());
+    const auto later = LaterSums::Make(*view, *stack, 2, {rows.rows}, pool_, cpu_);
     ASSERT_TRUE(later.ok()) << later.status();
     EXPECT_FALSE((*later)->single_rows());
-    const std::vector<char> rounded(rows.count * 48);
+    const std::vector<char> rounded(rows.bytes() / rows.row_bytes * 48);
     const absl::Status status =
         LaterSums::Make(*view, *stack, 2, {rounded, /*rounded=*/true}, pool_, cpu_).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -268,7 +261,7 @@ TEST_F(LaterSumsTest, ABatchWithoutEntriesHasNoRowsAndNoSums) {
   TestBatch batch({}, shape, 0, 2, 2, 1);
   const GatherOutput output = engine.GatherEither(*engine.Prepare(batch.view()));
   ASSERT_EQ(output.rows.size(), 1u);
-  EXPECT_EQ(output.rows[0].count, 0);
+  EXPECT_EQ(output.rows[0].bytes(), 0);
   const auto pooled = Pool(batch.view(), stack, 2, {});
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   EXPECT_TRUE(pooled->samples.empty());

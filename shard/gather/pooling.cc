@@ -83,48 +83,51 @@ Pooling::Pooling(const StackSpec& spec, const char* weights, const StackEntries&
     : args_(ArgsOf(spec, entries, weights, spec.storage_dtype)),
       begins_(CutSamples(entries, spec.embedding_dim)) {
   const size_t samples = entries.samples.size();
+  const auto returned = std::make_shared<Returned>();
+  returned->samples.assign(entries.samples.data(), entries.samples.data() + samples);
   sums_.stack = entries.stack;
-  sums_.width = spec.embedding_dim;
-  sums_.samples.assign(entries.samples.data(), entries.samples.data() + samples);
+  sums_.samples = returned->samples;
   sums_.rows_gathered = entries.entry_count;
+  sums_.owner = returned;
   if (places != nullptr) {
-    FindRows(entries, *places, room, pool);
+    FindRows(entries, *places, room, pool, returned.get());
     args_.rows = rows_.data();
   } else {
     sums_.rows = static_cast<int64_t>(samples);
-    args_.sums = TakeRows(room, pool);
+    args_.sums = TakeRows(room, pool, returned.get());
   }
   args_.end = static_cast<int64_t>(samples);
 }
 
-float* Pooling::TakeRows(absl::Span<char>* room, BufferPool& pool) {
-  const size_t bytes = sums_.rows * sums_.width * sizeof(float);
+float* Pooling::TakeRows(absl::Span<char>* room, BufferPool& pool, Returned* returned) {
+  const size_t floats = sums_.rows * args_.width, bytes = floats * sizeof(float);
+  float* rows = nullptr;
   if (room != nullptr && bytes > 0 && bytes <= room->size()) {
-    auto* const rows = reinterpret_cast<float*>(room->data());
+    rows = reinterpret_cast<float*>(room->data());
     room->remove_prefix(
         std::min(room->size(), (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment));
-    sums_.sums = std::shared_ptr<const float>(std::shared_ptr<const void>(), rows);
-    return rows;
+  } else {
+    returned->sums = PooledArray<float>(pool, floats);
+    rows = returned->sums.data();
   }
-  const auto buffer = std::make_shared<PooledArray<float>>(pool, sums_.rows * sums_.width);
-  sums_.sums = std::shared_ptr<const float>(buffer, buffer->data());
-  return buffer->data();
+  sums_.sums = absl::MakeConstSpan(rows, floats);
+  return rows;
 }
 
 void Pooling::FindRows(const StackEntries& entries, const SumPlaces& places, absl::Span<char>* room,
-                       BufferPool& pool) {
+                       BufferPool& pool, Returned* returned) {
   sums_.placed = true;
   sums_.rows = std::count_if(sums_.samples.begin(), sums_.samples.end(),
                              [&](int32_t sample) { return places.PassesOver(sample); });
-  float* returned = TakeRows(room, pool);
+  float* next = TakeRows(room, pool, returned);
   rows_ = PooledArray<float*>(pool, sums_.samples.size());
   for (int64_t f = 0; f < entries.features(); ++f) {
     const FeatureRows<float>& feature = places.features[f];
     for (uint32_t i = entries.feature_offsets[f]; i < entries.feature_offsets[f + 1]; ++i) {
       const int32_t sample = sums_.samples[i];
       if (places.PassesOver(sample)) {
-        rows_[i] = returned;
-        returned += sums_.width;
+        rows_[i] = next;
+        next += args_.width;
       } else {
         rows_[i] = feature(sample);
       }

@@ -43,10 +43,15 @@ class Pooling {
   StackSums TakeSums() { return std::move(sums_); }
 
  private:
+  // What the sums that are returned refer to, but for a room.
+  struct Returned {
+    std::vector<int32_t> samples;
+    PooledArray<float> sums;
+  };
   // Memory for the sums that are returned.
-  float* TakeRows(absl::Span<char>* room, BufferPool& pool);
+  float* TakeRows(absl::Span<char>* room, BufferPool& pool, Returned* returned);
   void FindRows(const StackEntries& entries, const SumPlaces& places, absl::Span<char>* room,
-                BufferPool& pool);
+                BufferPool& pool, Returned* returned);
 
   StackSums sums_;
   PooledArray<float*> rows_;     // of each sample; empty: they lie one after another

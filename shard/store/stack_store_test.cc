@@ -130,7 +130,7 @@ TEST(StackStore, ABillionRowsCostOnlyThePagesTouched) {
   std::vector<float> row(32);
   for (int i = 0; i < kLookups; ++i) {
     Initializer(1, "table", stack.tables[0].initializer).Fill(entries[i].row, absl::MakeSpan(row));
-    ASSERT_TRUE(std::equal(row.begin(), row.end(), sums.sums.get() + i * 32)) << entries[i].row;
+    ASSERT_TRUE(std::equal(row.begin(), row.end(), sums.sums.data() + i * 32)) << entries[i].row;
   }
   ApplyInput input;
   EXPECT_GT(engine.Apply(batch, input), kLookups * 9 / 10);

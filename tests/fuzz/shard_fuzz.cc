@@ -128,21 +128,21 @@ class Shard {
     const bool whole =
         ReadWhole<internal::v1::GatherReply>(message, host::EncodeGatherResult(*result));
     bool all_fit = !result->stacks.empty() || !result->rows.empty();
-    for (const host::StackSumsView& sums : result->stacks) all_fit &= SumsFit(sums);
-    for (const host::StackRowsView& rows : result->rows) all_fit &= PoolRows(rows);
+    for (const shard::StackSums& sums : result->stacks) all_fit &= SumsFit(sums);
+    for (const shard::StackRows& rows : result->rows) all_fit &= PoolRows(rows);
     fuzz::accepted |= whole && all_fit;
   }
 
  private:
   // Whether these can be sums of the batch.
-  bool SumsFit(const host::StackSumsView& sums) const {
+  bool SumsFit(const shard::StackSums& sums) const {
     if (sums.stack < 0 || sums.stack >= static_cast<int>(spec_.stacks.size())) return false;
     const size_t width = spec_.stacks[sums.stack].embedding_dim;
     return !sums.samples.empty() && sums.sums.size() == sums.samples.size() * width;
   }
 
   // Whether these can be the rows of the batch.
-  bool PoolRows(const host::StackRowsView& rows) {
+  bool PoolRows(const shard::StackRows& rows) {
     const auto views = preprocessed_->ShardView(0);
     if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) return false;
     const shard::StackSpec& stack = spec_.stacks[rows.stack];
@@ -166,8 +166,7 @@ class Shard {
                 "there is a sum for every sample");
       }
       for (const shard::StackRows& stack : output->rows) {
-        Require(stack.rows->size() >= static_cast<size_t>(stack.count * stack.row_bytes),
-                "there is every row");
+        Require(stack.bytes() % stack.row_bytes == 0, "there are whole rows");
       }
       done.Notify();
     });
