@@ -98,7 +98,7 @@ absl::Status GroupSteps::OpenGroup(const internal::v1::OpenGroupRequest& request
                                    std::vector<uint64_t>* released) {
   const uint64_t number = request.generation();
   const bool again = group->generation.Is(number, request.opener());
-  if (again && group->ended) return CheckNotOver(*group, request.group(), number);
+  if (again && group->kept.ended()) return CheckNotOver(*group, request.group(), number);
   if (request.finished() && !again) {
     return GroupError(absl::StatusCode::kAborted, request.group(), "generation ", number,
                       " is over; it cannot finish");
@@ -107,13 +107,13 @@ absl::Status GroupSteps::OpenGroup(const internal::v1::OpenGroupRequest& request
                            absl::StrCat("group '", request.group(), "'")));
   group->touched = SteadyNow();
   if (again) {
-    group->finished |= request.finished();
+    if (request.finished()) group->kept.set_finished(true);
     return absl::OkStatus();
   }
-  group->ended = false;
-  group->finished = false;
-  group->size = request.size();
-  group->step_timeout = absl::Milliseconds(request.step_timeout_ms());
+  group->kept.set_ended(false);
+  group->kept.set_finished(false);
+  group->kept.set_size(request.size());
+  group->kept.set_step_timeout_ms(request.step_timeout_ms());
   const bool complete = group->waiting.number >= 0 && group->waiting.update.complete();
   if (!complete) Drop(group, released);
   return absl::OkStatus();
@@ -127,9 +127,9 @@ internal::v1::OpenGroupResponse GroupSteps::Describe(const internal::v1::OpenGro
                                            : group->generation.Newest());
   if (group != nullptr) {
     response.set_here(true);
-    response.set_known(group->known);
-    response.set_next_step(group->next_step);
-    response.set_made_generation(group->made_generation);
+    response.set_known(group->kept.known());
+    response.set_next_step(group->kept.next_step());
+    response.set_made_generation(group->kept.made_generation());
     const Step& waiting = group->waiting;
     const bool leftover = request.generation() == 0 || waiting.generation != request.generation();
     if (leftover && waiting.number >= 0 && waiting.update.complete()) {
@@ -142,8 +142,8 @@ internal::v1::OpenGroupResponse GroupSteps::Describe(const internal::v1::OpenGro
     if (found == groups_.end()) continue;
     internal::v1::RankProgress* to = response.add_ranks();
     to->set_rank(rank);
-    to->set_next_step(found->second.next_step);
-    to->set_finished(found->second.finished);
+    to->set_next_step(found->second.kept.next_step());
+    to->set_finished(found->second.kept.finished());
   }
   return response;
 }
@@ -152,7 +152,7 @@ absl::Status GroupSteps::MakeRoom() {
   if (static_cast<int>(groups_.size()) < options_.max_groups) return absl::OkStatus();
   const auto may_go = [this](const Group& group) {
     if (group.busy()) return absl::InfiniteFuture();
-    return group.touched + std::max(options_.idle, 2 * group.step_timeout);
+    return group.touched + std::max(options_.idle, 2 * group.step_timeout());
   };
   const auto first = std::min_element(
       groups_.begin(), groups_.end(),
@@ -176,7 +176,7 @@ absl::Status GroupSteps::CheckNotOver(const Group& group, const std::string& nam
     return GroupError(absl::StatusCode::kAborted, name, "generation ", generation,
                       " is over; the group is in generation ", newest);
   }
-  if (generation > newest || !group.ended) return absl::OkStatus();
+  if (generation > newest || !group.kept.ended()) return absl::OkStatus();
   return GroupError(absl::StatusCode::kAborted, name, "generation ", generation,
                     " is over: the gradients of other ranks did not come in time; join again");
 }
@@ -187,18 +187,18 @@ absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) 
     return GroupError(absl::StatusCode::kAborted, part.group, "generation ", part.generation,
                       " was not opened here");
   }
-  if (part.size != group.size) {
+  if (part.size != group.kept.size()) {
     return GroupError(absl::StatusCode::kInvalidArgument, part.group, "size is ", part.size,
-                      ", but the group was opened with size ", group.size);
+                      ", but the group was opened with size ", group.kept.size());
   }
-  if (group.known && part.step < group.next_step) {
+  if (group.kept.known() && part.step < group.kept.next_step()) {
     // A step of before the group joined was whole, and a checkpoint that wanted to know made it.
     return GroupError(absl::StatusCode::kAborted, part.group, "step ", part.step,
-                      " has been applied; join again to go on from step ", group.next_step);
+                      " has been applied; join again to go on from step ", group.kept.next_step());
   }
-  if (group.known && part.step != group.next_step) {
+  if (group.kept.known() && part.step != group.kept.next_step()) {
     return GroupError(absl::StatusCode::kFailedPrecondition, part.group, "step ", part.step,
-                      " cannot be applied; the next step is ", group.next_step);
+                      " cannot be applied; the next step is ", group.kept.next_step());
   }
   return absl::OkStatus();
 }
@@ -267,8 +267,8 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
 }
 
 bool GroupSteps::AnswerApplied(Group* group, int64_t step, RowsCallback* done) {
-  if (!group->known || step != group->next_step - 1) return false;
-  if (group->applying) {
+  if (!group->kept.known() || step != group->kept.next_step() - 1) return false;
+  if (group->kept.applying()) {
     group->waiting_rows.push_back(std::move(*done));
     *done = nullptr;
   }
@@ -277,10 +277,10 @@ bool GroupSteps::AnswerApplied(Group* group, int64_t step, RowsCallback* done) {
 
 GroupSteps::Step GroupSteps::TakeStep(Group* group) {
   Step step = std::exchange(group->waiting, Step());
-  group->known = true;
-  group->next_step = step.number + 1;
-  group->made_generation = step.generation;
-  group->applying = true;
+  group->kept.set_known(true);
+  group->kept.set_next_step(step.number + 1);
+  group->kept.set_made_generation(step.generation);
+  group->kept.set_applying(true);
   held_bytes_ -= step.update.gradient_bytes();
   return step;
 }
@@ -362,8 +362,9 @@ void GroupSteps::FinishStep(uint64_t model_id, const std::string& group,
     const auto found = groups_.find(Key(model_id, group));
     if (found == groups_.end()) return;  // its model was dropped, and the callbacks answered
     // The decision is in the log: without this record, it says all but the counts.
-    log_->Append(StepMadeRecord(model_id, group, found->second.next_step - 1, rows)).IgnoreError();
-    found->second.applying = false;
+    log_->Append(StepMadeRecord(model_id, group, found->second.kept.next_step() - 1, rows))
+        .IgnoreError();
+    found->second.kept.set_applying(false);
     found->second.last_rows = rows;
     waiting.swap(found->second.waiting_rows);
   }
@@ -388,7 +389,7 @@ void GroupSteps::Sweep(absl::Time now) {
     MutexLock lock(&order_->mutex);
     absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
       Group& group = entry.second;
-      const absl::Duration patience = std::max(options_.part_ttl, 2 * group.step_timeout);
+      const absl::Duration patience = std::max(options_.part_ttl, 2 * group.step_timeout());
       const bool waits = group.waiting.number >= 0 &&
                          (!group.waiting.update.complete() || Mistake("step.expires_whole"));
       if (waits && group.waiting.touched + patience <= now &&
@@ -396,9 +397,10 @@ void GroupSteps::Sweep(absl::Time now) {
         // From now on the generation's words and parts are refused: nobody can take the step for
         // whole because a part had been here.
         Drop(&group, &released);
-        group.ended = true;
+        group.kept.set_ended(true);
       }
-      const bool goes = !group.known && !group.busy() && group.touched + options_.idle <= now &&
+      const bool goes = !group.kept.known() && !group.busy() &&
+                        group.touched + options_.idle <= now &&
                         log_->Append(ForgottenRecord(entry.first.first, entry.first.second)).ok();
       if (goes) NoteForgotten(group);
       return goes;
@@ -431,7 +433,8 @@ absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name)
   const auto refuse = [&](const auto&... why) {
     return GroupError(absl::StatusCode::kFailedPrecondition, name, why...);
   };
-  if (group.applying) return refuse("step ", group.next_step - 1, " is being applied; try again");
+  if (group.kept.applying())
+    return refuse("step ", group.kept.next_step() - 1, " is being applied; try again");
   if (group.waiting.number >= 0 && group.waiting.update.complete()) {
     return refuse("step ", group.waiting.number, " is complete but not decided yet; try again");
   }
@@ -469,9 +472,9 @@ void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
     if (key.first != model_id) continue;
     internal::v1::HeldStep* to = held->Add();
     to->set_group(key.second);
-    to->set_known(group.known);
-    to->set_next_step(group.next_step);
-    to->set_making(group.applying);
+    to->set_known(group.kept.known());
+    to->set_next_step(group.kept.next_step());
+    to->set_making(group.kept.applying());
     to->set_generation(group.generation.number());
     to->set_held_step(group.waiting.number);
     to->set_held_generation(group.waiting.generation);
@@ -491,17 +494,17 @@ void GroupSteps::Save(uint64_t model_id, internal::v1::ShardState* state) const 
   uint64_t forgotten = forgotten_generation_;
   for (const auto& [key, group] : groups_) {
     if (key.first != model_id) continue;
-    if (!group.known) {
+    if (!group.kept.known()) {
       forgotten = std::max(forgotten, group.generation.number());
       continue;
     }
     internal::v1::GroupState* to = state->add_groups();
     to->set_group(key.second);
     to->set_generation(group.generation.number());
-    to->set_size(group.size);
-    to->set_next_step(group.next_step);
-    to->set_made_generation(group.made_generation);
-    to->set_finished(group.finished);
+    to->set_size(group.kept.size());
+    to->set_next_step(group.kept.next_step());
+    to->set_made_generation(group.kept.made_generation());
+    to->set_finished(group.kept.finished());
     if (group.last_rows.ok()) SetRowCounts(*group.last_rows, to);
   }
   state->set_forgotten_generation(forgotten);
@@ -511,7 +514,7 @@ std::set<std::string> GroupSteps::Finished(uint64_t model_id) const {
   std::set<std::string> finished;
   MutexLock lock(&order_->mutex);
   for (const auto& [key, group] : groups_) {
-    if (key.first == model_id && group.finished) finished.insert(key.second);
+    if (key.first == model_id && group.kept.finished()) finished.insert(key.second);
   }
   return finished;
 }
@@ -524,18 +527,19 @@ std::function<void()> GroupSteps::Restore(uint64_t model_id, const internal::v1:
   for (const internal::v1::GroupState& from : state.groups()) {
     Group& group = groups_[Key(model_id, from.group())];
     group.generation = GroupGeneration(std::max(from.generation(), forgotten_generation_));
-    group.size = from.size();
-    group.known = true;
-    group.next_step = from.next_step();
-    group.made_generation = from.made_generation();
+    group.kept.set_size(from.size());
+    group.kept.set_known(true);
+    group.kept.set_next_step(from.next_step());
+    group.kept.set_made_generation(from.made_generation());
     group.last_rows = RowCountsOf(from);
-    group.finished = from.finished();
+    group.kept.set_finished(from.finished());
     group.touched = SteadyNow();
   }
   for (const std::string& name : finished) {
     const auto [found, is_new] = groups_.try_emplace(Key(model_id, name));
-    found->second.finished = true;
+    found->second.kept.set_finished(true);
     if (!is_new) continue;
+    found->second.kept.set_size(1);
     found->second.generation = GroupGeneration(forgotten_generation_);
     found->second.touched = SteadyNow();
   }
@@ -547,19 +551,12 @@ void GroupSteps::Describe(internal::v1::LogState* state) const {
   state->set_forgotten_generation(forgotten_generation_);
   for (const auto& [key, group] : groups_) {
     internal::v1::LogGroup* to = state->add_groups();
+    *to = group.kept;
     to->set_model_id(key.first);
     to->set_group(key.second);
     to->set_generation(group.generation.number());
     to->set_opener(group.generation.opener());
-    to->set_size(group.size);
-    to->set_ended(group.ended);
-    to->set_finished(group.finished);
-    to->set_step_timeout_ms(absl::ToInt64Milliseconds(group.step_timeout));
-    to->set_known(group.known);
-    to->set_next_step(group.next_step);
-    to->set_made_generation(group.made_generation);
-    to->set_applying(group.applying);
-    if (group.last_rows.ok()) SetRowCounts(*group.last_rows, to);
+    SetRowCounts(group.last_rows.value_or(RowCounts()), to);
     for (int rank = 0; rank < group.waiting.update.ranks(); ++rank) {
       if (!group.waiting.update.Has(rank)) continue;
       *to->add_parts() = group.waiting.logged[rank];
@@ -573,14 +570,8 @@ absl::Status GroupSteps::Remember(const internal::v1::LogState& state, const Par
   forgotten_generation_ = state.forgotten_generation();
   for (const internal::v1::LogGroup& from : state.groups()) {
     Group& group = groups_[Key(from.model_id(), from.group())];
-    group.size = from.size();
-    group.ended = from.ended();
-    group.finished = from.finished();
-    group.step_timeout = absl::Milliseconds(from.step_timeout_ms());
-    group.known = from.known();
-    group.next_step = from.next_step();
-    group.made_generation = from.made_generation();
-    group.applying = from.applying();
+    group.kept = from;
+    group.kept.clear_parts();
     group.last_rows = RowCountsOf(from);
     group.touched = SteadyNow();
     for (const internal::v1::LogPart& part : from.parts()) {
@@ -610,7 +601,7 @@ void GroupSteps::EndGeneration(uint64_t model_id, const std::string& group, bool
   const auto found = groups_.find(Key(model_id, group));
   if (found == groups_.end()) return;
   Drop(&found->second, &released);
-  found->second.ended = true;
+  found->second.kept.set_ended(true);
   if (!forget) return;
   NoteForgotten(found->second);
   groups_.erase(found);

@@ -165,20 +165,14 @@ class GroupSteps {
   };
   struct Group {
     GroupGeneration generation;
-    int size = 1;
-    bool ended = false;     // the generation was given up here
-    bool finished = false;  // its rank has done all its steps, see OpenGroupRequest
-    absl::Duration step_timeout;
-    bool known = false;                                 // some step was applied
-    int64_t next_step = 0;                              // if known
-    uint64_t made_generation = 0;                       // of the parts of step next_step - 1
+    internal::v1::LogGroup kept;                        // by the log; not what the rest tells
     Step waiting;                                       // the step whose parts come
-    bool applying = false;                              // step next_step - 1 is on its way
     absl::StatusOr<RowCounts> last_rows = RowCounts();  // of step next_step - 1
     std::vector<RowsCallback> waiting_rows;             // for last_rows
     absl::Time touched;
 
-    bool busy() const { return applying || waiting.number >= 0; }
+    bool busy() const { return kept.applying() || waiting.number >= 0; }
+    absl::Duration step_timeout() const { return absl::Milliseconds(kept.step_timeout_ms()); }
   };
   using Key = std::pair<uint64_t, std::string>;
   using Groups = absl::flat_hash_map<Key, Group>;
