@@ -203,18 +203,6 @@ absl::Status Handles::CheckRelease(const std::vector<uint64_t>& handles) const {
   return absl::OkStatus();
 }
 
-template <typename Gone>
-std::vector<ValuePtr> Handles::Take(const Gone& gone) {
-  std::vector<ValuePtr> taken;
-  for (auto entry = entries_.begin(); entry != entries_.end();) {
-    const auto at = entry++;
-    if (!gone(at->second.client)) continue;
-    taken.push_back(std::move(at->second.value));
-    entries_.erase(at);
-  }
-  return taken;
-}
-
 int64_t Handles::Release(const std::vector<uint64_t>& handles) {
   std::vector<ValuePtr> taken;
   absl::MutexLock lock(&mutex_);
@@ -228,12 +216,25 @@ int64_t Handles::Release(const std::vector<uint64_t>& handles) {
   return static_cast<int64_t>(taken.size());
 }
 
-int64_t Handles::ReleaseClient(const std::string& client) {
-  std::vector<ValuePtr> taken;
+template <typename Gone>
+int64_t Handles::ReleaseClients(const Gone& gone) {
+  std::vector<ValuePtr> taken;  // they may take time to go: outside of the lock
   absl::MutexLock lock(&mutex_);
-  taken = Take([&](const std::string& owner) { return owner == client; });
-  heard_.erase(client);
+  absl::flat_hash_set<std::string> clients;
+  absl::erase_if(heard_, [&](const auto& entry) {
+    return gone(entry.first, entry.second) && clients.insert(entry.first).second;
+  });
+  if (clients.empty()) return 0;
+  absl::erase_if(entries_, [&](auto& entry) {
+    if (!clients.contains(entry.second.client)) return false;
+    taken.push_back(std::move(entry.second.value));
+    return true;
+  });
   return static_cast<int64_t>(taken.size());
+}
+
+int64_t Handles::ReleaseClient(const std::string& client) {
+  return ReleaseClients([&](const auto& owner, absl::Time) { return owner == client; });
 }
 
 void Handles::Renew(const std::string& client) {
@@ -243,16 +244,7 @@ void Handles::Renew(const std::string& client) {
 }
 
 int64_t Handles::Sweep(absl::Time now) {
-  std::vector<ValuePtr> taken;
-  absl::MutexLock lock(&mutex_);
-  absl::flat_hash_set<std::string> silent;
-  for (const auto& [client, heard] : heard_) {
-    if (heard + lease_ <= now) silent.insert(client);
-  }
-  if (silent.empty()) return 0;
-  taken = Take([&](const std::string& owner) { return silent.contains(owner); });
-  for (const std::string& client : silent) heard_.erase(client);
-  return static_cast<int64_t>(taken.size());
+  return ReleaseClients([&](const auto&, absl::Time heard) { return heard + lease_ <= now; });
 }
 
 int64_t Handles::count() const {

@@ -148,10 +148,9 @@ class Handles {
     std::string client;
     ValuePtr value;
   };
-  // Takes what `gone` says out of the map. Values may take time to go, so they are given to the
-  // caller, who lets them go outside of the lock.
+  // All that belongs to clients of whom `gone` says so, by name and when they were heard of.
   template <typename Gone>
-  std::vector<ValuePtr> Take(const Gone& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t ReleaseClients(const Gone& gone);
 
   const int coordinator_;
   const absl::Duration lease_;
