@@ -366,9 +366,7 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
   RETURN_IF_ERROR(CheckAllOrNone(complete));
   for (v1::FeatureConfig& feature : *complete.mutable_features()) {
     if (feature.output_shape().empty()) continue;
-    int64_t samples = 1;
-    for (const int64_t extent : feature.output_shape()) samples *= extent;
-    feature.set_batch_size(samples);
+    feature.set_batch_size(feature.output_shape(0) * SampleBlock(feature));
   }
   v1::PlanConfig* plan = complete.mutable_plan();
   if (plan->rules() == v1::TENSORFLOW) CompleteTensorFlowPlan(plan);

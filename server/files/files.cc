@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -183,13 +184,17 @@ absl::Status WriteFileWhole(const std::string& folder, const std::string& name,
 }
 
 absl::StatusOr<std::string> ReadFileWhole(const std::string& path) {
+  return ReadFileBegin(path, std::numeric_limits<int64_t>::max());
+}
+
+absl::StatusOr<std::string> ReadFileBegin(const std::string& path, int64_t most) {
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return FileError(errno, path, "cannot be opened");
   struct stat status;
   if (fstat(file.get(), &status) != 0) return FileError(errno, path, "cannot be read");
   if (!S_ISREG(status.st_mode)) return DamagedFile(path, "is not a file");
-  std::string bytes(status.st_size, '\0');
-  RETURN_IF_ERROR(ReadAt(file, path, 0, bytes.data(), status.st_size));
+  std::string bytes(std::min<int64_t>(most, status.st_size), '\0');
+  RETURN_IF_ERROR(ReadAt(file, path, 0, bytes.data(), static_cast<int64_t>(bytes.size())));
   return bytes;
 }
 

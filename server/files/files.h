@@ -50,6 +50,8 @@ absl::Status WriteFileWhole(const std::string& folder, const std::string& name,
                             absl::string_view bytes);
 // NOT_FOUND: there is none.
 absl::StatusOr<std::string> ReadFileWhole(const std::string& path);
+// So many bytes from its beginning, or all that it has.
+absl::StatusOr<std::string> ReadFileBegin(const std::string& path, int64_t most);
 
 // The same of a file that a manifest lists with its checksum.
 absl::StatusOr<v1::CheckpointFile> WriteListedFile(const std::string& folder,

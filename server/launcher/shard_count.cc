@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -183,13 +182,9 @@ std::optional<Move> Decode(const std::string& text) {
 absl::StatusOr<int> ShardsOf(const std::string& log) {
   ASSIGN_OR_RETURN(const log::LogFolder found, log::ListLog(log));
   for (auto segment = found.records.rbegin(); segment != found.records.rend(); ++segment) {
-    std::ifstream file(PathIn(log, log::RecordsName(*segment)), std::ios::binary);
-    std::string bytes(log::kLogHeadBytes, '\0');
-    file.read(bytes.data(), log::kLogHeadBytes);
-    // Not even short.
-    if (!file.is_open() || file.bad()) {
-      return files::FileError(errno, PathIn(log, log::RecordsName(*segment)), "cannot be read");
-    }
+    ASSIGN_OR_RETURN(
+        const std::string bytes,
+        files::ReadFileBegin(PathIn(log, log::RecordsName(*segment)), log::kLogHeadBytes));
     ASSIGN_OR_RETURN(const std::optional<log::LogHead> head, log::DecodeLogHead(bytes));
     if (head.has_value()) return static_cast<int>(head->shards);
   }

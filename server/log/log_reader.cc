@@ -32,18 +32,6 @@ absl::string_view From(absl::string_view bytes, int64_t offset) {
   return bytes.substr(std::min(static_cast<size_t>(offset), bytes.size()));
 }
 
-// The first bytes of a file, or all that it has.
-absl::StatusOr<std::string> ReadFileBegin(const std::string& path, int64_t most) {
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat status;
-  if (file.get() < 0 || fstat(file.get(), &status) != 0) {
-    return files::FileError(errno, path, "cannot be opened");
-  }
-  std::string bytes(std::min<int64_t>(most, status.st_size), '\0');
-  RETURN_IF_ERROR(files::ReadAt(file, path, 0, bytes.data(), static_cast<int64_t>(bytes.size())));
-  return bytes;
-}
-
 std::string RecordsFrom(uint64_t first, uint64_t end) {
   if (end == first + 1) return absl::StrCat("record ", first, " is missing");
   return absl::StrCat("records ", first, " to ", end - 1, " are missing");
@@ -160,7 +148,7 @@ class LogScan {
   absl::Status ReadHeads() {
     for (Segment& segment : segments_) {
       if (!segment.has_records) continue;
-      ASSIGN_OR_RETURN(const std::string bytes, ReadFileBegin(Path(segment), kLogHeadBytes));
+      ASSIGN_OR_RETURN(const std::string bytes, files::ReadFileBegin(Path(segment), kLogHeadBytes));
       segment.cut = static_cast<int64_t>(bytes.size()) < kLogHeadBytes;
       const absl::StatusOr<std::optional<LogHead>> head = DecodeLogHead(bytes);
       if (!head.ok()) return Annotate(head.status(), Path(segment));
