@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/group/group_rules.h"
-#include "server/host/log/log_records.h"
 #include "server/host/step_codec.h"
 
 namespace emberd::host {
@@ -54,6 +53,49 @@ absl::Status CheckOpen(const internal::v1::OpenGroupRequest& request) {
   return group::CheckInRange("size", request.size(), 1, group::kMaxGroupSize);
 }
 
+using internal::v1::LogRecord;
+
+LogRecord PartRecord(uint64_t model_id, const GroupPart& part, const internal::v1::LogBlob& blob) {
+  LogRecord record;
+  record.mutable_part()->set_model_id(model_id);
+  *record.mutable_part()->mutable_part() = GroupPartToProto(part);
+  *record.mutable_part()->mutable_blob() = blob;
+  return record;
+}
+
+LogRecord DecidedRecord(const internal::v1::DecideStepRequest& request) {
+  LogRecord record;
+  *record.mutable_step_decided() = request;
+  return record;
+}
+
+template <typename Message>
+void SetGroup(uint64_t model_id, const std::string& group, Message* message) {
+  message->set_model_id(model_id);
+  message->set_group(group);
+}
+
+LogRecord StepMadeRecord(uint64_t model_id, const std::string& group, int64_t step,
+                         const absl::StatusOr<RowCounts>& rows) {
+  LogRecord record;
+  SetGroup(model_id, group, record.mutable_step_made());
+  record.mutable_step_made()->set_step(step);
+  SetResult(rows, record.mutable_step_made());
+  return record;
+}
+
+LogRecord EndedRecord(uint64_t model_id, const std::string& group) {
+  LogRecord record;
+  SetGroup(model_id, group, record.mutable_group_ended());
+  return record;
+}
+
+LogRecord ForgottenRecord(uint64_t model_id, const std::string& group) {
+  LogRecord record;
+  SetGroup(model_id, group, record.mutable_group_forgotten());
+  return record;
+}
+
 // What the ranks of an ASYNC or BOUNDED group begin with.
 std::string RankPrefix(const std::string& group) { return group.substr(0, group.rfind('#') + 1); }
 
@@ -77,7 +119,7 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
     }
     if (found == groups_.end()) RETURN_IF_ERROR(MakeRoom());
     // What is refused now is refused again when the log is read.
-    internal::v1::LogRecord opened;
+    LogRecord opened;
     *opened.mutable_group_opened() = request;
     RETURN_IF_ERROR(log_->Append(opened));
     if (found == groups_.end()) {
@@ -230,7 +272,7 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
     return Annotate(status, absl::StrCat("group '", part.group, "'"));
   }
   step.batch_handles[part.rank] = command.batch_handle;
-  step.logged[part.rank] = PartRecord(command.model_id, GroupPartToProto(part), blob).part();
+  step.logged[part.rank] = PartRecord(command.model_id, part, blob).part();
   held_bytes_ += bytes;
   return absl::OkStatus();
 }
@@ -256,8 +298,7 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
           " that wait for other ranks; budgets.in_flight_bytes is ", options_.max_held_bytes));
     }
     // Parts that do not agree are refused again when the log is read.
-    if (status.ok())
-      status = log_->Append(PartRecord(command.model_id, GroupPartToProto(part), blob));
+    if (status.ok()) status = log_->Append(PartRecord(command.model_id, part, blob));
     if (status.ok()) status = Place(&group, command, std::move(checked), blob, &released);
     group.touched = SteadyNow();
     group.waiting.touched = group.touched;
@@ -344,14 +385,9 @@ void GroupSteps::Apply(const Key& key, Step step) {
 void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
                          const absl::StatusOr<shard::ApplyResult>& result) {
   Release(handles);
-  if (result.ok()) hooks_.step_applied(key.first, *result);
-  absl::StatusOr<RowCounts> rows = RowCounts();
-  if (result.ok()) {
-    *rows = {result->rows_updated, result->rows_skipped};
-  } else {
-    rows = result.status();
-  }
-  FinishStep(key.first, key.second, rows);
+  if (!result.ok()) return FinishStep(key.first, key.second, result.status());
+  hooks_.step_applied(key.first, *result);
+  FinishStep(key.first, key.second, RowCounts{result->rows_updated, result->rows_skipped});
 }
 
 void GroupSteps::FinishStep(uint64_t model_id, const std::string& group,

@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "config/shared_tables.h"
-#include "server/host/log/log_records.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {
@@ -29,6 +28,42 @@ uint64_t EngineId(const internal::v1::CreateModelRequest& request) {
 absl::Status ChangedMeanwhile(const std::string& name) {
   return absl::AbortedError(
       absl::StrCat("model '", name, "' was declared, reset or dropped in the meantime; try again"));
+}
+
+using internal::v1::LogRecord;
+
+LogRecord ModelRemovedRecord(uint64_t model_id) {
+  LogRecord record;
+  record.mutable_model_removed()->set_model_id(model_id);
+  return record;
+}
+
+// `limits`: of a model that is served already; null: it is served from now on.
+LogRecord ModelServedRecord(uint64_t model_id, const internal::v1::ModelLimits* limits) {
+  LogRecord record;
+  record.mutable_model_served()->set_model_id(model_id);
+  if (limits != nullptr) *record.mutable_model_served()->mutable_limits() = *limits;
+  return record;
+}
+
+LogRecord ModelPinnedRecord(uint64_t model_id, bool pinned) {
+  LogRecord record;
+  record.mutable_model_pinned()->set_model_id(model_id);
+  record.mutable_model_pinned()->set_pinned(pinned);
+  return record;
+}
+
+LogRecord ModelRenewedRecord(uint64_t model_id, uint64_t history) {
+  LogRecord record;
+  record.mutable_model_renewed()->set_model_id(model_id);
+  record.mutable_model_renewed()->set_history(history);
+  return record;
+}
+
+LogRecord HistoryDroppedRecord(uint64_t history) {
+  LogRecord record;
+  record.mutable_history_dropped()->set_history(history);
+  return record;
 }
 
 }  // namespace
@@ -199,7 +234,9 @@ absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest
   Model model = MakeEntry(request, plan);
   {
     const ShardLog::Stay stay(log_);
-    if (absl::Status logged = log_->Append(ModelMadeRecord(request)); !logged.ok()) {
+    LogRecord made;
+    *made.mutable_model_made()->mutable_create() = request;
+    if (absl::Status logged = log_->Append(made); !logged.ok()) {
       engine_->DropModel(request.model_id()).IgnoreError();
       return logged;
     }
@@ -260,7 +297,7 @@ absl::Status HostedModels::RecordRestore(const internal::v1::LogModelMade& made,
   const MutexLock order(&order_->mutex);
   // Models that serve a checkpoint get it again from coordinators, without a log.
   if (!request.has_serves()) {
-    internal::v1::LogRecord record;
+    LogRecord record;
     *record.mutable_model_made() = made;
     {
       absl::MutexLock lock(&mutex_);  // it may have been pinned since
@@ -332,7 +369,7 @@ absl::Status HostedModels::SetCheckpoints(absl::Span<const internal::v1::BeginSa
                                           uint64_t segment) {
   const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
-  internal::v1::LogRecord record;
+  LogRecord record;
   for (const internal::v1::BeginSaveRequest& save : saves) {
     const auto found = models_.find(save.model_id());
     if (found == models_.end() || found->second.history() != save.history()) continue;

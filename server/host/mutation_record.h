@@ -41,6 +41,17 @@ void SetRowCounts(const RowCounts& rows, Message* message) {
   message->set_rows_updated(rows.updated);
   message->set_rows_skipped(rows.skipped);
 }
+// To and from the log, where a change fails only if its model was dropped.
+template <typename Message>
+void SetResult(const absl::StatusOr<RowCounts>& rows, Message* message) {
+  message->set_failed(!rows.ok());
+  if (rows.ok()) SetRowCounts(*rows, message);
+}
+template <typename Message>
+absl::StatusOr<RowCounts> ResultOf(const Message& message) {
+  if (message.failed()) return absl::NotFoundError("its model was dropped");
+  return RowCountsOf(message);
+}
 
 // Which request of which client. `tag` tells requests apart that wrongly share a sequence number: a
 // hash of what may not change from one try to the next. An update may be tried with another batch,

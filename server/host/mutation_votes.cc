@@ -4,21 +4,49 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/host/log/log_records.h"
 
 namespace emberd::host {
 namespace {
 
 using internal::v1::FindMutationResponse;
+using internal::v1::LogRecord;
 
 std::string NameOf(const Mutation& mutation) {
   return absl::StrCat("mutation ", mutation.sequence, " of client '", mutation.client_id, "'");
 }
 
-internal::v1::LogRecord RecordOf(const Mutation& mutation, uint64_t attempt,
-                                 const MutationVotes::Change& change) {
-  return VoteRecord(NameToProto(mutation), attempt, change.model_id, change.assigns_rows,
-                    change.blob);
+LogRecord VoteRecord(const Mutation& mutation, uint64_t attempt,
+                     const MutationVotes::Change& change) {
+  LogRecord record;
+  internal::v1::LogVote* const vote = record.mutable_vote();
+  *vote->mutable_mutation() = NameToProto(mutation);
+  vote->set_attempt(attempt);
+  vote->set_model_id(change.model_id);
+  vote->set_assigns_rows(change.assigns_rows);
+  *vote->mutable_blob() = change.blob;
+  return record;
+}
+
+LogRecord AttemptRecord(const Mutation& mutation, uint64_t attempt) {
+  LogRecord record;
+  *record.mutable_attempt()->mutable_mutation() = NameToProto(mutation);
+  record.mutable_attempt()->set_attempt(attempt);
+  return record;
+}
+
+LogRecord DecisionRecord(const Mutation& mutation, uint64_t attempt, bool commit) {
+  LogRecord record;
+  *record.mutable_decision()->mutable_mutation() = NameToProto(mutation);
+  record.mutable_decision()->set_attempt(attempt);
+  record.mutable_decision()->set_commit(commit);
+  return record;
+}
+
+LogRecord MadeRecord(const Mutation& mutation, const absl::StatusOr<RowCounts>& rows) {
+  LogRecord record;
+  *record.mutable_made()->mutable_mutation() = NameToProto(mutation);
+  SetResult(rows, record.mutable_made());
+  return record;
 }
 
 absl::Status NotInCharge(const Mutation& mutation) {
@@ -41,8 +69,12 @@ internal::v1::MutationName NameToProto(const Mutation& mutation) {
   return name;
 }
 
+Mutation NameFromProto(const internal::v1::MutationName& name) {
+  return {name.client_id(), name.sequence(), name.tag()};
+}
+
 absl::StatusOr<Mutation> MutationOf(const internal::v1::MutationName& name) {
-  Mutation mutation{name.client_id(), name.sequence(), name.tag()};
+  Mutation mutation = NameFromProto(name);
   RETURN_IF_ERROR(CheckMutation(mutation));
   return mutation;
 }
@@ -91,7 +123,7 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mu
         options_.max_held_bytes, ", and at most ", options_.max_held, " may wait"));
   }
   if (!Mistake("log.append_after_vote")) {
-    RETURN_IF_ERROR(log_->Append(RecordOf(mutation, attempt, change)));
+    RETURN_IF_ERROR(log_->Append(VoteRecord(mutation, attempt, change)));
   }
   Hold(mutation, attempt, std::move(change));
   return before;
@@ -130,7 +162,7 @@ absl::StatusOr<std::optional<MutationVotes::Found>> MutationVotes::TryFind(const
     ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Find(mutation));
     if (before.has_value()) return Found{FindMutationResponse::COMMITTED, *before, 0};
     if (attempt == 0) return Found{};
-    RETURN_IF_ERROR(log_->Append(AttemptRecord(NameToProto(mutation), attempt)));
+    RETURN_IF_ERROR(log_->Append(AttemptRecord(mutation, attempt)));
     vote = &votes_[KeyOf(mutation)];
     vote->attempt = attempt;
     vote->tag = mutation.tag;
@@ -145,8 +177,7 @@ absl::StatusOr<std::optional<MutationVotes::Found>> MutationVotes::TryFind(const
   }
   if (attempt != 0) {
     if (attempt < vote->attempt) return NotInCharge(mutation);
-    if (attempt > vote->attempt)
-      RETURN_IF_ERROR(log_->Append(AttemptRecord(NameToProto(mutation), attempt)));
+    if (attempt > vote->attempt) RETURN_IF_ERROR(log_->Append(AttemptRecord(mutation, attempt)));
     vote->attempt = attempt;
   }
   return Found{
@@ -191,10 +222,10 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::TryDecide(const Mutation
     if (!commit) return RowCounts();
     return absl::AbortedError(absl::StrCat("the shard no longer holds ", NameOf(mutation)));
   }
-  const internal::v1::LogRecord record = DecisionRecord(NameToProto(mutation), attempt, commit);
+  const LogRecord record = DecisionRecord(mutation, attempt, commit);
   if (commit) {
     if (Mistake("log.append_after_vote")) {
-      RETURN_IF_ERROR(log_->Append(RecordOf(mutation, attempt, *vote->change)));
+      RETURN_IF_ERROR(log_->Append(VoteRecord(mutation, attempt, *vote->change)));
     }
     if (!Mistake("log.no_decision")) {
       RETURN_IF_ERROR(log_->AppendChange(vote->model_id, record));
@@ -224,7 +255,7 @@ void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCount
     history = vote->second.history;
     votes_.erase(vote);
     // The decision is in the log: without this record, it says all but the counts.
-    log_->Append(MadeRecord(NameToProto(mutation), rows)).IgnoreError();
+    log_->Append(MadeRecord(mutation, rows)).IgnoreError();
     if (rows.ok() && !late) record_.Finish(mutation, *rows, model_id, history);
   }
   for (const RowsCallback& done : waiting) done(rows);
@@ -298,7 +329,7 @@ void MutationVotes::Describe(internal::v1::LogState* state) const {
     to->set_making(vote.making);
     to->set_history(vote.history);
     if (!vote.change.has_value()) continue;
-    *to->mutable_vote() = RecordOf(mutation, vote.attempt, *vote.change).vote();
+    *to->mutable_vote() = VoteRecord(mutation, vote.attempt, *vote.change).vote();
     KeepOldestBlob(vote.change->blob, state);
   }
   for (const Mutation& mutation : fenced_) {
@@ -315,8 +346,7 @@ void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf
   record_.Remember(state);
   MutexLock lock(&order_->mutex);
   for (const internal::v1::LogHeldVote& from : state.votes()) {
-    const internal::v1::MutationName& name = from.vote().mutation();
-    const Mutation mutation{name.client_id(), name.sequence(), name.tag()};
+    const Mutation mutation = NameFromProto(from.vote().mutation());
     std::optional<Change> change = from.making() ? std::nullopt : change_of(from.vote());
     if (change.has_value()) {
       Hold(mutation, from.vote().attempt(), *std::move(change));
@@ -332,8 +362,7 @@ void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf
     }
   }
   for (const internal::v1::LogAttempt& from : state.fenced()) {
-    const internal::v1::MutationName& name = from.mutation();
-    const Mutation mutation{name.client_id(), name.sequence(), name.tag()};
+    const Mutation mutation = NameFromProto(from.mutation());
     Vote& vote = votes_[KeyOf(mutation)];
     vote.tag = mutation.tag;
     vote.attempt = from.attempt();

@@ -36,6 +36,8 @@ absl::Status CheckAttempt(uint64_t attempt);
 
 // To and from messages.
 internal::v1::MutationName NameToProto(const Mutation& mutation);
+Mutation NameFromProto(const internal::v1::MutationName& name);
+// As CheckMutation says.
 absl::StatusOr<Mutation> MutationOf(const internal::v1::MutationName& name);
 
 // Thread-safe.

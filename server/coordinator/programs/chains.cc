@@ -176,8 +176,7 @@ absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, con
                    resources_->steps->ApplyGradients(request, context));
   if (!made.replayed()) looked_up.looked_up->LeaveToShards();
   v1::MadeUpdate result;
-  result.set_rows_updated(made.rows_updated());
-  result.set_rows_skipped(made.rows_skipped());
+  host::SetRowCounts(host::RowCountsOf(made), &result);
   result.set_replayed(made.replayed());
   return result;
 }

@@ -22,7 +22,7 @@
 #include "config/shared_tables.h"
 #include "server/checkpoint/store.h"
 #include "server/files/files.h"
-#include "server/host/log/log_records.h"
+#include "server/host/log/part_codec.h"
 #include "server/host/row_files.h"
 #include "server/host/rows_codec.h"
 #include "server/host/step_codec.h"
@@ -36,10 +36,6 @@ constexpr int kChangesAhead = 8;
 // A segment that no log comes to.
 constexpr uint64_t kNeverAgain = uint64_t{1} << 63;
 
-Mutation NameOf(const internal::v1::MutationName& name) {
-  return {name.client_id(), name.sequence(), name.tag()};
-}
-
 absl::Status DoesNotFit(absl::string_view what, const absl::Status& why) {
   // That says nothing about the log, but about this process or the disk.
   if (absl::IsCancelled(why) || absl::IsResourceExhausted(why) || absl::IsFailedPrecondition(why) ||
@@ -48,11 +44,6 @@ absl::Status DoesNotFit(absl::string_view what, const absl::Status& why) {
   }
   return absl::DataLossError(
       absl::StrCat("the log contradicts itself: ", what, ": ", std::string(why.message())));
-}
-
-absl::StatusOr<RowCounts> ResultOf(bool failed, const RowCounts& rows) {
-  if (failed) return absl::NotFoundError("its model was dropped");
-  return rows;
 }
 
 // A process that was killed may need a moment to be gone.
@@ -238,7 +229,7 @@ class ShardRecovery {
       case Record::kVote:
         return ReplayVote(record.vote());
       case Record::kAttempt:
-        parts_.votes->Find(NameOf(record.attempt().mutation()), record.attempt().attempt(),
+        parts_.votes->Find(NameFromProto(record.attempt().mutation()), record.attempt().attempt(),
                            [](const auto&) {});
         break;
       case Record::kDecision:
@@ -264,8 +255,7 @@ class ShardRecovery {
       case Record::kStepMade: {
         const internal::v1::LogStepMade& made = record.step_made();
         if (steps_made_before_.erase({made.model_id(), made.group()}) == 0) break;
-        parts_.groups->FinishStep(made.model_id(), made.group(),
-                                  ResultOf(made.failed(), RowCountsOf(made)));
+        parts_.groups->FinishStep(made.model_id(), made.group(), ResultOf(made));
         break;
       }
       case Record::kGroupEnded:
@@ -333,12 +323,12 @@ class ShardRecovery {
     ASSIGN_OR_RETURN(std::optional<MutationVotes::Change> change, ChangeOf(vote));
     if (!change.has_value()) return absl::OkStatus();
     const auto voted =
-        parts_.votes->Stage(NameOf(vote.mutation()), vote.attempt(), *std::move(change));
+        parts_.votes->Stage(NameFromProto(vote.mutation()), vote.attempt(), *std::move(change));
     return voted.ok() ? absl::OkStatus() : DoesNotFit("a vote", voted.status());
   }
 
   void ReplayDecision(const internal::v1::LogDecision& decision) {
-    const Mutation mutation = NameOf(decision.mutation());
+    const Mutation mutation = NameFromProto(decision.mutation());
     if (!decision.commit()) {
       parts_.votes->Decide(mutation, decision.attempt(), false, [](const auto&) {});
       return;
@@ -357,7 +347,7 @@ class ShardRecovery {
     if (found == made_before_.end()) return;
     const MutationVotes::RowsCallback finish = std::move(found->second);
     made_before_.erase(found);
-    finish(ResultOf(made.failed(), RowCountsOf(made)));
+    finish(ResultOf(made));
   }
 
   absl::Status ReplayPart(const internal::v1::LogPart& part) {

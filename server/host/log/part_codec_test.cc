@@ -1,5 +1,7 @@
 // A part that was written to the log makes the update that it would have made; bytes that are no
 // part are refused, whatever they are.
+#include "server/host/log/part_codec.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,7 +13,6 @@
 
 #include "base/testing/seed.h"
 #include "gtest/gtest.h"
-#include "server/host/log/log_records.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::host {

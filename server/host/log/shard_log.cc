@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/host/log/log_records.h"
+#include "server/host/log/part_codec.h"
 #include "server/host/promise.h"
 #include "server/ops/logging.h"
 
