@@ -64,6 +64,13 @@ struct StackBatchView {
   // Whether no sample has more than one entry on all shards together, or a gain other than 1: then
   // its sum is a row.
   bool single_rows = false;
+
+  // Entries, and the cells that fill partitions up.
+  int64_t cells() const {
+    int64_t cells = 0;
+    for (const CsrSegmentView& segment : segments) cells += std::ssize(segment.embedding_ids);
+    return cells;
+  }
 };
 
 }  // namespace emberd::preprocess

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::host {
 namespace {
@@ -25,6 +26,24 @@ absl::Status CheckMutation(const Mutation& mutation) {
     return absl::InvalidArgumentError("mutation.sequence is 0; it must be >= 1");
   }
   return absl::OkStatus();
+}
+
+internal::v1::MutationName NameToProto(const Mutation& mutation) {
+  internal::v1::MutationName name;
+  name.set_client_id(mutation.client_id);
+  name.set_sequence(mutation.sequence);
+  name.set_tag(mutation.tag);
+  return name;
+}
+
+Mutation NameFromProto(const internal::v1::MutationName& name) {
+  return {name.client_id(), name.sequence(), name.tag()};
+}
+
+absl::StatusOr<Mutation> MutationOf(const internal::v1::MutationName& name) {
+  Mutation mutation = NameFromProto(name);
+  RETURN_IF_ERROR(CheckMutation(mutation));
+  return mutation;
 }
 
 MutationRecord::Client& MutationRecord::Touch(const std::string& client_id) {
@@ -128,10 +147,7 @@ void MutationRecord::ListNewest(uint64_t model_id, uint64_t history, Names* name
       const Entry& entry = client.entries.at(*made);
       if (entry.model_id != model_id || entry.history != history) continue;
       if (names->size() == kMostNewest || ++listed > kNewestOfClient) break;
-      internal::v1::MutationName* to = names->Add();
-      to->set_client_id(client_id);
-      to->set_sequence(*made);
-      to->set_tag(entry.tag);
+      *names->Add() = NameToProto({client_id, *made, entry.tag});
     }
   }
 }

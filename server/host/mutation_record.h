@@ -68,6 +68,12 @@ inline uint64_t UpdateTag(uint64_t model_id) { return ~model_id; }
 // INVALID_ARGUMENT unless client_id has 1 to 64 bytes and sequence is at least 1.
 absl::Status CheckMutation(const Mutation& mutation);
 
+// To and from messages.
+internal::v1::MutationName NameToProto(const Mutation& mutation);
+Mutation NameFromProto(const internal::v1::MutationName& name);
+// As CheckMutation says.
+absl::StatusOr<Mutation> MutationOf(const internal::v1::MutationName& name);
+
 struct MutationRecordOptions {
   // The newest finished requests kept of one client. Older sequence numbers are refused, never
   // applied again.

@@ -61,24 +61,6 @@ absl::Status CheckAttempt(uint64_t attempt) {
   return absl::InvalidArgumentError("attempt is 0; it must be >= 1");
 }
 
-internal::v1::MutationName NameToProto(const Mutation& mutation) {
-  internal::v1::MutationName name;
-  name.set_client_id(mutation.client_id);
-  name.set_sequence(mutation.sequence);
-  name.set_tag(mutation.tag);
-  return name;
-}
-
-Mutation NameFromProto(const internal::v1::MutationName& name) {
-  return {name.client_id(), name.sequence(), name.tag()};
-}
-
-absl::StatusOr<Mutation> MutationOf(const internal::v1::MutationName& name) {
-  Mutation mutation = NameFromProto(name);
-  RETURN_IF_ERROR(CheckMutation(mutation));
-  return mutation;
-}
-
 absl::StatusOr<MutationVotes::Vote*> MutationVotes::FindVote(const Mutation& mutation) {
   const auto found = votes_.find(KeyOf(mutation));
   if (found == votes_.end()) return nullptr;

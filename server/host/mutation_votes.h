@@ -34,12 +34,6 @@ namespace emberd::host {
 // INVALID_ARGUMENT unless it is at least 1.
 absl::Status CheckAttempt(uint64_t attempt);
 
-// To and from messages.
-internal::v1::MutationName NameToProto(const Mutation& mutation);
-Mutation NameFromProto(const internal::v1::MutationName& name);
-// As CheckMutation says.
-absl::StatusOr<Mutation> MutationOf(const internal::v1::MutationName& name);
-
 // Thread-safe.
 class MutationVotes {
  public:

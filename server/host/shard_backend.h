@@ -49,25 +49,12 @@ struct GatherCommand {
   NamedRegion region = {};
 };
 
-// Entries, and the cells that fill partitions up.
-inline int64_t CountCells(const GatherCommand& command) {
-  int64_t cells = 0;
-  for (const preprocess::StackBatchView& stack : command.stacks) {
-    for (const preprocess::CsrSegmentView& segment : stack.segments) {
-      cells += static_cast<int64_t>(segment.embedding_ids.size());
-    }
-  }
-  return cells;
-}
-
 // Of what a Gather brings.
 inline int64_t PayloadBytes(const GatherCommand& command) {
   size_t bytes = 0;
   for (const preprocess::StackBatchView& stack : command.stacks) {
-    for (const preprocess::CsrSegmentView& segment : stack.segments) {
-      bytes += segment.row_ends.size() * sizeof(int32_t) +
-               segment.embedding_ids.size() * (2 * sizeof(int32_t) + sizeof(float));
-    }
+    bytes += stack.cells() * (2 * sizeof(int32_t) + sizeof(float));
+    for (const auto& segment : stack.segments) bytes += segment.row_ends.size() * sizeof(int32_t);
   }
   return static_cast<int64_t>(bytes);
 }

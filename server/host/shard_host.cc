@@ -38,10 +38,12 @@ GatherResult ToResult(uint64_t history, const shard::GatherOutput& output, rpc::
 
 // Done in a few microseconds, so that it need not wait for a thread of its own.
 bool IsTiny(const GatherCommand& command) {
+  int64_t cells = 0;
   for (const preprocess::StackBatchView& stack : command.stacks) {
     if (stack.sample_count > kTinyEntries) return false;
+    cells += stack.cells();
   }
-  return CountCells(command) <= kTinyEntries;
+  return cells <= kTinyEntries;
 }
 
 void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {

@@ -230,10 +230,7 @@ int64_t MaxGatherBytes(const ServedModel& model,
                        const shard::GatherPlaces& places) {
   int64_t bytes = 0;
   for (const preprocess::StackBatchView& view : stacks) {
-    int64_t entries = 0;
-    for (const preprocess::CsrSegmentView& segment : view.segments) {
-      entries += static_cast<int64_t>(segment.embedding_ids.size());
-    }
+    const int64_t entries = view.cells();
     const shard::StackSpec& stack = model.shard_stacks[view.stack];
     const auto width = static_cast<int64_t>(stack.embedding_dim);
     const int64_t samples = std::min<int64_t>(entries, view.sample_count);
