@@ -86,17 +86,22 @@ TEST(ApplyCodecTest, ArrivesWhole) {
 
 TEST(ApplyCodecTest, APartOfAGroupArrivesWhole) {
   ApplyCommand sent;
-  sent.group_part = {"g", 7, 1, 3, 5};
+  GroupPart& part = sent.group_part.emplace();
+  part.set_group("g");
+  part.set_generation(7);
+  part.set_rank(1);
+  part.set_size(3);
+  part.set_step(5);
   for (const bool skip : {false, true}) {
     sent.input.skip = skip;
     auto got = DecodeApply(Transport(EncodeApply(sent)), nullptr);
     ASSERT_TRUE(got.ok()) << got.status();
     ASSERT_TRUE(got->group_part.has_value());
-    EXPECT_EQ(got->group_part->group, "g");
-    EXPECT_EQ(got->group_part->generation, 7u);
-    EXPECT_EQ(got->group_part->rank, 1);
-    EXPECT_EQ(got->group_part->size, 3);
-    EXPECT_EQ(got->group_part->step, 5);
+    EXPECT_EQ(got->group_part->group(), "g");
+    EXPECT_EQ(got->group_part->generation(), 7u);
+    EXPECT_EQ(got->group_part->rank(), 1);
+    EXPECT_EQ(got->group_part->size(), 3);
+    EXPECT_EQ(got->group_part->step(), 5);
     EXPECT_EQ(got->input.skip, skip);
   }
 }

@@ -43,7 +43,10 @@ class ChangeGateTest : public ::testing::Test {
     });
   }
   static GroupPart PartOf(const std::string& group, int64_t step) {
-    return {.group = group, .step = step};
+    GroupPart part;
+    part.set_group(group);
+    part.set_step(step);
+    return part;
   }
 
   ChangeGate gate_;

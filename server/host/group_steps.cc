@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/group/group_rules.h"
-#include "server/host/step_codec.h"
 
 namespace emberd::host {
 
@@ -58,7 +57,7 @@ using internal::v1::LogRecord;
 LogRecord PartRecord(uint64_t model_id, const GroupPart& part, const internal::v1::LogBlob& blob) {
   LogRecord record;
   record.mutable_part()->set_model_id(model_id);
-  *record.mutable_part()->mutable_part() = GroupPartToProto(part);
+  *record.mutable_part()->mutable_part() = part;
   *record.mutable_part()->mutable_blob() = blob;
   return record;
 }
@@ -224,22 +223,22 @@ absl::Status GroupSteps::CheckNotOver(const Group& group, const std::string& nam
 }
 
 absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) const {
-  RETURN_IF_ERROR(CheckNotOver(group, part.group, part.generation));
-  if (part.generation > group.generation.number()) {
-    return GroupError(absl::StatusCode::kAborted, part.group, "generation ", part.generation,
+  RETURN_IF_ERROR(CheckNotOver(group, part.group(), part.generation()));
+  if (part.generation() > group.generation.number()) {
+    return GroupError(absl::StatusCode::kAborted, part.group(), "generation ", part.generation(),
                       " was not opened here");
   }
-  if (part.size != group.kept.size()) {
-    return GroupError(absl::StatusCode::kInvalidArgument, part.group, "size is ", part.size,
+  if (part.size() != group.kept.size()) {
+    return GroupError(absl::StatusCode::kInvalidArgument, part.group(), "size is ", part.size(),
                       ", but the group was opened with size ", group.kept.size());
   }
-  if (group.kept.known() && part.step < group.kept.next_step()) {
+  if (group.kept.known() && part.step() < group.kept.next_step()) {
     // A step of before the group joined was whole, and a checkpoint that wanted to know made it.
-    return GroupError(absl::StatusCode::kAborted, part.group, "step ", part.step,
+    return GroupError(absl::StatusCode::kAborted, part.group(), "step ", part.step(),
                       " has been applied; join again to go on from step ", group.kept.next_step());
   }
-  if (group.kept.known() && part.step != group.kept.next_step()) {
-    return GroupError(absl::StatusCode::kFailedPrecondition, part.group, "step ", part.step,
+  if (group.kept.known() && part.step() != group.kept.next_step()) {
+    return GroupError(absl::StatusCode::kFailedPrecondition, part.group(), "step ", part.step(),
                       " cannot be applied; the next step is ", group.kept.next_step());
   }
   return absl::OkStatus();
@@ -252,27 +251,27 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
   if (group->waiting.generation != group->generation.number()) Drop(group, released);
   Step& step = group->waiting;
   if (step.number < 0) {
-    step.number = part.step;
-    step.generation = part.generation;
-    step.update = shard::StagedUpdate(part.size);
-    step.batch_handles.resize(part.size);
-    step.logged.resize(part.size);
+    step.number = part.step();
+    step.generation = part.generation();
+    step.update = shard::StagedUpdate(part.size());
+    step.batch_handles.resize(part.size());
+    step.logged.resize(part.size());
   }
-  if (step.number != part.step) {
-    return GroupError(absl::StatusCode::kInvalidArgument, part.group, "rank ", part.rank,
-                      " is at step ", part.step, ", others at ", step.number);
+  if (step.number != part.step()) {
+    return GroupError(absl::StatusCode::kInvalidArgument, part.group(), "rank ", part.rank(),
+                      " is at step ", part.step(), ", others at ", step.number);
   }
-  if (step.update.Has(part.rank)) {
-    return GroupError(absl::StatusCode::kAlreadyExists, part.group, "rank ", part.rank,
-                      " has already sent its gradients of step ", part.step);
+  if (step.update.Has(part.rank())) {
+    return GroupError(absl::StatusCode::kAlreadyExists, part.group(), "rank ", part.rank(),
+                      " has already sent its gradients of step ", part.step());
   }
   const int64_t bytes = checked->gradient_bytes();
-  if (absl::Status status = step.update.Add(part.rank, std::move(checked)); !status.ok()) {
+  if (absl::Status status = step.update.Add(part.rank(), std::move(checked)); !status.ok()) {
     if (step.update.held() == 0) step = Step();  // or others would have to come with its number
-    return Annotate(status, absl::StrCat("group '", part.group, "'"));
+    return Annotate(status, absl::StrCat("group '", part.group(), "'"));
   }
-  step.batch_handles[part.rank] = command.batch_handle;
-  step.logged[part.rank] = PartRecord(command.model_id, part, blob).part();
+  step.batch_handles[part.rank()] = command.batch_handle;
+  step.logged[part.rank()] = PartRecord(command.model_id, part, blob).part();
   held_bytes_ += bytes;
   return absl::OkStatus();
 }
@@ -285,9 +284,10 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
   absl::Status status;
   {
     MutexLock lock(&order_->mutex);
-    const auto found = groups_.find(Key(command.model_id, part.group));
+    const auto found = groups_.find(Key(command.model_id, part.group()));
     if (found == groups_.end()) {
-      return GroupError(absl::StatusCode::kAborted, part.group, "it is not known here; join again");
+      return GroupError(absl::StatusCode::kAborted, part.group(),
+                        "it is not known here; join again");
     }
     Group& group = found->second;
     status = CheckIsNext(group, part);
@@ -329,9 +329,9 @@ GroupSteps::Step GroupSteps::TakeStep(Group* group) {
 void GroupSteps::Commit(uint64_t model_id, const GroupPart& part, RowsCallback done) {
   internal::v1::DecideStepRequest request;
   request.set_model_id(model_id);
-  request.set_group(part.group);
-  request.set_generation(part.generation);
-  request.set_step(part.step);
+  request.set_group(part.group());
+  request.set_generation(part.generation());
+  request.set_step(part.step());
   request.set_commit(true);
   Decide(request, std::move(done));
 }
@@ -614,7 +614,7 @@ absl::Status GroupSteps::Remember(const internal::v1::LogState& state, const Par
       ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> checked, part_of(part));
       ApplyCommand command;
       command.model_id = from.model_id();
-      command.group_part = GroupPartOf(part.part());
+      command.group_part = part.part();
       // A step that waits may be of the generation before.
       group.generation = GroupGeneration(part.part().generation());
       std::vector<uint64_t> released;

@@ -298,13 +298,13 @@ class HeldPartsTest : public GroupStepsTest {
 TEST_F(HeldPartsTest, PartsThatWaitInVainEndTheirGeneration) {
   Start(/*max_held_bytes=*/1 << 20, /*size=*/2, absl::Hours(2));
   ApplyCommand command = Command(1);
-  command.group_part = {"g", 1, 0, 2, 0};
+  command.group_part = TestPart{"g", 1, 0, 2, 0};
   ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
   steps_->Sweep(absl::Now() + absl::Hours(3));
   EXPECT_EQ(WaitingSteps(), 1) << "twice its step_timeout is not over";
   steps_->Sweep(absl::Now() + absl::Hours(5));
   EXPECT_EQ(WaitingSteps(), 0);
-  command.group_part = {"g", 1, 1, 2, 0};
+  command.group_part = TestPart{"g", 1, 1, 2, 0};
   EXPECT_TRUE(absl::IsAborted(steps_->Hold(command, Check(command))));
   internal::v1::OpenGroupRequest again;
   again.set_model_id(5);
@@ -321,7 +321,7 @@ TEST_F(HeldPartsTest, PartsThatWaitInVainEndTheirGeneration) {
 TEST_F(HeldPartsTest, AWholeStepWaitsForItsDecisionHoweverLong) {
   Start(/*max_held_bytes=*/1 << 20, /*size=*/1, absl::Seconds(1));
   ApplyCommand command = Command(1);
-  command.group_part = {"g", 1, 0, 1, 0};
+  command.group_part = TestPart{"g", 1, 0, 1, 0};
   ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
   steps_->Sweep(absl::Now() + absl::Hours(24 * 365));
   EXPECT_EQ(WaitingSteps(), 1);
@@ -342,7 +342,7 @@ TEST_F(HeldPartsTest, OldGroupsMakeRoomForNewOnes) {
   };
   Start(/*max_held_bytes=*/1 << 20, /*size=*/1, absl::ZeroDuration(), absl::ZeroDuration());
   ApplyCommand command = Command(1);
-  command.group_part = {"g", 1, 0, 1, 0};
+  command.group_part = TestPart{"g", 1, 0, 1, 0};
   ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
   ASSERT_TRUE(open("patient", 1, absl::Hours(1)).ok());
   ASSERT_TRUE(open("old", 40, absl::ZeroDuration()).ok());
@@ -362,7 +362,7 @@ TEST_F(HeldPartsTest, ItIsKnownInWhichGenerationTheLastStepWasMade) {
   const auto made_generation = [&] { return steps_->Open(request)->made_generation(); };
   EXPECT_EQ(made_generation(), 0u) << "there is none";
   ApplyCommand command = Command(1);
-  command.group_part = {"g", 1, 0, 1, 0};
+  command.group_part = TestPart{"g", 1, 0, 1, 0};
   ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
   // Who finishes it has not made it.
   internal::v1::OpenGroupRequest open = request;
@@ -371,7 +371,7 @@ TEST_F(HeldPartsTest, ItIsKnownInWhichGenerationTheLastStepWasMade) {
   open.set_size(1);
   ASSERT_TRUE(steps_->Open(open).ok());
   absl::Notification made;
-  steps_->Commit(5, {"g", 2, 0, 1, 0}, [&](const auto& rows) {
+  steps_->Commit(5, TestPart{"g", 2, 0, 1, 0}, [&](const auto& rows) {
     EXPECT_TRUE(rows.ok()) << rows.status();
     made.Notify();
   });
@@ -406,7 +406,7 @@ TEST_F(HeldPartsTest, ItIsKnownInWhichGenerationTheLastStepWasMade) {
 TEST_F(HeldPartsTest, WaitingPartsHaveABudget) {
   Start(/*max_held_bytes=*/95, /*size=*/2);
   ApplyCommand command = Command(1);
-  command.group_part = {"g", 1, 0, 2, 0};
+  command.group_part = TestPart{"g", 1, 0, 2, 0};
   const absl::Status status = steps_->Hold(command, Check(command));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("the gradients have 96 bytes"));
@@ -416,13 +416,13 @@ TEST_F(HeldPartsTest, WaitingPartsHaveABudget) {
 TEST_F(HeldPartsTest, ARefusedPartLeavesNoStepBehind) {
   Start(/*max_held_bytes=*/1 << 20, /*size=*/1);
   ApplyCommand command = Command(1);
-  command.group_part = {"g", 1, 0, 1, 3};
+  command.group_part = TestPart{"g", 1, 0, 1, 3};
   const auto late = Check(command);
   ASSERT_TRUE(engine_->DropModel(5).ok());
   EXPECT_EQ(steps_->Hold(command, late).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(WaitingSteps(), 0);
   CreateModel();
-  command.group_part = {"g", 1, 0, 1, 4};
+  command.group_part = TestPart{"g", 1, 0, 1, 4};
   const absl::Status held = steps_->Hold(command, Check(command));
   EXPECT_TRUE(held.ok()) << held;
   EXPECT_EQ(WaitingSteps(), 1);

@@ -75,14 +75,8 @@ struct GatherResult {
   }
 };
 
-// Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.
-struct GroupPart {
-  std::string group;
-  uint64_t generation = 0;
-  int rank = 0;
-  int size = 1;
-  int64_t step = 0;
-};
+// Makes an update one rank's part of a step of a group. `skip` stands in the update instead.
+using internal::v1::GroupPart;
 struct ApplyCommand {
   uint64_t model_id = 0;
   uint64_t batch_handle = 0;

@@ -45,7 +45,7 @@ checkpoint::CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& req
 bool ChangeGate::HoldsBack(const Gate& gate, const std::optional<GroupPart>& part) {
   if (gate.pause_id == 0) return false;
   if (gate.group.empty()) return true;
-  return part.has_value() && part->group == gate.group && part->step > gate.after_step;
+  return part.has_value() && part->group() == gate.group && part->step() > gate.after_step;
 }
 
 void ChangeGate::Leave(uint64_t model_id) {

@@ -279,11 +279,12 @@ absl::StatusOr<absl::Span<const float>> FindSums(const internal::v1::StackSums& 
   return absl::MakeConstSpan(reinterpret_cast<const float*>(room.memory.get() + offset), floats);
 }
 
-absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* part) {
+absl::Status DecodeGroupPart(const GroupPart& from, GroupPart* part) {
   RETURN_IF_ERROR(group::CheckInRange("group_part.size", from.size(), 1, group::kMaxGroupSize));
   RETURN_IF_ERROR(group::CheckInRange("group_part.rank", from.rank(), 0, from.size() - 1));
   RETURN_IF_ERROR(group::CheckInRange("group_part.step", from.step(), 0, group::kMaxStep));
-  *part = GroupPartOf(from);
+  *part = from;
+  part->clear_skip();
   return absl::OkStatus();
 }
 
@@ -470,20 +471,6 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
   return result;
 }
 
-internal::v1::GroupPart GroupPartToProto(const GroupPart& part) {
-  internal::v1::GroupPart to;
-  to.set_group(part.group);
-  to.set_generation(part.generation);
-  to.set_rank(part.rank);
-  to.set_size(part.size);
-  to.set_step(part.step);
-  return to;
-}
-
-GroupPart GroupPartOf(const internal::v1::GroupPart& part) {
-  return {part.group(), part.generation(), part.rank(), part.size(), part.step()};
-}
-
 rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   internal::v1::ApplyHeader header;
   header.set_model_id(command.model_id);
@@ -495,7 +482,7 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   header.set_step(command.input.step);
   header.set_rng_seed(command.input.rng_seed);
   if (command.group_part.has_value()) {
-    *header.mutable_group_part() = GroupPartToProto(*command.group_part);
+    *header.mutable_group_part() = *command.group_part;
     header.mutable_group_part()->set_skip(command.input.skip);
   }
   for (const shard::StackGradients& stack : command.input.stacks) {

@@ -55,9 +55,4 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command);
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
                                          const RegionServer* regions);
 
-// The place of a part in its group's step; what comes from elsewhere than DecodeApply was checked
-// there before.
-internal::v1::GroupPart GroupPartToProto(const GroupPart& part);
-GroupPart GroupPartOf(const internal::v1::GroupPart& part);
-
 }  // namespace emberd::host

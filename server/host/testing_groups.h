@@ -10,6 +10,25 @@
 
 namespace emberd::host {
 
+// A GroupPart, in braces.
+struct TestPart {
+  std::string group;
+  uint64_t generation = 0;
+  int rank = 0;
+  int size = 1;
+  int64_t step = 0;
+
+  operator GroupPart() const {
+    GroupPart part;
+    part.set_group(group);
+    part.set_generation(generation);
+    part.set_rank(rank);
+    part.set_size(size);
+    part.set_step(step);
+    return part;
+  }
+};
+
 class GroupStepsTest : public TestHost {
  protected:
   using TestHost::TestHost;
@@ -46,7 +65,7 @@ class GroupStepsTest : public TestHost {
   }
 
   // Looks a batch up and stages it as the part of one rank.
-  absl::StatusOr<ShardHost::StagedApply> StagePart(GroupPart part,
+  absl::StatusOr<ShardHost::StagedApply> StagePart(const TestPart& part,
                                                    const ApplyCommand* changed = nullptr,
                                                    const std::vector<int64_t>& features = {3}) {
     const uint64_t handle = ++last_handle_;
@@ -54,7 +73,7 @@ class GroupStepsTest : public TestHost {
     if (!gathered.ok()) return gathered.status();
     ApplyCommand command = changed == nullptr ? Command(handle) : *changed;
     command.batch_handle = handle;
-    command.group_part = std::move(part);
+    command.group_part = part;
     auto staged = Stage(std::move(command));
     if (!staged.ok()) {
       EXPECT_TRUE(host_->ReleaseBatch(5, handle).ok());  // the refused part gave it back

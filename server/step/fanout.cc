@@ -18,7 +18,7 @@ constexpr absl::Duration kReleasePause = absl::Seconds(2);
 
 // Whether no other rank takes part in the update.
 bool IsAlone(const UpdateName& name) {
-  return !name.group_part.has_value() || name.group_part->size == 1;
+  return !name.group_part.has_value() || name.group_part->size() == 1;
 }
 
 }  // namespace
@@ -184,9 +184,9 @@ absl::StatusOr<host::RowCounts> StagedUpdate::DecideAgain(int shard) {
     return fanout_->mutations_->Commit(shard, name_.mutation, name_.attempt, context_.trace());
   }
   auto request = OfRows<internal::v1::DecideStepRequest>(name_.model_id, histories_[shard]);
-  request.set_group(name_.group_part->group);
-  request.set_generation(name_.group_part->generation);
-  request.set_step(name_.group_part->step);
+  request.set_group(name_.group_part->group());
+  request.set_generation(name_.group_part->generation());
+  request.set_step(name_.group_part->step());
   request.set_commit(true);
   return SayUntilHeard(fanout_->options_.shard_call, context_.trace(),
                        [&](rpc::CallContext* context) -> absl::StatusOr<host::RowCounts> {

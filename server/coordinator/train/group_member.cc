@@ -343,8 +343,13 @@ absl::Status GroupMember::OpenOnShards(rpc::CallContext* context) {
 }
 
 host::GroupPart GroupMember::Part(int64_t step) const {
-  if (!sync()) return {shard_group_, opened_.generation, 0, 1, step};
-  return {shard_group_, opened_.generation, start_.rank(), start_.options().size(), step};
+  host::GroupPart part;
+  part.set_group(shard_group_);
+  part.set_generation(opened_.generation);
+  part.set_rank(sync() ? start_.rank() : 0);
+  part.set_size(sync() ? start_.options().size() : 1);
+  part.set_step(step);
+  return part;
 }
 
 absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, int64_t step,

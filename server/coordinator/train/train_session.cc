@@ -300,13 +300,13 @@ void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPar
   pause_ = nullptr;
   if (name.empty()) return;
   save_ = {.name = name, .incremental = true};
-  save_.before.emplace().set_group(part.group);
-  save_.before->set_next_step(part.step + 1);
+  save_.before.emplace().set_group(part.group());
+  save_.before->set_next_step(part.step() + 1);
   absl::Status status = checkpoints_->CheckEnabled();
   if (status.ok()) status = checkpoint::CheckNewCheckpointName(name);
   if (status.ok()) {
     pause_ = checkpoints_->MakePause(model_);
-    status = pause_->HoldGroup(part.group, part.step, context);
+    status = pause_->HoldGroup(part.group(), part.step(), context);
   }
   if (status.ok()) return;
   pause_ = nullptr;

@@ -25,7 +25,6 @@
 #include "server/host/log/part_codec.h"
 #include "server/host/row_files.h"
 #include "server/host/rows_codec.h"
-#include "server/host/step_codec.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {
@@ -356,7 +355,7 @@ class ShardRecovery {
     if (!checked.ok()) return DoesNotFit("the part of a step", checked.status());
     ApplyCommand command;
     command.model_id = part.model_id();
-    command.group_part = GroupPartOf(part.part());
+    command.group_part = part.part();
     // What did not agree with the other ranks' parts does not do so now.
     parts_.groups->Hold(command, *std::move(checked), part.blob()).IgnoreError();
     return absl::OkStatus();
