@@ -3,17 +3,18 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "client/c/arguments.h"
 #include "client/c/describe.h"
 #include "client/c/handles.h"
 #include "client/cpp/credentials.h"
+#include "client/cpp/transport.h"
 
 namespace {
 
 using emberd::c::Array;
-using emberd::c::Call;
 using emberd::c::Keep;
 using emberd::c::KeepText;
 using emberd::c::Text;
@@ -35,11 +36,26 @@ absl::StatusOr<Result> Ended(const absl::Status& status) {
   return Result();
 }
 
+// A call of `client`, which emberd_client_cancel ends from now on, though its thread may be late.
+emberd_call* Call(emberd_client* client, absl::FunctionRef<Work()> begin,
+                  std::shared_ptr<emberd::c::LastProgress> progress = nullptr) {
+  const auto begin_now = [&, now = client->client->cancellations()]() -> Work {
+    ASSIGN_OR_RETURN(emberd_call::Work work, begin());
+    return [now, work = std::move(work)] {
+      emberd::client::Transport::begun_at = now;
+      const absl::Cleanup over = [] { emberd::client::Transport::begun_at.reset(); };
+      return work();
+    };
+  };
+  return emberd_call::Begin(begin_now, std::move(progress));
+}
+
 // `run` is a call of the client that tells how far it is, `read` gives its options.
 template <typename Run, typename Read>
 emberd_call* CallWithProgress(emberd_client* client, const char* model, Run run, const Read& read) {
   const auto progress = std::make_shared<emberd::c::LastProgress>();
   return Call(
+      client,
       [&]() -> Work {
         auto options = read();
         options.progress = [progress](const emberd::client::CheckpointProgress& now) {
@@ -58,7 +74,7 @@ extern "C" {
 
 emberd_call* emberd_connect(const emberd_client_options* options) {
   emberd::client::LimitGrpcLog();
-  return Call([&]() -> Work {
+  return emberd_call::Begin([&]() -> Work {
     ASSIGN_OR_RETURN(emberd::client::ClientOptions read, emberd::c::ReadClientOptions(options));
     return [read = std::move(read)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(std::shared_ptr<Client> client, Client::Connect(read));
@@ -71,7 +87,7 @@ void emberd_client_cancel(emberd_client* client) { client->client->CancelCalls()
 void emberd_client_free(emberd_client* client) { delete client; }
 
 emberd_call* emberd_client_status(emberd_client* client) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client] { return KeepText(client->GetStatus()); };
   });
 }
@@ -82,7 +98,7 @@ emberd_call* emberd_declare(emberd_client* client, const char* config) {
 
 emberd_call* emberd_declare_from(emberd_client* client, const char* config,
                                  const char* restore_from) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client, config = Text(config), restore_from = Text(restore_from)] {
       return KeepModel(client->DeclareModel(config, {.restore_from = restore_from}));
     };
@@ -90,7 +106,7 @@ emberd_call* emberd_declare_from(emberd_client* client, const char* config,
 }
 
 emberd_call* emberd_declare_filled(emberd_client* client, const char* config, uint64_t unfilled) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client, config = Text(config), unfilled] {
       return KeepModel(client->DeclareModel(config, {.filled = unfilled}));
     };
@@ -98,7 +114,7 @@ emberd_call* emberd_declare_filled(emberd_client* client, const char* config, ui
 }
 
 emberd_call* emberd_describe(emberd_client* client, const char* name) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client, name = Text(name)] {
       return KeepModel(client->DescribeModel(name));
     };
@@ -108,7 +124,7 @@ emberd_call* emberd_describe(emberd_client* client, const char* name) {
 emberd_call* emberd_lookup_begin(emberd_client* client, const emberd_model* model,
                                  const emberd_feature_ids* features, int32_t count,
                                  int32_t inference, int64_t deadline_ms) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
     const emberd::client::LookupOptions options = {inference != 0, absl::Milliseconds(deadline_ms)};
     return [client = client->client, model = model->model, names = emberd::c::CopyNames(&read),
@@ -129,7 +145,7 @@ emberd_call* emberd_apply(emberd_client* client, const emberd_model* model,
                           const emberd_lookup* lookup, const emberd_gradient* gradients,
                           int32_t count, const emberd_hyperparameter* hyperparameters,
                           int32_t hyperparameter_count, int64_t step, int64_t deadline_ms) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, nullptr, count));
     emberd::client::ApplyOptions options;
     ASSIGN_OR_RETURN(options.hyperparameters,
@@ -149,7 +165,7 @@ emberd_call* emberd_apply(emberd_client* client, const emberd_model* model,
 
 emberd_call* emberd_release(emberd_client* client, const emberd_model* model,
                             const emberd_lookup* lookup) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client, model = model->model, batch = lookup->batch] {
       return Ended(client->ReleaseBatch(*model, batch));
     };
@@ -158,7 +174,7 @@ emberd_call* emberd_release(emberd_client* client, const emberd_model* model,
 
 emberd_call* emberd_read_rows(emberd_client* client, const emberd_model* model, const char* table,
                               const int64_t* ids, int64_t count, const char* slot) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     ASSIGN_OR_RETURN(auto span, Array("ids", ids, count));
     return [client = client->client, model = model->model, table = Text(table), ids = span,
             slot = Text(slot)]() -> absl::StatusOr<Result> {
@@ -170,7 +186,7 @@ emberd_call* emberd_read_rows(emberd_client* client, const emberd_model* model, 
 
 emberd_call* emberd_export_rows(emberd_client* client, const emberd_model* model, const char* table,
                                 int64_t first_row, int64_t row_count, const char* slot) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     emberd::client::ExportOptions options;
     options.slot = Text(slot);
     options.first_row = first_row;
@@ -192,7 +208,7 @@ emberd_call* emberd_export_rows(emberd_client* client, const emberd_model* model
 emberd_call* emberd_assign_rows(emberd_client* client, const emberd_model* model, const char* table,
                                 const int64_t* ids, int64_t count, const float* values,
                                 int64_t value_count, const char* slot) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     ASSIGN_OR_RETURN(auto rows, Array("ids", ids, count));
     ASSIGN_OR_RETURN(auto floats, Array("values", values, value_count));
     emberd::client::AssignOptions options;
@@ -208,7 +224,7 @@ emberd_call* emberd_assign_rows(emberd_client* client, const emberd_model* model
 
 emberd_call* emberd_train(emberd_client* client, const emberd_model* model,
                           const emberd_train_options* options) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     ASSIGN_OR_RETURN(emberd::client::TrainOptions read, emberd::c::ReadTrainOptions(options));
     return [client = client->client, model = model->model,
             read = std::move(read)]() -> absl::StatusOr<Result> {
@@ -223,7 +239,7 @@ emberd_call* emberd_train(emberd_client* client, const emberd_model* model,
 }
 
 emberd_call* emberd_stream_finish(emberd_stream* stream) {
-  return Call([&]() -> Work {
+  return emberd_call::Begin([&]() -> Work {
     // A pair's second goes first.
     return
         [held = std::pair(stream->client, stream->stream)] { return Ended(held.second->Finish()); };
@@ -231,7 +247,7 @@ emberd_call* emberd_stream_finish(emberd_stream* stream) {
 }
 
 emberd_call* emberd_drop_group(emberd_client* client, const char* model, const char* group) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client, model = Text(model),
             group = Text(group)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(const bool dropped, client->DropGroup(model, group));
@@ -243,7 +259,7 @@ emberd_call* emberd_drop_group(emberd_client* client, const char* model, const c
 emberd_call* emberd_call_program(emberd_client* client, const char* method, const char* request,
                                  const emberd_bytes* tensors, int32_t count,
                                  const emberd_kept* at) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     ASSIGN_OR_RETURN(auto given, Array("tensors", tensors, count));
     std::vector<std::string_view> data;
     for (const emberd_bytes& one : given) {
@@ -284,7 +300,7 @@ emberd_call* emberd_serve_checkpoint(emberd_client* client, const char* model, c
 }
 
 emberd_call* emberd_list_checkpoints(emberd_client* client, const char* model) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client, model = Text(model)] {
       return KeepText(client->ListCheckpoints(model));
     };
@@ -292,7 +308,7 @@ emberd_call* emberd_list_checkpoints(emberd_client* client, const char* model) {
 }
 
 emberd_call* emberd_delete_checkpoint(emberd_client* client, const char* model, const char* name) {
-  return Call([&]() -> Work {
+  return Call(client, [&]() -> Work {
     return [client = client->client, model = Text(model),
             name = Text(name)]() -> absl::StatusOr<Result> {
       ASSIGN_OR_RETURN(const int64_t bytes, client->DeleteCheckpoint(model, name));

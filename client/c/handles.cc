@@ -28,7 +28,7 @@ absl::Duration Timeout(int64_t milliseconds) {
 using emberd::c::Guarded;
 
 emberd_call* emberd_call::Begin(absl::FunctionRef<absl::StatusOr<Work>()> begin,
-                                std::shared_ptr<emberd::c::LastProgress> progress) {
+                                std::shared_ptr<emberd::c::LastProgress> progress) noexcept {
   auto* call = new emberd_call;
   call->progress_ = std::move(progress);
   const absl::Status status = Guarded([&]() -> absl::Status {

@@ -132,7 +132,7 @@ struct emberd_call {
   // `begin` reads arguments and gives the work, which gives the result; a call of which one of them
   // fails ends with the error. `progress`, which may be null, is what the work tells meanwhile.
   static emberd_call* Begin(absl::FunctionRef<absl::StatusOr<Work>()> begin,
-                            std::shared_ptr<emberd::c::LastProgress> progress);
+                            std::shared_ptr<emberd::c::LastProgress> progress = nullptr) noexcept;
   // Waits for the end.
   ~emberd_call() { ended_.WaitForNotification(); }
 
@@ -169,11 +169,5 @@ namespace emberd::c {
 emberd_error* MakeError(const absl::Status& status) noexcept;
 // Of what a caller means by `milliseconds`: negative is for ever.
 absl::Duration Timeout(int64_t milliseconds);
-
-// See emberd_call::Begin.
-inline emberd_call* Call(absl::FunctionRef<absl::StatusOr<emberd_call::Work>()> begin,
-                         std::shared_ptr<LastProgress> progress = nullptr) noexcept {
-  return emberd_call::Begin(begin, std::move(progress));
-}
 
 }  // namespace emberd::c

@@ -413,5 +413,6 @@ absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::stri
 }
 
 void Client::CancelCalls() { transport_->CancelCalls(); }
+uint64_t Client::cancellations() const { return transport_->cancellations(); }
 
 }  // namespace emberd::client

@@ -136,6 +136,7 @@ class Client {
   // Ends all calls and streams in progress, on all threads, with CANCELLED. Later calls are not
   // affected.
   void CancelCalls();
+  uint64_t cancellations() const;  // how often it was called
 
   const std::string& client_id() const { return options_.client_id; }
 

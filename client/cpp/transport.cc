@@ -11,6 +11,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/coordinator.h"
@@ -249,11 +250,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
   const absl::Duration allowed =
       settings.deadline > absl::ZeroDuration() ? settings.deadline : options_.deadline;
   const absl::Time deadline = SteadyNow() + allowed;
-  uint64_t generation;
-  {
-    absl::MutexLock lock(&mutex_);
-    generation = generation_;
-  }
+  const uint64_t begun = begun_at.value_or(cancellations_);
   for (int tries = 1;; ++tries) {
     const bool any = settings.coordinator < 0;
     int index = any ? current_.load() : settings.coordinator;
@@ -262,7 +259,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(deadline));
     Authorize(&context);
-    if (!Register(&context, generation)) return absl::CancelledError("CancelCalls was called");
+    if (!Register(&context, begun)) return absl::CancelledError("CancelCalls was called");
     // Where there is no connection, nothing has been sent.
     const bool may_try = !settings.once || Connects(*coordinator->channel,
                                                     std::min(SteadyNow() + kSilence, deadline));
@@ -286,7 +283,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
         BackoffPause(options_, tries, absl::Uniform(absl::BitGen(), 0.0, 1.0));
     // What the server said helps more than DEADLINE_EXCEEDED a little later.
     if (SteadyNow() + pause >= deadline) return status;
-    if (!Pause(*channel(index), pause, generation)) {
+    if (!Pause(*channel(index), pause, begun)) {
       return absl::CancelledError("CancelCalls was called");
     }
   }
@@ -347,7 +344,7 @@ std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator
 
 void Transport::CancelCalls() {
   absl::MutexLock lock(&mutex_);
-  ++generation_;
+  ++cancellations_;
   for (auto& [context, progress] : in_progress_) {
     context->TryCancel();
     progress.cancelled = true;
@@ -355,16 +352,15 @@ void Transport::CancelCalls() {
   }
 }
 
-bool Transport::Register(grpc::ClientContext* context, uint64_t generation) {
+bool Transport::Register(grpc::ClientContext* context, uint64_t begun) {
   absl::MutexLock lock(&mutex_);
-  if (generation_ != generation) return false;
+  if (cancellations_ != begun) return false;
   in_progress_[context] = {};
   return true;
 }
 
 void Transport::AddCall(grpc::ClientContext* context) {
-  absl::MutexLock lock(&mutex_);
-  in_progress_[context] = {};
+  if (!Register(context, begun_at.value_or(cancellations_))) context->TryCancel();
 }
 
 void Transport::RemoveCall(grpc::ClientContext* context) {
@@ -386,23 +382,16 @@ void Transport::MoveOn(int index) {
                                    (index + 1) % static_cast<int>(options_.addresses.size()));
 }
 
-bool Transport::Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation) {
-  const auto cancelled = [this, generation]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return generation_ != generation;
-  };
-  if (channel.GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_READY) {
-    absl::MutexLock lock(&mutex_);
-    return !AwaitSteadily(&mutex_, absl::Condition(&cancelled), pause);
-  }
-  // gRPC works on a connection only while somebody waits for it. In short turns, to hear of a
-  // cancellation.
-  constexpr absl::Duration kTurn = absl::Milliseconds(20);
+bool Transport::Pause(grpc::Channel& channel, absl::Duration pause, uint64_t begun) {
+  constexpr absl::Duration kTurn = absl::Milliseconds(20);  // to hear of a cancellation
+  const bool connected = channel.GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_READY;
   const absl::Time end = SteadyNow() + pause;
-  while (SteadyNow() < end) {
-    const absl::Time until = std::min(SteadyNow() + kTurn, end);
-    if (channel.WaitForConnected(ToSystemTime(until))) break;
-    absl::MutexLock lock(&mutex_);
-    if (cancelled()) return false;
+  for (absl::Time now = SteadyNow(); now < end; now = SteadyNow()) {
+    const absl::Time until = std::min(now + kTurn, end);
+    if (connected) absl::SleepFor(until - now);
+    // gRPC works on a connection only while somebody waits for it.
+    if (!connected && channel.WaitForConnected(ToSystemTime(until))) break;
+    if (cancellations_ != begun) return false;
   }
   return true;
 }

@@ -94,12 +94,15 @@ class Transport {
                                          google::protobuf::MessageLite* response);
 
   void CancelCalls();
+  uint64_t cancellations() const { return cancellations_; }  // how often that was called
+  // Of the calls of this thread, if it makes them for others: cancellations() when those began.
+  static inline thread_local std::optional<uint64_t> begun_at;
 
   // What every call sends; Call has done so before an attempt. To be called before a call begins.
   void Authorize(grpc::ClientContext* context) const;
 
   // For calls that go on after the function that began them: CancelCalls cancels a call between
-  // AddCall and RemoveCall too.
+  // AddCall and RemoveCall too, and one that counts as begun before.
   void AddCall(grpc::ClientContext* context);
   void RemoveCall(grpc::ClientContext* context);
   // Where calls go that any coordinator can answer.
@@ -125,10 +128,10 @@ class Transport {
   absl::Status WaitForConnection();
   // Why nobody can be reached.
   absl::Status ConnectionError();
-  // False if CancelCalls has been called since `generation`.
-  bool Register(grpc::ClientContext* context, uint64_t generation);
+  // False if CancelCalls has been called since a call began, after `begun` of them.
+  bool Register(grpc::ClientContext* context, uint64_t begun);
   // Waits before the next try, less if a broken connection is there again. False as in Register.
-  bool Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation);
+  bool Pause(grpc::Channel& channel, absl::Duration pause, uint64_t begun);
 
   const ClientOptions options_;
   std::atomic<int> current_ = 0;  // where calls without a coordinator of their own begin
@@ -141,7 +144,7 @@ class Transport {
   // One of another channel takes the place of one whose certificates are old. Calls keep the one
   // that they began with.
   std::vector<std::shared_ptr<const Coordinator>> coordinators_ ABSL_GUARDED_BY(mutex_);
-  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // counts CancelCalls
+  std::atomic<uint64_t> cancellations_ = 0;  // changed with mutex_ held
   struct Progress {
     LaneClientCall* on_lane = nullptr;  // null: the call goes by gRPC now
     bool cancelled = false;
