@@ -426,13 +426,12 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
   return registry_->Explain(model->id, model->history, begun);
 }
 
-absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSavePatiently(
-    const step::ServedModelPtr& model, const SaveOptions& options, rpc::CallContext* context) {
-  const absl::Time give_up = std::min(SteadyNow() + kOtherSavePatience, context->deadline());
+absl::Status InTurn(absl::Time until, absl::FunctionRef<bool()> over,
+                    absl::FunctionRef<absl::Status()> begin) {
+  const absl::Time give_up = std::min(SteadyNow() + kOtherSavePatience, until);
   while (true) {
-    auto save = BeginSave(model, options, MakePause(model), context);
-    if (!absl::IsAborted(save.status())) return save;
-    if (context->cancelled() || SteadyNow() + kOtherSavePause > give_up) return save;
+    absl::Status begun = begin();
+    if (!absl::IsAborted(begun) || over() || SteadyNow() + kOtherSavePause > give_up) return begun;
     absl::SleepFor(kOtherSavePause);
   }
 }
@@ -515,10 +514,14 @@ Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "there is nothing new to save"));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("pausing"));
-  ASSIGN_OR_RETURN(
-      const auto save,
-      BeginSavePatiently(model, {.name = request.name(), .incremental = request.incremental()},
-                         context));
+  std::unique_ptr<CheckpointSave> save;
+  const auto begin = [&]() -> absl::Status {
+    const SaveOptions options = {.name = request.name(), .incremental = request.incremental()};
+    ASSIGN_OR_RETURN(save, BeginSave(model, options, MakePause(model), context));
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(InTurn(
+      context->deadline(), [&] { return context->cancelled(); }, begin));
   RETURN_IF_ERROR(reporter.Begin("saving"));
   ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                    FinishSave(save.get(), std::ref(reporter), context));

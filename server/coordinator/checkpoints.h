@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/checkpoint/store.h"
@@ -88,6 +90,11 @@ class CheckpointSave {
   absl::Duration paused_;
 };
 
+// Calls `begin` until it is not refused, with ABORTED, for another save of the model: for a minute,
+// or to `until`, or until `over`.
+absl::Status InTurn(absl::Time until, absl::FunctionRef<bool()> over,
+                    absl::FunctionRef<absl::Status()> begin);
+
 // Thread-safe. Methods block until the work is done; what they mean and their errors:
 // checkpoint_service.proto.
 class Checkpoints {
@@ -161,9 +168,6 @@ class Checkpoints {
   static constexpr int kSavesAtOnce = 4;
   static constexpr int kSavesWaiting = 64;
 
-  // BeginSave, once another save of the model is over.
-  absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSavePatiently(
-      const step::ServedModelPtr& model, const SaveOptions& options, rpc::CallContext* context);
   // Reads every byte of a chain on all shards.
   absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, const step::BytesReport& report,
                           rpc::CallContext* context);

@@ -158,6 +158,11 @@ absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChange
     const internal::v1::PauseChangesRequest& request) {
   RETURN_IF_ERROR(parts_.models->Check(request.model_id(), request.history()));
   ASSIGN_OR_RETURN(const int entering, gate_.Pause(request));
+  // Who has to wait for another save does so without holding anything back.
+  if (absl::Status status = MakeWayForSave(request.model_id()); !status.ok()) {
+    gate_.Resume(request.model_id(), request.pause_id());
+    return status;
+  }
   internal::v1::PauseChangesResponse response;
   response.set_entering(entering);
   parts_.votes->ListHeld(request.model_id(), response.mutable_mutations());

@@ -264,7 +264,9 @@ TEST_F(ShardCheckpointsTest, OneSaveAtATime) {
 TEST_F(ShardCheckpointsTest, WhatBecameACheckpointIsWhatTheNextOneBuildsOn) {
   Update(1);
   SaveAll(1);
-  EXPECT_EQ(Pause()->checkpoint_id(), 0u) << "it is none yet";
+  EXPECT_TRUE(absl::IsAborted(Pause().status())) << "it is none yet";
+  EXPECT_TRUE(Gather(2).ok());
+  EXPECT_TRUE(Stage(2, 2).ok()) << "held back by a pause that was refused";
   internal::v1::CompleteSaveRequest complete;
   complete.set_model_id(kModelId);
   complete.set_history(kHistory);

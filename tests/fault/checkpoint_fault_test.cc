@@ -304,5 +304,33 @@ TEST_F(CheckpointFaultTest, ACoordinatorThatStoodStillForLongerThanItsPauseFixes
   ASSERT_NO_FATAL_FAILURE(ExpectAllWell({"before", "meanwhile", "new"}));
 }
 
+// The other save is under way until shards give it up, for its coordinator stands still. What this
+// would catch: a checkpoint of a step that is refused meanwhile, or that holds back training.
+TEST_F(CheckpointFaultTest, ACheckpointOfAStepWaitsForItsTurn) {
+  Start("coordinator-0", "save.files_are_here=stop");
+  std::thread saving([&] { victim_->SaveCheckpoint(kModelName).status().IgnoreError(); });
+  EXPECT_TRUE(cluster_->AwaitStandstill(kVictim));
+  auto stream = other_->Train(model_, {.group = "steps"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  std::vector<client::FeatureIds> none;
+  for (const auto& table : model_.tables) none.push_back({table.name, client::DenseIds{{}, 1}});
+  client::TrainUpdateResult updated;
+  for (int64_t step = 0; updated.checkpoint.empty(); ++step) {
+    ASSERT_TRUE((*stream)->SendLookup(step, none).ok());
+    ASSERT_TRUE((*stream)->ReceiveLookup().ok());
+    const std::string checkpoint = step == 0 ? "asked" : "";
+    ASSERT_TRUE((*stream)->SendUpdate(step, {}, {.checkpoint = checkpoint, .skip = true}).ok());
+    auto result = (*stream)->ReceiveUpdate();
+    ASSERT_TRUE(result.ok()) << result.status();
+    updated = *result;
+  }
+  EXPECT_EQ(updated.checkpoint, "asked");
+  EXPECT_EQ(updated.checkpoint_error, "");
+  EXPECT_TRUE((*stream)->Finish().ok());
+  cluster_->ResumeCoordinator(kVictim);
+  saving.join();
+  ExpectTrainingGoesOn();
+}
+
 }  // namespace checkpoint_fault_test
 }  // namespace emberd::testing

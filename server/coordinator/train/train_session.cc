@@ -245,7 +245,10 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(const TrainStepReq
     absl::MutexLock lock(&mutex_);
     name.handle = steps_.at(step).handle;
   }
-  checkpoints_.BeforeStep(update.checkpoint, *name.group_part, context_);
+  // The other ranks may wait for this step meanwhile, for step_timeout.
+  checkpoints_.BeforeStep(
+      update.checkpoint, *name.group_part, began + member_->step_timeout() / 2,
+      [this] { return failed(); }, context_);
   Hooks hooks(this, step, times);
   ASSIGN_OR_RETURN(const step::MadeMutation made,
                    resources_.path->Update(name, update.gradients, context_, &hooks, times));
@@ -296,6 +299,7 @@ void StreamCheckpoints::Outcomes::Add(const std::string& name, const absl::Statu
 }
 
 void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPart& part,
+                                   absl::Time until, absl::FunctionRef<bool()> over,
                                    rpc::CallContext* context) {
   pause_ = nullptr;
   if (name.empty()) return;
@@ -305,8 +309,10 @@ void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPar
   absl::Status status = checkpoints_->CheckEnabled();
   if (status.ok()) status = checkpoint::CheckNewCheckpointName(name);
   if (status.ok()) {
-    pause_ = checkpoints_->MakePause(model_);
-    status = pause_->HoldGroup(part.group(), part.step(), context);
+    status = InTurn(until, over, [&] {
+      pause_ = checkpoints_->MakePause(model_);
+      return pause_->HoldGroup(part.group(), part.step(), context);
+    });
   }
   if (status.ok()) return;
   pause_ = nullptr;

@@ -37,7 +37,9 @@ class StreamCheckpoints {
       : checkpoints_(checkpoints), model_(std::move(model)) {}
 
   // Before the part, which is the stream's own, is given to any shard. Names of "" ask for nothing.
-  void BeforeStep(const std::string& name, const host::GroupPart& part, rpc::CallContext* context);
+  // Another save of the model is waited for until `until`, unless the stream is `over`.
+  void BeforeStep(const std::string& name, const host::GroupPart& part, absl::Time until,
+                  absl::FunctionRef<bool()> over, rpc::CallContext* context);
   // The part's step has been made on all shards. Returns when the moment is fixed.
   void AfterStep(rpc::CallContext* context);
   // Says what became of one that was asked for, if that is known and has not been said.
