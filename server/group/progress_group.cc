@@ -39,9 +39,11 @@ class ProgressGroup final : public Group {
   }
 
   void Leave(const pb::LeaveRequest& request, Event* event) override {
-    const Rank& member = ranks_[request.rank()];
-    if (!member.present || member.generation != request.generation()) return;
-    GoAway(request.rank(), request.finished(), event);
+    Rank& member = ranks_[request.rank()];
+    if (member.generation != request.generation()) return;
+    if (member.present) return GoAway(request.rank(), request.finished(), event);
+    member.finished |= request.finished();
+    AnswerReady(event);
   }
 
   void Watch(uint64_t generation, int rank, StatusDone done, Event* event) override {

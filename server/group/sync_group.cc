@@ -262,8 +262,7 @@ class SyncGroup final : public Group {
 
   void Leave(const pb::LeaveRequest& request, Event* event) override {
     if (!live() || generation_->number != request.generation()) return;
-    EndByLeave(request.rank(), request.finished() ? "it has done all its steps" : request.reason(),
-               event);
+    EndByLeave(request.rank(), request.reason(), event);
   }
 
   void AllGather(pb::AllGatherRequest request, GatherDone done, Event* event) override {

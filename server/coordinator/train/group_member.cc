@@ -437,7 +437,7 @@ void GroupMember::TellFinished() {
 void GroupMember::Leave(const std::string& reason, bool finished) {
   {
     absl::MutexLock lock(&mutex_);
-    if (std::exchange(left_, true)) return;
+    if (std::exchange(left_, true) && !(finished && bounded())) return;
   }
   if (finished && bounded()) TellFinished();
   auto request = AsMember<internal::v1::LeaveRequest>();

@@ -97,7 +97,8 @@ class GroupMember {
   // BOUNDED: every step before `next_step` is done.
   absl::Status TellProgress(int64_t next_step, rpc::CallContext* context);
 
-  // Best effort, once; later calls do nothing. `finished`: the trainer ended its stream in order.
+  // Best effort, once; of later calls only one with `finished` does something: the trainer ended
+  // its stream in order.
   void Leave(const std::string& reason, bool finished);
 
  private:

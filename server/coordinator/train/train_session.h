@@ -101,7 +101,10 @@ class TrainSession {
 
   // Whether a request has failed, or the trainer is gone.
   bool failed() { return !Failure().ok(); }
-  // No request is under way, and no more will come.
+  // No request is under way, and no more will come. The trainer may not have heard so: who has may
+  // begin another group of the name at once.
+  void Leave() { member_->Leave("its trainer has ended the stream", /*finished=*/false); }
+  // The same, and it has heard so.
   void Finish();
   void Fail(const absl::Status& status);
 

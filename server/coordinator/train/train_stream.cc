@@ -304,17 +304,27 @@ void TrainStream::RunUpdates() {
 
 void TrainStream::WorkerDone() {
   std::unique_ptr<TrainSession> session;
+  bool at_end = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (--workers_ == 0 && session_ != nullptr) {
-      // The end of the requests looks the same whether the trainer has closed its stream or is
-      // gone; only the end of the call tells.
-      const auto known = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-        return done_ || session_->failed();
+    if (workers_ == 1 && session_ != nullptr) {
+      const auto over = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        return AtEnd() || done_ || session_->failed();
       };
-      mutex_.Await(absl::Condition(&known));
+      mutex_.Await(absl::Condition(&over));
       session = std::move(session_);
+      at_end = AtEnd();
+      if (at_end) finished_ = true;
     }
+    --workers_;
+  }
+  if (at_end) {
+    session->Leave();
+    End(absl::OkStatus());
+    // The end of the requests looks the same whether the trainer has closed its stream or is gone;
+    // only the end of the call tells.
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&done_));
   }
   if (session != nullptr) session->Finish();
   session.reset();
@@ -350,7 +360,8 @@ void TrainStream::EndAt(int64_t place, const absl::Status& status) {
 
 std::optional<absl::Status> TrainStream::WriteDue() {
   while (!writing_ && !finished_) {
-    if (end_place_ == write_place_) {
+    if (AtEnd()) {
+      if (workers_ > 0) return std::nullopt;  // WorkerDone ends it
       finished_ = true;
       return absl::OkStatus();
     }

@@ -78,6 +78,10 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // Waits until the trainer has taken enough of its answers. See CallContext.
   absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void WorkerDone();
+  // All is answered that the trainer had sent when it half-closed.
+  bool AtEnd() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return end_place_ == write_place_ && !writing_ && !finished_;
+  }
 
   // The answer of a place: messages, or the status that ends the stream there.
   void Deliver(int64_t place, absl::StatusOr<Messages> answer, bool of_lookup = false);
