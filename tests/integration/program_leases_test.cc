@@ -187,6 +187,28 @@ TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
   EXPECT_TRUE(api_->Prepare(sum, values).ok());
 }
 
+// Would catch: millions of handles to one value, none of which counts.
+TEST_F(ProgramLeasesTest, EachHandleOfAValueCounts) {
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  v1::ExecuteChainedRequest plan;
+  const uint64_t value = Prepare(sum, values).handle();
+  for (int i = 0; i < 100; ++i) {
+    plan.mutable_ops(AddData(&plan, value))->add_outputs()->set_result_index(i);
+  }
+  absl::Status status;
+  int more = 0;
+  for (; status.ok() && more < 10'000; more += 100) status = api_->Chain(plan).status();
+  EXPECT_GT(more, 500);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(absl::StrContains(status.message(), "budgets.batch_bytes is 400000")) << status;
+  ASSERT_TRUE(api_->ReleaseAll().ok());
+  const auto now = client_->GetStatus();
+  ASSERT_TRUE(now.ok()) << now.status();
+  EXPECT_EQ(now->batch_bytes, 0);
+}
+
 // Would catch: a few small requests for a large value that take all memory.
 TEST_F(ProgramLeasesTest, WhatAHandleReadsCountsAsOtherAnswers) {
   v1::Literal values;

@@ -480,14 +480,17 @@ absl::Status Chain::CheckOutputs(int position) {
   return absl::OkStatus();
 }
 
-bool Chain::needs_client() const {
+int64_t Chain::handles() const {
+  const v1::ExecutionConfig& config = request_.config();
+  int64_t handles = 0;
   for (size_t p = 0; p < ops_.size(); ++p) {
-    if (request_.ops(static_cast<int>(p)).outputs().empty()) continue;
-    if (!request_.config().return_values() || ops_[p].lookup_model != 0 ||
-        ops_[p].makes == Op::Makes::kTupleOfTuples)
-      return true;
+    if (!config.return_values() || ops_[p].lookup_model != 0 ||
+        ops_[p].makes == Op::Makes::kTupleOfTuples) {
+      handles += int64_t{request_.ops(static_cast<int>(p)).outputs_size()} *
+                 (config.return_exploded() ? std::max(ops_[p].tensors, 1) : 1);
+    }
   }
-  return false;
+  return handles;
 }
 
 v1::MutationId Chain::MutationOf(int position) const {

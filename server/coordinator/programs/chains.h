@@ -81,8 +81,8 @@ class Chain {
   // By result_index; null where there is none.
   const std::vector<ValuePtr>& results() const { return results_; }
   const std::vector<v1::MadeUpdate>& updates() const { return updates_; }
-  // Whether results need handles, if values are returned or not.
-  bool needs_client() const;
+  // How many handles results get, if values are returned or not.
+  int64_t handles() const;
 
  private:
   struct Op {

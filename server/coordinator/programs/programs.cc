@@ -210,16 +210,28 @@ absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatch
   return response;
 }
 
-v1::ProgramResult Programs::Give(const v1::ExecutionConfig& config, const ValuePtr& value) {
+absl::StatusOr<rpc::BudgetShare> Programs::Run(const v1::ExecutionConfig& config, Chain* chain,
+                                               rpc::CallContext* context) {
+  RETURN_IF_ERROR(chain->Check(context));
+  if (chain->handles() > 0) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
+  handles_.Renew(ClientOf(config));
+  // Before anything changes.
+  ASSIGN_OR_RETURN(auto share, runner_.store()->Reserve(kHandleBytes * chain->handles()));
+  RETURN_IF_ERROR(chain->Run(context));
+  return share;
+}
+
+v1::ProgramResult Programs::Give(const v1::ExecutionConfig& config, const ValuePtr& value,
+                                 const rpc::BudgetShare& share) {
   v1::ProgramResult result;
   AddStatistics(*value, &result);
   if (!config.return_values() || !value->elements.empty()) {
-    result.set_handle(handles_.Insert(ClientOf(config), value));
+    result.set_handle(handles_.Insert(ClientOf(config), value, share));
     return result;
   }
   AddTensors(*value, &result);
   if (value->looked_up != nullptr) {
-    result.set_handle(handles_.Insert(ClientOf(config), BatchAlone(*value)));
+    result.set_handle(handles_.Insert(ClientOf(config), BatchAlone(*value), share));
   }
   return result;
 }
@@ -236,16 +248,13 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   const bool has_result = program->kind() != v1::ProgramSpec::UPDATE;
   Chain chain(&runner_, &programs_, &handles_, PlanOf(&request, has_result), /*chained=*/false,
               options_.max_message_bytes);
-  RETURN_IF_ERROR(chain.Check(context));
-  if (chain.needs_client()) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
-  handles_.Renew(ClientOf(config));
-  RETURN_IF_ERROR(chain.Run(context));
+  ASSIGN_OR_RETURN(const rpc::BudgetShare share, Run(config, &chain, context));
   v1::ExecuteResponse response;
   for (const ValuePtr& whole : chain.results()) {
     const int parts = config.return_exploded() ? static_cast<int>(whole->tensors.size()) : 0;
     for (int k = parts == 0 ? 0 : 1; k <= parts; ++k) {
       ASSIGN_OR_RETURN(const ValuePtr part, ElementOf(whole, k, "the result"));
-      *response.add_results() = Give(config, part);
+      *response.add_results() = Give(config, part, share);
     }
   }
   response.mutable_updates()->Assign(chain.updates().begin(), chain.updates().end());
@@ -269,14 +278,11 @@ absl::StatusOr<v1::ExecuteChainedResponse> Programs::ExecuteChained(
   }
   Chain chain(&runner_, &programs_, &handles_, std::move(request), /*chained=*/true,
               options_.max_message_bytes);
-  RETURN_IF_ERROR(chain.Check(context));
-  if (chain.needs_client()) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
-  handles_.Renew(ClientOf(config));
-  RETURN_IF_ERROR(chain.Run(context));
+  ASSIGN_OR_RETURN(const rpc::BudgetShare share, Run(config, &chain, context));
   v1::ExecuteChainedResponse response;
   for (const ValuePtr& result : chain.results()) {
     v1::ProgramResult* to = response.add_results();
-    if (result != nullptr) *to = Give(config, result);
+    if (result != nullptr) *to = Give(config, result, share);
   }
   response.mutable_updates()->Assign(chain.updates().begin(), chain.updates().end());
   Count();

@@ -48,8 +48,12 @@ class Programs {
   void Sweep();
   // Tells the metrics what there is.
   void Count();
+  // Checks a plan and runs it. Returns the share of the budget for the handles of its results.
+  absl::StatusOr<rpc::BudgetShare> Run(const v1::ExecutionConfig& config, Chain* chain,
+                                       rpc::CallContext* context);
   // Under a new handle, or in the answer, as `config` says.
-  v1::ProgramResult Give(const v1::ExecutionConfig& config, const ValuePtr& value);
+  v1::ProgramResult Give(const v1::ExecutionConfig& config, const ValuePtr& value,
+                         const rpc::BudgetShare& share);
 
   const CoordinatorResources* const resources_;
   const ProgramOptions options_;

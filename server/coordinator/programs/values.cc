@@ -171,12 +171,12 @@ Handles::~Handles() {
   for (auto& [handle, entry] : entries_) LeaveToShards(*entry.value);
 }
 
-uint64_t Handles::Insert(const std::string& client, ValuePtr value) {
+uint64_t Handles::Insert(const std::string& client, ValuePtr value, rpc::BudgetShare share) {
   absl::MutexLock lock(&mutex_);
   heard_[client] = SteadyNow();
   while (true) {
     const uint64_t handle = NewHandle(coordinator_);
-    if (entries_.try_emplace(handle, Entry{client, value}).second) return handle;
+    if (entries_.try_emplace(handle, Entry{client, value, share}).second) return handle;
   }
 }
 

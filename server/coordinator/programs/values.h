@@ -51,6 +51,8 @@ using ProgramPtr = std::shared_ptr<const Program>;
 
 // What a value takes besides its tensors, so that none is free.
 inline constexpr int64_t kValueBytes = 512;
+// What a handle takes, of a value that is there already, too.
+inline constexpr int64_t kHandleBytes = 256;
 
 struct Value {
   // A batch, and the LOOKUP that it was prepared for.
@@ -125,7 +127,8 @@ class Handles {
   // Leaves batches to the shards, where they expire: telling each might take long.
   ~Handles();
 
-  uint64_t Insert(const std::string& client, ValuePtr value);
+  // `share`: of the budget, for handles that are given together; goes with the last of them.
+  uint64_t Insert(const std::string& client, ValuePtr value, rpc::BudgetShare share = nullptr);
   // Also renews the lease of its client. NOT_FOUND: memory handle not found.
   absl::StatusOr<ValuePtr> Find(uint64_t handle);
   // Nothing happens if it is gone.
@@ -147,6 +150,7 @@ class Handles {
   struct Entry {
     std::string client;
     ValuePtr value;
+    rpc::BudgetShare share;
   };
   // All that belongs to clients of whom `gone` says so, by name and when they were heard of.
   template <typename Gone>
