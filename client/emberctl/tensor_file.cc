@@ -30,6 +30,12 @@ absl::Status Bad(const std::string& path, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
+// It is there, and no file or folder.
+bool IsOther(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_other(path, ignored);
+}
+
 struct OpenFile {
   std::ifstream stream;
   int64_t bytes = 0;
@@ -198,12 +204,14 @@ std::string SafetensorsStart(const std::string& name,
 }
 
 PartialFile::PartialFile(const std::string& path)
-    : path_(path), partial_(path + ".partial"), file_(partial_, std::ios::binary) {}
+    : path_(path),
+      partial_(IsOther(path) ? path : path + ".partial"),
+      file_(partial_, std::ios::binary) {}
 
 PartialFile::~PartialFile() {
   file_.close();
   std::error_code ignored;
-  std::filesystem::remove(partial_, ignored);
+  if (partial_ != path_) std::filesystem::remove(partial_, ignored);
 }
 
 absl::Status PartialFile::Write(absl::string_view bytes) {
@@ -218,7 +226,7 @@ absl::Status PartialFile::Close() {
 
 absl::Status PartialFile::Keep() {
   std::error_code error;
-  std::filesystem::rename(partial_, path_, error);
+  if (partial_ != path_) std::filesystem::rename(partial_, path_, error);
   if (error) file_.setstate(std::ios::failbit);
   return Written();
 }

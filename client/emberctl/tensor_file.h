@@ -43,7 +43,8 @@ std::string SafetensorsStart(const std::string& name,
                              int64_t columns);
 
 // A new file, PATH.partial until it is complete: a file that had the name before stays until then,
-// and one that never becomes complete is removed.
+// and one that never becomes complete is removed. What has the name and is no file, such as a pipe,
+// is written to at once.
 class PartialFile {
  public:
   explicit PartialFile(const std::string& path);

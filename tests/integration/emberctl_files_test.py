@@ -190,6 +190,13 @@ class FilesTest(unittest.TestCase):
         self.assertTrue(os.path.islink(self.path("link.npy")))
         np.testing.assert_array_equal(np.load(self.path("linked.npy")), self.rows())
 
+    def test_what_is_no_file_is_written_to(self):
+        os.mkfifo(self.path("pipe"))
+        reader = os.open(self.path("pipe"), os.O_RDWR | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        self.emberctl("limits", "m", "--out", self.path("pipe"))
+        self.assertIn(b'name: "m"', os.read(reader, 1 << 16))
+
     def test_an_error_is_json_and_nothing_else(self):
         refused = subprocess.run([EMBERCTL, "-a", self.address, "--json", "describe", b"\xff"], stderr=subprocess.PIPE, check=False)
         self.assertEqual(refused.returncode, 1, refused.stderr)
