@@ -66,8 +66,10 @@ absl::StatusOr<Certificate> FirstCertificate(absl::string_view field, const std:
   const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
   ERR_clear_error();
   if (first == nullptr) return Bad(field, path, "holds no certificate in PEM");
-  if (!at_end) return Bad(field, path, "a certificate behind the first is damaged");
-  return first;
+  if (at_end) return first;
+  return Bad(field, path,
+             "a certificate behind the first is damaged; the file was probably cut when it was "
+             "copied: copy the whole of it again");
 }
 
 int DaysLeft(const X509& certificate) {

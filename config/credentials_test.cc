@@ -83,7 +83,10 @@ TEST_F(CredentialsTest, ErrorsNameTheFieldAndTheFile) {
   } cases[] = {
       {&PemPaths::certificate_file, cut,
        "cert: " + cut + ": a certificate behind the first is dam"},
-      {&PemPaths::ca_file, cut, "ca: " + cut + ": a certificate behind the first is damaged"},
+      {&PemPaths::ca_file, cut,
+       "ca: " + cut +
+           ": a certificate behind the first is damaged; the file was probably cut when it was "
+           "copied: copy the whole of it again"},
       {&PemPaths::certificate_file, nothing, "cert: " + nothing + ": No such file"},
       {&PemPaths::certificate_file, ca_.Path("."), "cert: " + ca_.Path(".") + ": "},
       {&PemPaths::certificate_file, text, "cert: " + text + ": holds no certificate"},
