@@ -353,32 +353,38 @@ TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
   EXPECT_EQ(response.activations(1).activation().data().size(), 24u);
 }
 
-class HangingShard final : public TestingShard {
+class ReleasingShard final : public TestingShard {
  public:
-  HangingShard() : TestingShard(0) {
-    Answer(host::ShardVerb::kReleaseBatch, &HangingShard::OnRelease);
+  explicit ReleasingShard(bool hangs) : TestingShard(0), hangs_(hangs) {
+    Answer(host::ShardVerb::kReleaseBatch, &ReleasingShard::OnRelease);
   }
   absl::StatusOr<internal::v1::ReleaseBatchResponse> OnRelease(
       const internal::v1::ReleaseBatchRequest& request) {
     ++asked;
-    return absl::DeadlineExceededError("it hangs");
+    if (hangs_) return absl::DeadlineExceededError("it hangs");
+    return internal::v1::ReleaseBatchResponse();
   }
 
   int asked = 0;
+
+ private:
+  const bool hangs_;
 };
 
 // Would catch: the batches of a client that are given back one after another, each for as long as a
-// shard may take.
+// shard may take; and batches that stay on the other shards, too, until they expire.
 TEST_F(CoordinatorPartsTest, AShardThatHangsIsNotAskedForEachBatch) {
-  const auto shard = std::make_shared<HangingShard>();
+  const auto shard = std::make_shared<ReleasingShard>(/*hangs=*/true);
+  const auto other = std::make_shared<ReleasingShard>(/*hangs=*/false);
   ThreadPools threads(1);
-  const step::ShardSet set({shard}, &threads.blocking);
+  const step::ShardSet set({shard, other}, &threads.blocking);
   step::FanoutOptions options;
   options.threads = &threads;
   step::Fanout fanout(set, options, nullptr, &metrics_);
   for (uint64_t handle = 1; handle <= 1000; ++handle) fanout.Release(5, handle);
   EXPECT_GE(shard->asked, 1);
   EXPECT_LT(shard->asked, 1000);
+  EXPECT_EQ(other->asked, 1000);
 }
 
 }  // namespace coordinator_parts_test

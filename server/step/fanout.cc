@@ -25,7 +25,11 @@ bool IsAlone(const UpdateName& name) {
 
 Fanout::Fanout(const ShardSet& shards, FanoutOptions options, Mutations* mutations,
                ops::Metrics* metrics)
-    : shards_(shards), options_(options), mutations_(mutations), metrics_(metrics) {}
+    : shards_(shards),
+      options_(options),
+      mutations_(mutations),
+      metrics_(metrics),
+      release_after_ms_(shards.size()) {}
 
 absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
     const ServedModelPtr& model, const std::shared_ptr<const preprocess::PreprocessedBatch>& batch,
@@ -238,16 +242,20 @@ void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
 }
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {
-  // While a shard hangs, each call would take as long; the batches of a client may be many.
-  if (absl::ToUnixMillis(SteadyNow()) < release_after_ms_) return;
   rpc::CallContext context(SteadyNow() + kReleaseDeadline);
   internal::v1::ReleaseBatchRequest request;
   request.set_model_id(model_id);
   request.set_batch_handle(handle);
-  const auto released = shards_.Ask(&host::ShardBackend::ReleaseBatch, request, &context);
-  if (absl::IsDeadlineExceeded(released.status())) {
-    release_after_ms_ = absl::ToUnixMillis(SteadyNow() + kReleasePause);
-  }
+  const absl::Status released = shards_.OnAll([&](int shard) {
+    // While one hangs, each call would take as long; the batches of a client may be many.
+    if (absl::ToUnixMillis(SteadyNow()) < release_after_ms_[shard]) return absl::OkStatus();
+    const absl::Status status = shards_[shard].ReleaseBatch(request, &context).status();
+    if (absl::IsDeadlineExceeded(status)) {
+      release_after_ms_[shard] = absl::ToUnixMillis(SteadyNow() + kReleasePause);
+    }
+    return status;
+  });
+  released.IgnoreError();
 }
 
 void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {

@@ -103,7 +103,7 @@ class Fanout {
   }
 
   // Both best effort, under a deadline of their own: what is missed expires. After a shard has
-  // missed it, nothing is released for a while.
+  // missed it, nothing is released there for a while.
   void RenewBatches(const std::vector<uint64_t>& handles);
   void Release(uint64_t model_id, uint64_t handle);
 
@@ -124,7 +124,7 @@ class Fanout {
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
   BufferPool pool_;
-  std::atomic<int64_t> release_after_ms_ = 0;  // of SteadyNow
+  std::vector<std::atomic<int64_t>> release_after_ms_;  // by shard, of SteadyNow
 };
 
 }  // namespace emberd::step
