@@ -24,11 +24,19 @@ absl::Status InGroup(const GroupId& id, const absl::Status& status) {
   return Annotate(status, absl::StrCat("group '", id.group, "'"));
 }
 
-void GiveAnswers(const Event& event) {
-  for (const auto& answer : event.answers) answer();
+}  // namespace
+
+Rendezvous::LockedEvent::LockedEvent(Rendezvous* host) : mutex_(&host->mutex_) {
+  mutex_->Lock();
+  now = host->clock_();
+  ticket = ++host->last_ticket_;
+  last_generation = &host->last_generation_;
 }
 
-}  // namespace
+Rendezvous::LockedEvent::~LockedEvent() {
+  mutex_->Unlock();
+  for (const auto& answer : answers) answer();
+}
 
 Rendezvous::Rendezvous(RendezvousOptions options)
     : options_(std::move(options)),
@@ -113,15 +121,10 @@ Withdraw Rendezvous::OnMember(const Request& request, const Done& done, const Wo
 
 template <typename Done, typename Work>
 Withdraw Rendezvous::OnCall(const GroupId& id, const Done& done, const Work& work) {
-  Event event;
-  {
-    absl::MutexLock lock(&mutex_);
-    event = NewEvent();
-    absl::Status status = CheckOpen(id);
-    if (status.ok()) status = InGroup(id, work(&event));
-    if (!status.ok()) Answer(done, status, &event.answers);
-  }
-  GiveAnswers(event);
+  LockedEvent event(this);
+  absl::Status status = CheckOpen(id);
+  if (status.ok()) status = InGroup(id, work(&event));
+  if (!status.ok()) Answer(done, status, &event.answers);
   return [this, id, ticket = event.ticket](const absl::Status& status) {
     const absl::Status end = InGroup(id, status);
     OnGroup(id, [&](Group& group, Event* now) { group.Withdraw(ticket, end, now); });
@@ -129,16 +132,11 @@ Withdraw Rendezvous::OnCall(const GroupId& id, const Done& done, const Work& wor
 }
 
 void Rendezvous::OnGroup(const GroupId& id, const std::function<void(Group&, Event*)>& work) {
-  Event event;
-  {
-    absl::MutexLock lock(&mutex_);
-    event = NewEvent();
-    const auto found = groups_.find(id);
-    if (found == groups_.end()) return;
-    work(*found->second.group, &event);
-    Settle(found);
-  }
-  GiveAnswers(event);
+  LockedEvent event(this);
+  const auto found = groups_.find(id);
+  if (found == groups_.end()) return;
+  work(*found->second.group, &event);
+  Settle(found);
 }
 
 Withdraw Rendezvous::Leave(const internal::v1::LeaveRequest& request, const StatusDone& done) {
@@ -156,26 +154,18 @@ Withdraw Rendezvous::Leave(const internal::v1::LeaveRequest& request, const Stat
 }
 
 bool Rendezvous::Adopt(const GroupId& id, uint64_t generation, const v1::GroupOptions& options) {
-  Event event;
-  bool adopted = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    event = NewEvent();
-    // The group's host has compared the options of this generation already.
-    const auto here = groups_.find(id);
-    if (here != groups_.end() && !CheckSameOptions(options, here->second.group->options()).ok())
-      Forget(here, &event);
-    const auto found = FindOrCreate(id, options, &event);
-    if (CheckOpen(id).ok() && found.ok()) {
-      Group& group = *(*found)->second.group;
-      group.Touch(event.now);
-      group.Adopt(generation, &event);
-      Settle(*found);
-      adopted = true;
-    }
-  }
-  GiveAnswers(event);
-  return adopted;
+  LockedEvent event(this);
+  // The group's host has compared the options of this generation already.
+  const auto here = groups_.find(id);
+  if (here != groups_.end() && !CheckSameOptions(options, here->second.group->options()).ok())
+    Forget(here, &event);
+  const auto found = FindOrCreate(id, options, &event);
+  if (!CheckOpen(id).ok() || !found.ok()) return false;
+  Group& group = *(*found)->second.group;
+  group.Touch(event.now);
+  group.Adopt(generation, &event);
+  Settle(*found);
+  return true;
 }
 
 bool Rendezvous::Knows(const GroupId& id, uint64_t generation) const {
@@ -189,52 +179,37 @@ void Rendezvous::End(const GroupId& id, uint64_t generation, const absl::Status&
 }
 
 absl::Status Rendezvous::Forget(const GroupId& id) {
-  Event event;
-  {
-    absl::MutexLock lock(&mutex_);
-    event = NewEvent();
-    const auto found = groups_.find(id);
-    if (found == groups_.end()) return absl::OkStatus();
-    const Group& group = *found->second.group;
-    if (!group.vacant() && !Forgettable(group, event.now)) {
-      return InGroup(id, absl::FailedPreconditionError(
-                             "some of its ranks are active; drop it when they have left"));
-    }
-    Forget(found, &event);
+  LockedEvent event(this);
+  const auto found = groups_.find(id);
+  if (found == groups_.end()) return absl::OkStatus();
+  const Group& group = *found->second.group;
+  if (!group.vacant() && !Forgettable(group, event.now)) {
+    return InGroup(id, absl::FailedPreconditionError(
+                           "some of its ranks are active; drop it when they have left"));
   }
-  GiveAnswers(event);
+  Forget(found, &event);
   return absl::OkStatus();
 }
 
 void Rendezvous::Close(const absl::Status& status) {
-  Event event;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!closed_.ok()) return;
-    closed_ = status;
-    event = NewEvent();
-    while (!groups_.empty()) Forget(groups_.begin(), &event);
-  }
-  GiveAnswers(event);
+  LockedEvent event(this);
+  if (!closed_.ok()) return;
+  closed_ = status;
+  while (!groups_.empty()) Forget(groups_.begin(), &event);
 }
 
 void Rendezvous::ExpireNow() {
-  Event event;
-  {
-    absl::MutexLock lock(&mutex_);
-    event = NewEvent();
-    while (!timers_.empty() && timers_.begin()->first <= event.now) {
-      const auto found = groups_.find(timers_.begin()->second);
-      Group& group = *found->second.group;
-      group.Expire(&event);
-      if (group.vacant() && group.idle_deadline() <= event.now) {
-        Forget(found, &event);
-      } else {
-        Settle(found);
-      }
+  LockedEvent event(this);
+  while (!timers_.empty() && timers_.begin()->first <= event.now) {
+    const auto found = groups_.find(timers_.begin()->second);
+    Group& group = *found->second.group;
+    group.Expire(&event);
+    if (group.vacant() && group.idle_deadline() <= event.now) {
+      Forget(found, &event);
+    } else {
+      Settle(found);
     }
   }
-  GiveAnswers(event);
 }
 
 Rendezvous::Load Rendezvous::load() const {
@@ -250,14 +225,6 @@ Rendezvous::Load Rendezvous::load() const {
     sum.value_bytes += load.value_bytes;
   }
   return sum;
-}
-
-Event Rendezvous::NewEvent() {
-  Event event;
-  event.now = clock_();
-  event.ticket = ++last_ticket_;
-  event.last_generation = &last_generation_;
-  return event;
 }
 
 absl::Status Rendezvous::CheckOpen(const GroupId& id) const {

@@ -85,6 +85,15 @@ class Rendezvous {
     int64_t value_bytes = 0;                    // as counted in value_bytes_
   };
   using Groups = std::map<GroupId, Entry>;
+  // Has the lock; gives the event's answers when it has let it go.
+  class ABSL_SCOPED_LOCKABLE LockedEvent : public Event {
+   public:
+    explicit LockedEvent(Rendezvous* host) ABSL_EXCLUSIVE_LOCK_FUNCTION(host->mutex_);
+    ~LockedEvent() ABSL_UNLOCK_FUNCTION();
+
+   private:
+    absl::Mutex* const mutex_;
+  };
 
   // Under the lock, runs `work(event)`, which hands `done` to a group or returns an error for it;
   // then gives the event's answers.
@@ -98,7 +107,6 @@ class Rendezvous {
 
   // No call waits there, and none has come for long.
   static bool Forgettable(const Group& group, absl::Time now);
-  Event NewEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status CheckOpen(const GroupId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The group, made if it is not here.
