@@ -48,10 +48,7 @@ class ExchangeTable {
     const int rank = request.rank();
     std::string& value = *request.mutable_value();
     const auto answer = [&](auto result) { Answer(done, std::move(result), &event->answers); };
-    if (const Kept* kept = FindKept(key); kept != nullptr) {
-      if (kept->gathered.values(rank) != value) return answer(OtherValue(key, rank));
-      return answer(kept->gathered);
-    }
+    if (auto kept = FindKept(request); kept.has_value()) return answer(*std::move(kept));
     auto found = open_.find(key);
     if (found == open_.end()) {
       if (absl::Status status = CheckNew(key); !status.ok()) return answer(std::move(status));
@@ -85,16 +82,7 @@ class ExchangeTable {
   // The same once the generation is over: what had been complete is answered, the rest gets `end`.
   void ContributeLate(const pb::AllGatherRequest& request, const absl::Status& end, GatherDone done,
                       Event* event) {
-    absl::StatusOr<pb::AllGatherResponse> answer = end;
-    const ExchangeKey key = KeyOf(request);
-    if (const Kept* kept = FindKept(key); kept != nullptr) {
-      if (kept->gathered.values(request.rank()) == request.value()) {
-        answer = kept->gathered;
-      } else {
-        answer = OtherValue(key, request.rank());
-      }
-    }
-    Answer(std::move(done), std::move(answer), &event->answers);
+    Answer(std::move(done), FindKept(request).value_or(end), &event->answers);
   }
 
   // The call gets `status`; its value stays. False: no call of that ticket waits.
@@ -168,10 +156,15 @@ class ExchangeTable {
                               " before; it must not change"));
   }
 
-  const Kept* FindKept(const ExchangeKey& key) const {
-    const auto kept = std::find_if(kept_.begin(), kept_.end(),
-                                   [&key](const Kept& candidate) { return candidate.key == key; });
-    return kept == kept_.end() ? nullptr : &*kept;
+  // The answer to who asks again; nothing: its exchange is not kept.
+  std::optional<absl::StatusOr<pb::AllGatherResponse>> FindKept(
+      const pb::AllGatherRequest& request) const {
+    for (const Kept& kept : kept_) {
+      if (kept.key != KeyOf(request)) continue;
+      if (kept.gathered.values(request.rank()) == request.value()) return kept.gathered;
+      return OtherValue(kept.key, request.rank());
+    }
+    return std::nullopt;
   }
 
   // OK: a new exchange may begin.
@@ -266,10 +259,8 @@ class SyncGroup final : public Group {
   }
 
   void AllGather(pb::AllGatherRequest request, GatherDone done, Event* event) override {
-    if (!Knows(request.generation())) {
-      Answer(std::move(done), OverError(request.generation()), &event->answers);
-      return;
-    }
+    if (!Knows(request.generation()))
+      return Answer(std::move(done), OverError(request.generation()), &event->answers);
     if (live()) {
       const int64_t step = request.instance_key();
       generation_->step = std::max(generation_->step.value_or(step), step);
@@ -280,22 +271,16 @@ class SyncGroup final : public Group {
   }
 
   void Watch(uint64_t generation, int rank, StatusDone done, Event* event) override {
+    const auto refuse = [&](const absl::Status& status) { Answer(done, status, &event->answers); };
+    if (!Knows(generation)) return refuse(OverError(generation));
+    if (!live()) return refuse(generation_->end);
     const int most = 4 * size();
-    absl::Status refused;
-    if (!Knows(generation)) {
-      refused = OverError(generation);
-    } else if (!live()) {
-      refused = generation_->end;
-    } else if (static_cast<int>(generation_->watches.size()) >= most) {
-      refused = Error(absl::StatusCode::kResourceExhausted,
-                      absl::StrCat(generation_->watches.size(), " calls watch it already; at most ",
-                                   most, " are allowed"));
+    if (static_cast<int>(generation_->watches.size()) >= most) {
+      return refuse(Error(absl::StatusCode::kResourceExhausted,
+                          absl::StrCat(generation_->watches.size(),
+                                       " calls watch it already; at most ", most, " are allowed")));
     }
-    if (refused.ok()) {
-      generation_->watches.push_back({{event->ticket, std::move(done)}, rank});
-    } else {
-      Answer(std::move(done), refused, &event->answers);
-    }
+    generation_->watches.push_back({{event->ticket, std::move(done)}, rank});
   }
 
   void Adopt(uint64_t generation, Event* event) override {
