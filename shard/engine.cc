@@ -39,14 +39,6 @@ absl::Status CheckStackOfBatch(int stack, const Model& model, std::vector<bool>&
   return absl::OkStatus();
 }
 
-std::vector<const StackStore*> SharedOf(const Snapshot& snapshot) {
-  std::vector<const StackStore*> stacks;
-  for (const StackStore* stack : snapshot.stores()) {
-    if (!stack->spec().resource.empty()) stacks.push_back(stack);
-  }
-  return stacks;
-}
-
 absl::Status ModelExists(uint64_t model_id) {
   return absl::AlreadyExistsError(
       absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " exists"));
@@ -137,12 +129,12 @@ absl::StatusOr<std::shared_ptr<Snapshot>> Engine::MakeSnapshot(absl::Span<const 
   auto snapshot =
       std::make_shared<Snapshot>(std::move(models), std::move(uses), options, &executor_, &pool_);
   MutexLock lock(&order_mutex_);
-  for (const StackStore* stack : SharedOf(*snapshot)) {
+  for (const StackStore* stack : snapshot->stores()) {
     if (!in_snapshots_.contains(stack)) continue;
-    return absl::AbortedError(absl::StrCat("another checkpoint with the rows of resource '",
-                                           stack->spec().resource, "' is being saved; try again"));
+    return absl::AbortedError(absl::StrCat("another checkpoint with the rows of stack '",
+                                           stack->spec().name, "' is being saved; try again"));
   }
-  for (const StackStore* stack : SharedOf(*snapshot)) in_snapshots_.insert(stack);
+  in_snapshots_.insert(snapshot->stores().begin(), snapshot->stores().end());
   return snapshot;
 }
 
@@ -154,7 +146,7 @@ void Engine::StartSnapshot(Snapshot& snapshot) {
 void Engine::EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept) {
   snapshot->Cancel();  // writers that still wait for its reader
   MutexLock lock(&order_mutex_);
-  for (const StackStore* stack : SharedOf(*snapshot)) in_snapshots_.erase(stack);
+  for (const StackStore* stack : snapshot->stores()) in_snapshots_.erase(stack);
   executor_.Submit(snapshot->EndJobs(kept));
 }
 

@@ -60,9 +60,9 @@ class Engine {
   // For a recovery: changes that are handed over from now on are of this epoch.
   void SetEpoch(uint64_t epoch) { epoch_ = epoch; }
 
-  // Models of which one snapshot is to be taken, and whose rows it holds. Of a model one at a time.
-  // Of a resource, too: ABORTED while another one has it. FAILED_PRECONDITION: changes alone, of
-  // rows that are shared.
+  // Models of which one snapshot is to be taken, and whose rows it holds. Of rows one at a time:
+  // ABORTED while another one has some of them. FAILED_PRECONDITION: changes alone, of rows that
+  // are shared.
   absl::StatusOr<std::shared_ptr<Snapshot>> MakeSnapshot(absl::Span<const uint64_t> model_ids,
                                                          const SnapshotOptions& options);
   // Fixes the rows as all work submitted before makes them.
@@ -181,7 +181,7 @@ class Engine {
 
   // Held while an update takes its place and its strands, so that both have one order.
   Mutex order_mutex_;
-  // Shared stacks of which a snapshot has begun and not ended.
+  // Stacks of which a snapshot was made and not ended.
   absl::flat_hash_set<const StackStore*> in_snapshots_ ABSL_GUARDED_BY(order_mutex_);
 
   struct PartitionCounts {

@@ -246,6 +246,20 @@ TEST(SnapshotTest, UntouchedRowsAreNotInIt) {
   }
 }
 
+// A second one would take the first one's place where writers look for it: rows would be missing.
+TEST(SnapshotTest, OfOneModelOneAtATime) {
+  const Training training("adagrad {}", v1::FLOAT32, 5);
+  const auto engine = training.Start();
+  training.Step(*engine, 0);
+  auto snapshot = *BeginSnapshot(engine->engine(), 7, {.copy_bytes = 1 << 20});
+  EXPECT_EQ(engine->engine().MakeSnapshot({7}, {}).status().code(), absl::StatusCode::kAborted);
+  const std::vector<float> rows = AllRows(*engine, 0, 4);
+  training.Step(*engine, 1);
+  EXPECT_EQ(Restored(training, ReadAll(*snapshot), 4), rows);
+  engine->engine().EndSnapshot(snapshot, /*kept=*/true);
+  EXPECT_TRUE(engine->engine().MakeSnapshot({7}, {}).ok());
+}
+
 TEST(SnapshotTest, GivenUpItLetsWritersGo) {
   const Training training("adagrad {}", v1::FLOAT32, 5);
   const auto engine = training.Start();
