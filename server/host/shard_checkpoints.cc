@@ -151,7 +151,7 @@ absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
   if (started) return absl::OkStatus();
   GiveUp(transfer_id);
   return absl::ResourceExhaustedError(
-      absl::StrCat(tasks_.max_queued(), " saves and restores wait already; try again later"));
+      absl::StrCat(tasks_.tasks(), " saves and restores are under way already; try again later"));
 }
 
 absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChanges(

@@ -91,7 +91,7 @@ class ShardCheckpoints {
   };
   // `copy_bytes`: of rows that change while they are being saved.
   ShardCheckpoints(const ShardPlace& place, int64_t copy_bytes, const Parts& parts)
-      : place_(place), copy_bytes_(copy_bytes), parts_(parts), tasks_(parts.threads, 2, 64) {}
+      : place_(place), copy_bytes_(copy_bytes), parts_(parts), tasks_(parts.threads, 64, 0) {}
   // Gives up what is under way.
   ~ShardCheckpoints();
 
@@ -156,7 +156,9 @@ class ShardCheckpoints {
   absl::flat_hash_map<uint64_t, TransferPtr> transfers_ ABSL_GUARDED_BY(mutex_);
   // By model, groups that had finished before a restore that is not over, or came to nothing.
   absl::flat_hash_map<uint64_t, std::set<std::string>> finished_ ABSL_GUARDED_BY(mutex_);
-  TaskQueue tasks_;  // last: its destructor waits for what uses the rest
+  // None waits for its turn: a snapshot that nobody reads stops the updates of its model, and these
+  // the threads that others read with. Last: its destructor waits for what uses the rest.
+  TaskQueue tasks_;
 };
 
 }  // namespace emberd::host

@@ -3,18 +3,32 @@
 // Covers: row_files.cc, hosted_models.cc
 #include "server/host/shard_checkpoints.h"
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "server/host/testing_host.h"
 
-namespace emberd::host {
+namespace emberd {
+
+// Set by a test before it begins a save: runs where the rows are in the files.
+std::function<void()> when_rows_are_saved;
+
+// Instead of that of base/failpoint.cc, which does nothing.
+void ReachFailpoint(const char* name) {
+  if (std::string(name) == "save.rows_are_here" && when_rows_are_saved) when_rows_are_saved();
+}
+
+namespace host {
 namespace shard_checkpoints_test {
 
 using internal::v1::GetTransferResponse;
@@ -43,6 +57,23 @@ class ShardCheckpointsTest : public TestHost {
     request.set_lease_ms(60'000);
     return checkpoints().PauseChanges(request);
   }
+  // A model of its own that has never changed, paused.
+  void CreateAndPause(uint64_t model_id) {
+    internal::v1::CreateModelRequest request = CreateRequest();
+    request.set_model_id(model_id);
+    request.mutable_config()->set_name(absl::StrCat("m", model_id));
+    ASSERT_TRUE(host_->CreateModel(request).ok());
+    internal::v1::ServeModelRequest serve;
+    serve.set_model_id(model_id);
+    serve.set_history(kHistory);
+    ASSERT_TRUE(host_->ServeModel(serve).ok());
+    internal::v1::PauseChangesRequest pause;
+    pause.set_model_id(model_id);
+    pause.set_history(kHistory);
+    pause.set_pause_id(kPause);
+    pause.set_lease_ms(60'000);
+    ASSERT_TRUE(checkpoints().PauseChanges(pause).ok());
+  }
   // The last change may still be on its way out.
   void PauseAtRest() {
     auto paused = Pause();
@@ -61,9 +92,10 @@ class ShardCheckpointsTest : public TestHost {
     std::filesystem::create_directory(folder);
     return folder;
   }
-  absl::Status BeginSave(uint64_t transfer_id, int64_t changes, uint64_t parent_id = 0) {
+  absl::Status BeginSave(uint64_t transfer_id, int64_t changes, uint64_t parent_id = 0,
+                         uint64_t model_id = kModelId) {
     internal::v1::BeginSaveRequest request;
-    request.set_model_id(kModelId);
+    request.set_model_id(model_id);
     request.set_history(kHistory);
     request.set_pause_id(kPause);
     request.set_transfer_id(transfer_id);
@@ -259,6 +291,25 @@ TEST_F(ShardCheckpointsTest, OneSaveAtATime) {
   PauseAtRest();  // the sweep has ended it
   EXPECT_TRUE(BeginSave(kTransfer + 3, 1).ok());
   EXPECT_EQ(Await(kTransfer + 3).state(), GetTransferResponse::DONE);
+}
+
+// A snapshot that waits for its reader stops updates, and these the readers of others: for good, if
+// they take all threads.
+TEST_F(ShardCheckpointsTest, ManySavesRunAtOnce) {
+  constexpr int kSaves = 5;
+  for (int i = 0; i < kSaves; ++i) ASSERT_NO_FATAL_FAILURE(CreateAndPause(100 + i));
+  std::atomic<int> here = 0;
+  when_rows_are_saved = [&] {
+    ++here;
+    EXPECT_TRUE(Eventually([&] { return here == kSaves; }));
+  };
+  for (uint64_t i = 0; i < kSaves; ++i) {
+    EXPECT_TRUE(BeginSave(kTransfer + i, 0, /*parent_id=*/0, 100 + i).ok());
+  }
+  for (uint64_t i = 0; i < kSaves; ++i) {
+    EXPECT_EQ(Await(kTransfer + i).state(), GetTransferResponse::DONE);
+  }
+  when_rows_are_saved = nullptr;
 }
 
 TEST_F(ShardCheckpointsTest, WhatBecameACheckpointIsWhatTheNextOneBuildsOn) {
@@ -600,4 +651,5 @@ TEST_F(SharedSaveTest, AModelThatIsNotServedKeepsTheLogButStopsNoSave) {
 }
 
 }  // namespace shard_checkpoints_test
-}  // namespace emberd::host
+}  // namespace host
+}  // namespace emberd
