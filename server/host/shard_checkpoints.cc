@@ -427,6 +427,10 @@ absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
     }
     transfer = found->second;
   }
+  // Rows that were dropped, reset or replaced since must not come back from a checkpoint.
+  for (const auto& save : transfer->saves) {
+    RETURN_IF_ERROR(parts_.models->Check(save.model_id(), save.history()));
+  }
   MutexLock lock(&transfer->mutex);
   transfer->asked = SteadyNow();
   GetTransferResponse response = transfer->state;

@@ -105,11 +105,14 @@ class ShardCheckpointsTest : public TestHost {
     request.set_changes(changes);
     return checkpoints().BeginSave(request);
   }
-  GetTransferResponse Await(uint64_t transfer_id) {
+  absl::StatusOr<GetTransferResponse> GetTransfer(uint64_t transfer_id) {
     internal::v1::GetTransferRequest request;
     request.set_transfer_id(transfer_id);
+    return checkpoints().GetTransfer(request);
+  }
+  GetTransferResponse Await(uint64_t transfer_id) {
     while (true) {
-      const auto response = checkpoints().GetTransfer(request);
+      const auto response = GetTransfer(transfer_id);
       EXPECT_TRUE(response.ok()) << response.status();
       if (!response.ok() || response->state() != GetTransferResponse::RUNNING) {
         return response.value_or(GetTransferResponse());
@@ -327,6 +330,19 @@ TEST_F(ShardCheckpointsTest, WhatBecameACheckpointIsWhatTheNextOneBuildsOn) {
   PauseAtRest();
   EXPECT_TRUE(BeginSave(kTransfer + 1, 1, kCheckpoint).ok());
   EXPECT_EQ(Await(kTransfer + 1).files_size(), 0) << "nothing has changed";
+}
+
+// Whoever asks is about to make it a checkpoint: the newest one, from which the rows would come
+// back.
+TEST_F(ShardCheckpointsTest, ASaveOfRowsThatWereGivenUpIsOver) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  EXPECT_TRUE(GetTransfer(kTransfer).ok());
+  ASSERT_TRUE(BeginRestore(source).ok());
+  EXPECT_TRUE(absl::IsDataLoss(GetTransfer(kTransfer).status())) << "other rows are served now";
+  Await(kTransfer + 1);
+  ASSERT_TRUE(Drop(kRestored).ok());
+  EXPECT_TRUE(absl::IsDataLoss(GetTransfer(kTransfer).status())) << "none are";
 }
 
 TEST_F(ShardCheckpointsTest, ARestoreIsServedWhenItIsToldTo) {
