@@ -236,10 +236,12 @@ bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Re
   // brought back.
   if (saved.history != model.history) return true;
   const v1::StorageConfig& storage = checkpoints_->storage();
-  const int64_t since = registry_->Recall(model.id).changes - saved.changes;
+  const ModelRegistry::Known known = registry_->Recall(model.id);
+  const int64_t since = known.changes - saved.changes;
+  // Also where nothing has changed since: a shard may not have heard of the newest checkpoint.
+  if (has_log()) return known.pins_log && (since > 0 || SteadyNow() >= saved.at + kSavePause);
   if (since <= 0) return false;
   if (reason == Reason::kStop) return true;
-  if (has_log()) return registry_->LogIsLong();
   return SteadyNow() >= saved.at + absl::Seconds(storage.every_seconds()) ||
          (storage.every_steps() > 0 && since >= storage.every_steps());
 }

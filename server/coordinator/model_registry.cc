@@ -352,7 +352,6 @@ void ModelRegistry::Watch() {
   const std::vector<Known> known = models();
   rpc::CallContext context(SteadyNow() + kWatchDeadline);
   const ShardModels shards = changes_.Ask(&context);
-  log_is_long_ = shards.LogIsLong();
   for (const Known& entry : known) {
     const uint64_t id = entry.model->id;
     const ModelVerdict verdict = shards.Judge(id, entry.model->history);
@@ -364,6 +363,7 @@ void ModelRegistry::Watch() {
       if (found == models_.end()) continue;
       std::swap(found->second.doubted, doubted);
       found->second.changes = shards.ChangesOf(id);
+      found->second.pins_log = shards.PinsLog(id);
     }
     if (lost && (doubted || !verdict.lost_change.empty())) {
       SetLost(id, LostError(*entry.model, verdict));

@@ -4,7 +4,6 @@
 // initial rows for trained ones, until somebody resets or drops it.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -120,6 +119,7 @@ class ModelRegistry {
     bool doubted = false;  // it seemed lost when Watch looked last
     // Updates and assignments that its rows have seen, as shards said when Watch asked last.
     int64_t changes = 0;
+    bool pins_log = false;                         // see HostedModel; then, too
     absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it followed
 
     uint64_t history() const { return model == nullptr ? 0 : model->history; }
@@ -129,8 +129,6 @@ class ModelRegistry {
   // What is known without asking anybody; nothing for a model that is not.
   Known Recall(uint64_t model_id) const;
   uint64_t IdOf(const std::string& name) const;  // 0: it is not known
-  // Whether some shard's log was too long then.
-  bool LogIsLong() const { return log_is_long_; }
 
  private:
   // For what changes models, one after another. A call waits until its deadline or its end, and no
@@ -201,7 +199,6 @@ class ModelRegistry {
   const step::ShardSet& shards_;
   const ModelRegistryOptions options_;
   ModelChanges changes_;
-  std::atomic<bool> log_is_long_ = false;
   absl::Mutex turn_mutex_;
   bool taken_ ABSL_GUARDED_BY(turn_mutex_) = false;
   absl::Mutex serving_;  // instead, while rows are loaded beside others: nobody waits for it

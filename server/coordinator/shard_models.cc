@@ -160,9 +160,12 @@ std::vector<uint64_t> ShardModels::Ids() const {
   return {ids.begin(), ids.end()};
 }
 
-bool ShardModels::LogIsLong() const {
-  return std::any_of(answers_.begin(), answers_.end(),
-                     [](const Answer& answer) { return answer.ok() && answer->log_is_long(); });
+bool ShardModels::PinsLog(uint64_t model_id) const {
+  bool pins = false;
+  ForEach([&](int, const HostedModel& model) {
+    pins |= model.model_id() == model_id && model.pins_log();
+  });
+  return pins;
 }
 
 uint64_t ShardModels::FindName(const std::string& name) const {

@@ -73,8 +73,8 @@ class ShardModels {
   bool IsPinned(uint64_t model_id) const;
   // What the rows of a model have seen, on the shard where that is most.
   int64_t ChangesOf(uint64_t model_id) const;
-  // Whether a shard that answered has a log that is too long.
-  bool LogIsLong() const;
+  // Whether a shard that answered has a log that is too long because of the model.
+  bool PinsLog(uint64_t model_id) const;
   // Every model that is trained, once, with a shard that has it.
   struct Hosted {
     int shard = 0;

@@ -47,6 +47,11 @@ ShardModels::Answer Pinned(uint64_t history) {
   answer->mutable_models(0)->set_pinned(true);
   return answer;
 }
+ShardModels::Answer PinsLog(uint64_t history) {
+  ShardModels::Answer answer = Serves(history);
+  answer->mutable_models(0)->set_pins_log(true);
+  return answer;
+}
 ShardModels::Answer Returned(uint64_t history, bool serving = true) {
   ShardModels::Answer answer = Answer(history, serving);
   answer->mutable_models(0)->set_returned(true);
@@ -134,6 +139,9 @@ TEST(ShardModelsTest, AModelIsPinnedIfAnyShardSaysSo) {
   EXPECT_TRUE(ShardModels({Nothing(), Away(), Pinned(7)}).IsPinned(kModel));
   EXPECT_FALSE(ShardModels({Nothing(), Away(), Pinned(7)}).IsPinned(kModel + 1));
   EXPECT_FALSE(ShardModels({Serves(7), Away(), Nothing()}).IsPinned(kModel));
+  EXPECT_TRUE(ShardModels({Serves(7), Away(), PinsLog(7)}).PinsLog(kModel));
+  EXPECT_FALSE(ShardModels({Serves(7), Away(), PinsLog(7)}).PinsLog(kModel + 1));
+  EXPECT_FALSE(ShardModels({Pinned(7), Away(), Nothing()}).PinsLog(kModel));
 }
 
 TEST(ShardModelsTest, AModelThatWasDropped) {

@@ -446,6 +446,7 @@ absl::StatusOr<internal::v1::FindModelResponse> HostedModels::Find(
 
 internal::v1::ListModelsResponse HostedModels::List() const {
   internal::v1::ListModelsResponse response;
+  const std::optional<uint64_t> oldest = OldestSegment();
   absl::MutexLock lock(&mutex_);
   for (const auto& [id, model] : models_) {
     internal::v1::HostedModel* to = response.add_models();
@@ -460,6 +461,8 @@ internal::v1::ListModelsResponse HostedModels::List() const {
     to->set_pinned(model.create.pinned());
     to->set_damage(std::string(engine_->DamageOf(id).message()));
     to->set_returned(model.returned);
+    to->set_pins_log(log_->IsLong() && model.is_trained() && !model.loading &&
+                     model.rows.segment() == oldest && !MayMove(id, model));
   }
   response.mutable_dropped()->Add(dropped_.begin(), dropped_.end());
   return response;
@@ -687,8 +690,16 @@ void HostedModels::Describe(uint64_t segment, internal::v1::LogState* state) con
 void HostedModels::SegmentBegun(uint64_t segment) {
   absl::MutexLock lock(&mutex_);
   for (auto& [id, model] : models_) {
-    // The record that changes it may be on its way into the new segment: that is early enough.
-    if (!model.loading && model.is_trained() && MayMove(id, model)) model.rows.set_segment(segment);
+    if (model.loading || !model.is_trained()) continue;
+    if (MayMove(id, model)) {
+      // The record that changes it may be on its way into the new segment: that is early enough.
+      model.rows.set_segment(segment);
+    } else if (!model.serving && log_->IsLong()) {  // others are saved
+      ops::Log(ops::LogLevel::kWarning,
+               "the log stays long for a model that does not have all its first rows; if the "
+               "client that declared it is gone, declare it again, or drop it",
+               {{"model", model.config().name()}, {"shard", place_.index}});
+    }
   }
 }
 

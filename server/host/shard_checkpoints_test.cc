@@ -529,7 +529,8 @@ class SharedSaveTest : public ShardCheckpointsTest {
     static const TempDir storage = *TempDir::Create();
     static int shards = 0;
     folder = storage.Path(absl::StrCat(++shards));
-    return absl::StrCat(kCluster, " storage { directory: '", folder, "' durability: LOG }");
+    return absl::StrCat(kCluster, " storage { directory: '", folder,
+                        "' durability: LOG log_bytes: 1048576 }");
   }
   absl::Status Create(uint64_t id, bool served = true) {
     internal::v1::CreateModelRequest request = CreateRequest();
@@ -554,18 +555,18 @@ class SharedSaveTest : public ShardCheckpointsTest {
     return host_->ServeModel(serve);
   }
   // An update of the shared rows, through the first model.
-  void Change() {
+  void Change(uint64_t number = 1) {
     static const std::vector<int64_t> samples = {3};
     const auto batch = Preprocess();
     std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
     stacks[0].feature_samples = samples;
     const auto found = WaitForAnswer<absl::StatusOr<GatherResult>>([&](const auto& done) {
-      host_->Gather({kA, kHistory, 1, absl::Hours(1), std::move(stacks), batch, 0, {}}, done);
+      host_->Gather({kA, kHistory, number, absl::Hours(1), std::move(stacks), batch, 0, {}}, done);
     });
     ASSERT_TRUE(found.ok()) << found.status();
-    ApplyCommand command = Command(1);
+    ApplyCommand command = Command(number);
     command.model_id = kA;
-    command.mutation = {"c", 1, UpdateTag(kA)};
+    command.mutation = {"c", number, UpdateTag(kA)};
     command.attempt = 1;
     const auto staged = Stage(std::move(command));
     ASSERT_TRUE(staged.ok()) << staged.status();
@@ -599,6 +600,13 @@ class SharedSaveTest : public ShardCheckpointsTest {
     complete.set_history(kHistory);
     complete.set_checkpoint_id(kCheckpoint);
     return checkpoints().CompleteSave(complete);
+  }
+  bool PinsLog(uint64_t id) {
+    const internal::v1::ListModelsResponse listed = host_->ListModels();
+    for (const internal::v1::HostedModel& model : listed.models()) {
+      if (model.model_id() == id) return model.pins_log();
+    }
+    return false;
   }
   bool FirstSegmentIsThere() const {
     return std::filesystem::exists(folder + "/shard-0000/log/0000000001.records");
@@ -651,6 +659,24 @@ TEST_F(SharedSaveTest, WhoJoinsMeanwhileKeepsTheLog) {
   ASSERT_TRUE(Create(kB + 1).ok());
   ASSERT_TRUE(Complete().ok());
   EXPECT_TRUE(FirstSegmentIsThere()) << "it has no checkpoint";
+}
+
+// What is saved follows from the log, whatever is known of changes: else it might never get
+// shorter.
+TEST_F(SharedSaveTest, WhatALongLogBeginsWithIsToBeSaved) {
+  ASSERT_NO_FATAL_FAILURE(Change());
+  EXPECT_FALSE(PinsLog(kA)) << "it is short";
+  for (uint64_t number = 2; !PinsLog(kA); ++number) {
+    ASSERT_NO_FATAL_FAILURE(Change(number));
+    ASSERT_LT(number, 1'000'000u);
+  }
+  EXPECT_TRUE(PinsLog(kB)) << "it has the same rows";
+  EXPECT_FALSE(PinsLog(kModelId)) << "it has never changed";
+  ASSERT_TRUE(SaveOf({kA, kB}).ok());
+  ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
+  EXPECT_TRUE(PinsLog(kA)) << "it may come to nothing yet";
+  ASSERT_TRUE(Complete().ok());
+  EXPECT_FALSE(PinsLog(kA));
 }
 
 // As one is whose coordinator has died while it declared the model.

@@ -69,11 +69,7 @@ class ShardHost {
     RETURN_IF_ERROR(models_.Serve(request));
     return log_.WaitDurable();
   }
-  internal::v1::ListModelsResponse ListModels() const {
-    internal::v1::ListModelsResponse response = models_.List();
-    response.set_log_is_long(log_.IsLong());
-    return response;
-  }
+  internal::v1::ListModelsResponse ListModels() const { return models_.List(); }
   absl::Status DropModel(const internal::v1::DropModelRequest& request) {
     RETURN_IF_ERROR(models_.Drop(request));
     return log_.WaitDurable();
