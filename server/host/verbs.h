@@ -22,7 +22,7 @@ class ShardHost;
 
 // Where the work of a verb runs, when it comes by gRPC.
 enum class VerbRuns {
-  kAtOnce,   // on a thread of gRPC: it never waits
+  kAtOnce,   // on a thread of gRPC: it waits for the disk at most
   kInTurn,   // one after another: filling tables takes a while
   kIfHeard,  // in turn, unless the caller is gone by then: nobody would know of the rows
   kMeets,    // at once, also while the shard recovers; may wait for other ranks
@@ -49,9 +49,9 @@ enum class VerbRuns {
   EMBERD_OWN_VERB(VERB, ResumeChanges, kAtOnce)                                                    \
   EMBERD_OWN_VERB(VERB, BeginSave, kAtOnce)                                                        \
   EMBERD_OWN_VERB(VERB, CompleteSave, kAtOnce)                                                     \
-  EMBERD_OWN_VERB(VERB, BeginRestore, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, BeginRestore, kIfHeard)                                                    \
   EMBERD_OWN_VERB(VERB, GetTransfer, kAtOnce)                                                      \
-  EMBERD_OWN_VERB(VERB, CancelTransfer, kAtOnce)                                                   \
+  EMBERD_OWN_VERB(VERB, CancelTransfer, kInTurn)                                                   \
   VERB(ReadRows, internal::v1::ReadShardRowsRequest, internal::v1::ReadShardRowsResponse, kAtOnce) \
   VERB(AssignRows, internal::v1::AssignShardRowsRequest, internal::v1::AssignShardRowsResponse,    \
        kAtOnce)                                                                                    \
