@@ -24,7 +24,8 @@ namespace emberd::coordinator {
 namespace {
 
 constexpr absl::Duration kHeartbeat = absl::Seconds(10);
-constexpr absl::Duration kCompleteDeadline = absl::Seconds(5);
+// Shards have their logs on the disk first, which may be storage.log_bytes.
+constexpr absl::Duration kCompleteDeadline = absl::Minutes(2);
 
 std::string TimeName(absl::Time time) {
   return absl::FormatTime("%Y%m%d-%H%M%S", time, absl::UTCTimeZone());

@@ -111,7 +111,7 @@ class Checkpoints {
         shards_(shards),
         mutations_(mutations),
         registry_(registry),
-        later_(threads, kSavesAtOnce, kSavesWaiting) {}
+        later_(threads, kSavesAtOnce, /*max_queued=*/0) {}
   // Gives up what runs on threads of its own.
   ~Checkpoints() { stopping_.Cancel(); }
 
@@ -165,8 +165,8 @@ class Checkpoints {
   absl::StatusOr<RowSource> FindRows(const std::string& model, const std::string& name) const;
 
  private:
-  static constexpr int kSavesAtOnce = 4;
-  static constexpr int kSavesWaiting = 64;
+  // None waits for its turn: shards give up a save that nobody asks about.
+  static constexpr int kSavesAtOnce = 64;
 
   // Reads every byte of a chain on all shards.
   absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, const step::BytesReport& report,
