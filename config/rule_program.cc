@@ -395,7 +395,7 @@ absl::Status CheckRuleName(const std::string& name, const std::string& path,
   }
   return NotAllowed(path, QuotedText(name),
                     "1 to 128 characters of [A-Za-z0-9_], the first no digit, and no name that the "
-                    "rule, a function or OptimizerConfig has already");
+                    "rule, a function, OptimizerConfig or a file of checkpoints has already");
 }
 
 }  // namespace
@@ -412,7 +412,7 @@ absl::Status CheckCustom(const v1::CustomConfig& custom, const std::string& path
     return NotAllowed(path, absl::StrCat("a rule of ", size, " bytes"),
                       absl::StrCat("one of expression and stablehlo, of at most ", kMaxRuleText));
   }
-  std::set<std::string> names = {"g", "w", "lr", "step"};
+  std::set<std::string> names = {"g", "w", "lr", "step", "weights"};
   const auto check = [&](const auto& list, absl::string_view field, int most) -> absl::Status {
     for (int i = 0; i < list.size(); ++i) {
       const std::string entry = FieldPath(path, field, i);
@@ -422,6 +422,7 @@ absl::Status CheckCustom(const v1::CustomConfig& custom, const std::string& path
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(check(custom.slots(), "slots", kMaxCustomSlots));
+  names.erase("weights");  // which no slot may have: what checkpoints call the rows themselves
   RETURN_IF_ERROR(check(custom.hyper_parameters(), "hyper_parameters", kMaxHyperParameters));
   return Annotate(CompileRule(custom).status(), path);
 }

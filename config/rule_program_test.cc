@@ -200,15 +200,18 @@ TEST(CheckCustom, WantsOneRuleOfASizeThatCanBeRun) {
 TEST(CheckCustom, WantsNamesThatTheRuleCanUse) {
   const std::string allowed =
       " is not allowed; it must be 1 to 128 characters of [A-Za-z0-9_], the first no digit, and no "
-      "name that the rule, a function or OptimizerConfig has already";
+      "name that the rule, a function, OptimizerConfig or a file of checkpoints has already";
   for (const char* name : {"", "1a", "a-b", "a.b", "g", "w", "lr", "step", "sqrt", "learning_rate",
-                           "clip_weight_min", "k"}) {
+                           "clip_weight_min", "weights", "k"}) {
     v1::CustomConfig custom = Rule("w = g");
     custom.mutable_slots(0)->set_name(name);
     EXPECT_EQ(FaultOf(custom),
               absl::StrCat("custom.", std::string(name) == "k" ? "hyper_parameters" : "slots",
                            "[0].name: \"", name, "\"", allowed));
   }
+  v1::CustomConfig other = Rule("w = g");
+  other.mutable_hyper_parameters(0)->set_name("weights");
+  EXPECT_EQ(FaultOf(other), "");
   v1::CustomConfig many = Rule("w = g");
   for (const char* name : {"b", "c", "d", "e"}) many.add_slots()->set_name(name);
   EXPECT_EQ(FaultOf(many), "custom.slots[4]: one more is not allowed; it must be one of at most 4");
