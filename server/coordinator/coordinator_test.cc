@@ -466,6 +466,24 @@ TEST_P(CoordinatorTest, AssignedRowsAreReadBackAndARepeatIsRecognised) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// Would catch: an assignment that is answered as made, and was made on another model.
+TEST_P(CoordinatorTest, AnAssignmentToAnotherModelIsNoRepeat) {
+  Cluster cluster(2, 1, remote());
+  v1::AssignRowsRequest request;
+  request.set_model_id(cluster.Declare());
+  request.set_table("item");
+  request.mutable_mutation()->set_client_id("test");
+  request.mutable_mutation()->set_sequence(9);
+  *request.mutable_ids() = MakeTensor(v1::INT32, {1}, std::vector<int32_t>{3});
+  *request.mutable_values() = MakeTensor(v1::FLOAT32, {1, 5}, std::vector<float>(5, 1.0f));
+  ASSERT_TRUE(cluster->resources().rows->AssignRows(request, cluster.context()).ok());
+  std::string other = kModel;
+  other.replace(other.find("name: \""), 7, "name: \"another_");
+  request.set_model_id(cluster.Declare(other));
+  EXPECT_EQ(cluster->resources().rows->AssignRows(request, cluster.context()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 // Would catch: calls that wait for a declaration for longer than anybody waits for them, with the
 // threads that lookups need.
 TEST_P(CoordinatorTest, WhoWaitsForADeclarationEndsAtItsDeadline) {

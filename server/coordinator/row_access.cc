@@ -151,7 +151,7 @@ uint64_t AssignTag(const v1::AssignRowsRequest& request) {
                           ExtendCrc32c(0, request.values().data()), "/", request.ids().data()));
   uint64_t tag;
   std::memcpy(&tag, digest.data(), sizeof(tag));
-  return tag;
+  return tag ^ request.model_id();  // see NameModel
 }
 
 absl::StatusOr<absl::Span<const float>> DecodeValues(const v1::Tensor& tensor, int64_t rows,

@@ -248,7 +248,7 @@ void MutationRecord::Refuse(const Mutation& mutation) {
 void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients) {
   for (internal::v1::ClientState& client : *clients) {
     for (internal::v1::MutationState& mutation : *client.mutable_mutations()) {
-      if (mutation.tag() == UpdateTag(before)) mutation.set_tag(UpdateTag(now));
+      mutation.set_tag(mutation.tag() ^ before ^ now);
     }
   }
 }

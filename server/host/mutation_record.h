@@ -62,7 +62,7 @@ struct Mutation {
   uint64_t tag = 0;
 };
 
-// The tag of all updates of a model.
+// The tag of all updates of a model: of nothing but the model.
 inline uint64_t UpdateTag(uint64_t model_id) { return ~model_id; }
 
 // INVALID_ARGUMENT unless client_id has 1 to 64 bytes and sequence is at least 1.
@@ -152,8 +152,8 @@ class MutationRecord {
   std::deque<size_t> forgotten_order_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 
-// Updates are tagged with the model that they were made on, which has another id if its config is
-// another one now.
+// Tags have the id of the model that the changes were made on as its last XOR: it has another id if
+// its config is another one now.
 void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients);
 
 }  // namespace emberd::host
