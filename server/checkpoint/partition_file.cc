@@ -120,7 +120,8 @@ absl::Status WrongChecksum(const std::string& path) {
   return files::DamagedFile(path, "its checksum is not that of the manifest: it was changed");
 }
 
-constexpr size_t kBufferBytes = size_t{1} << 20;
+// Pages. A save may have a file of each array and partition open at once, and no budget has these.
+constexpr size_t kBufferBytes = size_t{256} << 10;
 // So many bytes are told to go to the disk at once: Finish then has little to wait for.
 constexpr int64_t kWritebackBytes = int64_t{8} << 20;
 
