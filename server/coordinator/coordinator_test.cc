@@ -506,6 +506,33 @@ TEST_P(CoordinatorTest, WhoWaitsForADeclarationEndsAtItsDeadline) {
             absl::StatusCode::kNotFound);
 }
 
+TEST_P(CoordinatorTest, WhoWaitsUntilOtherRowsAreServedEndsWithItsCaller) {
+  Cluster cluster(1, 1, remote());
+  ModelRegistry& registry = *cluster->resources().registry;
+  const v1::ModelConfig config = *config::ParseModel(R"(
+    name: "live"
+    tables { name: "t" vocabulary_size: 20 embedding_dim: 8 combiner: SUM optimizer { none {} } }
+    features { name: "f" table: "t" })");
+  // A checkpoint in which no row has a value of its own.
+  internal::v1::CheckpointSource checkpoint;
+  checkpoint.mutable_manifest()->set_model("m");
+  *checkpoint.mutable_manifest()->mutable_config() = config;
+  *checkpoint.mutable_manifest()->mutable_plan() = preprocess::PlanToProto(
+      config, *preprocess::MakePlan(config, {.shards = 1, .sparsecores_per_shard = 1}));
+  bool told = false;
+  const auto report = [&](int64_t, int64_t) {
+    told = true;
+    rpc::CallContext gone(absl::InfiniteFuture());
+    gone.Cancel();
+    EXPECT_EQ(registry.Serve(config, {{checkpoint}, nullptr}, &gone).status().code(),
+              absl::StatusCode::kCancelled);
+    return absl::OkStatus();
+  };
+  const auto served = registry.Serve(config, {{checkpoint}, report}, cluster.context());
+  EXPECT_TRUE(served.ok()) << served.status();
+  EXPECT_TRUE(told);
+}
+
 TEST_P(CoordinatorTest, AnExportGivesEveryRowOnceInOrder) {
   Cluster cluster(2, 2, remote());
   const uint64_t model = cluster.Declare();

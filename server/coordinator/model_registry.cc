@@ -494,7 +494,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
                                                                rpc::CallContext* context,
                                                                uint64_t filled) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
-  ASSIGN_OR_RETURN(const auto turn, TakeTurn(context));
+  ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   // It may be lost on all shards, of which none tells its plan then.
   const Known named = Recall(IdOf(config.name()));
   if (named.model != nullptr && config::DifferInSamplesAlone(named.model->config, config)) {
@@ -522,7 +522,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
 
 absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleChanges& settle,
                                          rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(const auto turn, TakeTurn(context));
+  ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   uint64_t id = IdOf(name);
@@ -540,7 +540,7 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& name,
                                                           rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(const auto turn, TakeTurn(context));
+  ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   // What the shards have counts: another coordinator may have declared another model of this name.
@@ -577,7 +577,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig conf
                                                             rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   ASSIGN_OR_RETURN(std::shared_ptr<step::ServedModel> model, MakeModel(config, rpc::RandomId()));
-  ASSIGN_OR_RETURN(const auto turn, TakeTurn(context));
+  ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   RETURN_IF_ERROR(CheckName(shards, context, &config));
@@ -675,7 +675,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Serve(v1::ModelConfig config
   model->serves.set_checkpoint(manifest.name());
   model->serves.set_checkpoint_id(manifest.checkpoint_id());
   model->serves.set_version(1);
-  absl::MutexLock lock(&serving_);
+  ASSIGN_OR_RETURN(const auto turn, Take(&serving_, context));
   ASSIGN_OR_RETURN(const uint64_t useless, MakeRoomBeside(model.get(), context));
   absl::Status made = MakeServed(*model, source, context);
   if (absl::IsResourceExhausted(made) && useless != 0) {
@@ -775,7 +775,7 @@ absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges&
 
 absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimitsRequest& request,
                                                                rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(const auto turn, TakeTurn(context));
+  ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   for (int attempt = 1;; ++attempt) {
     ASSIGN_OR_RETURN(auto model, FindByName(request.model(), context));
     ASSIGN_OR_RETURN(model, FindAnew(model->id, context));

@@ -132,20 +132,24 @@ class ModelRegistry {
 
  private:
   // For what changes models, one after another. A call waits until its deadline or its end, and no
-  // longer: it holds a thread that lookups need.
-  absl::StatusOr<std::shared_ptr<const void>> TakeTurn(rpc::CallContext* context) {
-    const auto is_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(turn_mutex_) { return !taken_; };
-    absl::MutexLock lock(&turn_mutex_);
-    while (!AwaitSteadily(&turn_mutex_, absl::Condition(&is_free), absl::Milliseconds(50))) {
+  // longer: it holds a thread that others need.
+  struct Turn {
+    absl::Mutex mutex;
+    bool taken ABSL_GUARDED_BY(mutex) = false;
+  };
+  static absl::StatusOr<std::shared_ptr<const void>> Take(Turn* turn, rpc::CallContext* context) {
+    const auto is_free = [turn]() ABSL_SHARED_LOCKS_REQUIRED(turn->mutex) { return !turn->taken; };
+    absl::MutexLock lock(&turn->mutex);
+    while (!AwaitSteadily(&turn->mutex, absl::Condition(&is_free), absl::Milliseconds(50))) {
       if (context->cancelled()) return absl::CancelledError("the caller is gone");
       if (SteadyNow() < context->deadline()) continue;
       return absl::DeadlineExceededError(
           "another change of a model went on until the deadline of the call; try again");
     }
-    taken_ = true;
-    return std::shared_ptr<const void>(this, [this](const void*) {
-      absl::MutexLock lock(&turn_mutex_);
-      taken_ = false;
+    turn->taken = true;
+    return std::shared_ptr<const void>(turn, [turn](const void*) {
+      absl::MutexLock lock(&turn->mutex);
+      turn->taken = false;
     });
   }
   // `fresh`: made of the config if it is needed, so that attempts share it.
@@ -199,9 +203,8 @@ class ModelRegistry {
   const step::ShardSet& shards_;
   const ModelRegistryOptions options_;
   ModelChanges changes_;
-  absl::Mutex turn_mutex_;
-  bool taken_ ABSL_GUARDED_BY(turn_mutex_) = false;
-  absl::Mutex serving_;  // instead, while rows are loaded beside others: nobody waits for it
+  Turn changing_;
+  Turn serving_;  // instead, while rows are loaded beside others: no change waits for it
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Known> models_ ABSL_GUARDED_BY(mutex_);
 };
