@@ -122,6 +122,11 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
   return config;
 }
 
+bool IsSameCheckpoint(const internal::v1::CheckpointSource& a,
+                      const internal::v1::CheckpointSource& b) {
+  return a.manifest().checkpoint_id() == b.manifest().checkpoint_id();
+}
+
 }  // namespace
 
 std::string AutomaticName() {
@@ -367,12 +372,17 @@ absl::StatusOr<RowSource> Checkpoints::FindRows(const std::string& model,
 }
 
 RowSource Checkpoints::SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const {
-  RowSource source = {std::move(chain), std::move(report)};
-  if (!has_log()) return source;
-  source.begins = [this, checkpoint = source.chain.front().manifest()](uint64_t history) {
-    return store_.SetBeginning(checkpoint, history);
+  const auto begins = [this, chain](uint64_t history) -> absl::Status {
+    // It may have been checked for long, and rows that are served are given up for it.
+    const v1::CheckpointManifest& checkpoint = chain.front().manifest();
+    ASSIGN_OR_RETURN(const auto now, store_.Chain(checkpoint.model(), checkpoint.name()));
+    if (!absl::c_equal(now, chain, IsSameCheckpoint)) {
+      return absl::AbortedError(absl::StrCat("checkpoint \"", checkpoint.name(),
+                                             "\" was replaced or merged meanwhile; try again"));
+    }
+    return has_log() ? store_.SetBeginning(checkpoint, history) : absl::OkStatus();
   };
-  return source;
+  return {std::move(chain), std::move(report), begins};
 }
 
 // ---- Save

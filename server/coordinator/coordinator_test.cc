@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "base/testing/seed.h"
 #include "config/config.h"
@@ -81,13 +82,14 @@ v1::FeatureIds Ragged(const std::string& name, const std::vector<Sample>& sample
 // Shards and a coordinator over them.
 class Cluster {
  public:
-  Cluster(int shards, int sparsecores, bool remote) {
+  // `more`: of the cluster's description.
+  Cluster(int shards, int sparsecores, bool remote, const std::string& more = "") {
     auto cluster = config::ParseCluster([&] {
       std::string text =
           absl::StrCat("sparsecores_per_shard: ", sparsecores, " shard_threads: 2\n");
       for (int i = 0; i < shards; ++i)
         absl::StrAppend(&text, "shards { address: '127.0.0.1:0' }\n");
-      absl::StrAppend(&text, "coordinators { address: '127.0.0.1:0' }");
+      absl::StrAppend(&text, "coordinators { address: '127.0.0.1:0' } ", more);
       return text;
     }());
     EXPECT_TRUE(cluster.ok()) << cluster.status();
@@ -504,6 +506,39 @@ TEST_P(CoordinatorTest, WhoWaitsForADeclarationEndsAtItsDeadline) {
   EXPECT_TRUE(declaring);
   EXPECT_EQ(registry.Reset("other", cluster.context()).status().code(),
             absl::StatusCode::kNotFound);
+}
+
+// Would catch: rows that are given up for a checkpoint that was there when the call began.
+TEST_P(CoordinatorTest, ACheckpointThatGoesBeforeItIsRestoredCostsNoRows) {
+  const TempDir storage = *TempDir::Create();
+  Cluster cluster(
+      2, 1, remote(),
+      absl::StrCat("storage { directory: '", storage.Path("s"), "' durability: MEMORY }"));
+  const uint64_t model = cluster.Declare();
+  Checkpoints& checkpoints = *cluster->resources().checkpoints;
+  v1::SaveCheckpointRequest save;
+  save.set_model("m");
+  save.set_name("a");
+  const auto saved = checkpoints.Save(
+      save, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, cluster.context());
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  const std::vector<float> before = cluster.Read(model, "item", 57);
+  v1::RestoreCheckpointRequest restore;
+  restore.set_model("m");
+  restore.set_name("a");
+  bool deleted = false;
+  const auto report = [&](const v1::CheckpointProgress& progress) -> absl::Status {
+    if (deleted || progress.phase() != "restoring") return absl::OkStatus();
+    deleted = true;
+    v1::DeleteCheckpointRequest request;
+    request.set_model("m");
+    request.set_name("a");
+    return checkpoints.Delete(request, cluster.context()).status();
+  };
+  EXPECT_EQ(checkpoints.Restore(restore, report, cluster.context()).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(deleted);
+  EXPECT_EQ(cluster.Read(model, "item", 57), before);
 }
 
 TEST_P(CoordinatorTest, WhoWaitsUntilOtherRowsAreServedEndsWithItsCaller) {

@@ -36,7 +36,8 @@ absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_
 struct RowSource {
   checkpoint::CheckpointChain chain;
   step::BytesReport report;  // hears how far the shards are
-  // Hears the history that the rows will have, before any shard does; null: nobody does.
+  // Hears the history that the rows will have, before any shard does, which then gives up those
+  // that it has; null: nobody does.
   std::function<absl::Status(uint64_t history)> begins = nullptr;
   bool only_lost = false;  // for a model that has lost rows: ABORTED if all shards have them again
 };
