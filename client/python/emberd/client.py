@@ -446,6 +446,15 @@ class Model:
             pass
         return groups or {"": int(updated)}
 
+    def _reached_by(self, group: str) -> Optional[int]:
+        """How many steps a group has made at least, as far as a coordinator knows; 0 where this client has made the tables and nobody has trained them. None: it is not
+        known."""
+        try:
+            groups, _, updated = statistics.training(self.client._handle, self.name)
+        except errors.Error:
+            return None
+        return groups.get(group, 0 if self.created and self._source is None and not (groups or updated) else None)
+
     def __reduce__(self) -> Tuple[Any, ...]:
         return _model_again, (self.client, self.name)
 

@@ -63,6 +63,7 @@ class Steps:
         self.group, self.rank, self.size, self.pipelined = group, rank, size, pipelined
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
+        self._unread = False  # no rows have been read since a state said what is expected
         self._goes_on = _native.whole(first_step, "first_step") > 0  # whoever trains knows that the tables may have been trained
         self.applied: Optional[Applied] = None  # of the last update that was made
         self._wanted: Optional[str] = None  # a checkpoint that the next update is to ask for
@@ -80,8 +81,8 @@ class Steps:
         return f"emberd.steps.Steps({self.model.name!r}, group={self.group!r}, {len(self._under_way)} under way)"
 
     def __getstate__(self) -> Dict[str, Any]:
-        """A copy has no step under way and asks for no checkpoint, and joins the group anew."""
-        return {**self.__dict__, "expected": None, "_goes_on": True, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
+        """A copy has no step under way and asks for no checkpoint. It joins the group anew, where the tables must be at the step of now."""
+        return {**self.__dict__, "expected": self.noted, "_unread": False, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
                 "checkpoints": {}}
 
     @property
@@ -98,6 +99,27 @@ class Steps:
         assert self._next is not None
         waiting = [step for step in self._under_way if step.gradients is None]
         return waiting[0].number if waiting else self._next
+
+    @property
+    def noted(self) -> Optional[int]:
+        """The same as far as it is known without joining: of a copy, or after `expect`, the step from which it is to go on. None: it is not known."""
+        return self.reached if self.joined else self.expected
+
+    def expect(self, step: Optional[int]) -> None:
+        """Of what has not joined: RowsLost when it joins, where the tables are at another step. None: at whichever they are."""
+        self.expected, self._unread = step, step is not None
+
+    def warn_of_other_rows(self) -> None:
+        """Before rows are read without joining: says once where they are known to be those of another step than the expected one."""
+        if not self._unread:
+            return
+        self._unread = False
+        if self.joined or self.expected is None or self.model._goes_on:
+            return
+        found = self.model._reached_by(self.group)
+        if found is not None and (found > self.expected or found == 0 < self.expected):
+            _warn(f"emberd: the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group {self.group!r}, "
+                  + (f"have been trained for {found} steps or more" if found else "are new") + "; load a dense part and tables of the same step")
 
     @property
     def at_rest(self) -> bool:
@@ -423,15 +445,12 @@ class Steps:
             self._under_way.popleft()
 
     def _warn_of_trained(self, group: str, reached: int) -> None:
-        level, frame = 1, sys._getframe(0)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("emberd", "torch", "jax", "keras"):
-            level, frame = level + 1, frame.f_back
         name = self.model.name
         by = f"group {group!r} has trained its tables for {reached} step{'s' * (reached > 1)}" if group else "its tables have been trained"
-        warnings.warn(
+        _warn(
             f"emberd: model {name!r} was there already, and {by}, from which this run goes on. To begin anew, "
             f"drop the model by client.drop_model({name!r}) before it is declared, or give it another name or another data= of emberd.local. To go on, load the "
-            "state of the dense part of the same step. A run that asks for `next_step` first, restores the model or takes it from client.model is not warned", stacklevel=level)
+            "state of the dense part of the same step. A run that asks for `next_step` first, restores the model or takes it from client.model is not warned")
 
     def _send_again(self, stream: TrainStream, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -442,3 +461,11 @@ class Steps:
                 stream.send_skip()
             elif step.gradients is not None:
                 stream.send_update(step.gradients, hyper=step.hyper, checkpoint=step.checkpoint)
+
+
+def _warn(said: str) -> None:
+    """Where the user's code is."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("emberd", "torch", "jax", "keras"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(said, stacklevel=level)

@@ -158,6 +158,27 @@ class TorchCopiesTest(ClusterTest):
             self.assertEqual(trained.next_step, ebc.next_step)
             trained.finish()
 
+    def test_a_copy_stays_at_its_step(self):
+        """What it holds of the dense part is of that step: it is no state of the tables of later ones, and does not train them."""
+        torch, ebc = self.make()
+        sparse, ids = ebc.optimizer(lr=0.5), {"t": torch.tensor([1])}
+        kept = []
+        for step in range(4):
+            ebc(ids)["t"].sum().backward()
+            if step == 2:
+                kept = [copied(ebc) for copied in (*COPIES[1:], saved)]
+            sparse.step()
+        for best in kept:
+            self.assertEqual(best.state_dict()["_extra_state"]["next_step"], 2)
+            self.assertEqual(copy.deepcopy(best).state_dict()["_extra_state"]["next_step"], 2)
+            self.assertEqual(ebc.next_step, 4)
+            with self.assertRaisesRegex(RuntimeError, "dense part is at step 2.*are at step 4"):
+                ebc.load_state_dict(best.state_dict())
+            ebc.finish()
+            with self.assertRaisesRegex(emberd.RowsLost, "dense part is at step 2.*are at step 4"):
+                best(ids)
+        self.assertEqual(ebc.next_step, 4)
+
     def test_an_average_of_a_module_looks_up(self):
         torch, ebc = self.make()
         net = torch.nn.Sequential(ebc)

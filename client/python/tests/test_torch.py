@@ -6,6 +6,7 @@ learning rate that does not arrive, and activations that autograd or an optimize
 
 import hashlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -575,6 +576,43 @@ class StateTest(Case):
         again.load_state_dict({"_extra_state": state["0._extra_state"]})
         with self.assertRaisesRegex(emberd.Error, "dense part is at step 3.*are at step 4"):
             again({"t": torch.tensor([1])})
+
+    def test_a_state_does_not_join(self):
+        """A rank alone would wait for the others, or take the place of one."""
+        ebc = self.make(size=2, patience=600, step_timeout=600)
+        self.assertEqual(ebc.state_dict()["_extra_state"]["next_step"], None)
+        state = {"_extra_state": {"model": ebc.model.name, "group": "train", "next_step": 3}}
+        ebc.load_state_dict(state)
+        self.assertEqual(ebc.state_dict(), state)
+        alone = self.make(model=ebc.model.name, group="alone")
+        unknown = alone.state_dict()
+        sparse = alone.optimizer()
+        alone({"t": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        with self.assertWarnsRegex(UserWarning, "saved before its module had joined.* are at step 1"):
+            alone.load_state_dict(unknown)
+
+    def test_a_state_of_another_step_is_evaluated_with_a_warning(self):
+        ebc = self.make()
+        sparse, ids = ebc.optimizer(), {"t": torch.tensor([1])}
+        states = []
+        ebc.load_state_dict({"_extra_state": {"model": ebc.model.name, "group": "train", "next_step": 4}})
+        with self.assertWarnsRegex(UserWarning, "dense part is at step 4, the tables .* are new") as said:
+            ebc.eval()(ids)
+        self.assertEqual(os.path.basename(said.filename), "test_torch.py")
+        ebc.load_state_dict({"_extra_state": {"model": ebc.model.name, "group": "train", "next_step": 0}})
+        for _ in range(2):
+            ebc.train()(ids)["t"].sum().backward()
+            sparse.step()
+            states.append(ebc.state_dict())
+        for state, warned in zip(states, (True, False)):
+            other = self.make(model=ebc.model.name)
+            other.load_state_dict(state)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    other.eval()(ids)
+            self.assertEqual([bool(re.search("dense part is at step 1.*trained for 2 steps or more", str(one.message))) for one in said], [True] * warned)
 
     def test_training_goes_on_where_it_was(self):
         first = self.make()

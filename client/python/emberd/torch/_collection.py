@@ -259,15 +259,14 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._steps.finish()
 
     def get_extra_state(self) -> Dict[str, Any]:
-        """For state_dict: names and the next step, 0 of a model that serves; no tables."""
-        if self._steps.only_looked_up:
-            return {"model": self.model.name, "group": self._steps.group, "next_step": 0}
-        return {"model": self.model.name, "group": self._steps.group, "next_step": self._steps.reached}
+        """For state_dict: names and the next step, 0 of a model that serves; no tables. It does not join the group: until that is joined, the step is that of the
+        copy, as of copy.deepcopy, or of the state that was loaded; or None, for it is not known."""
+        return {"model": self.model.name, "group": self._steps.group, "next_step": 0 if self._steps.only_looked_up else self._steps.noted}
 
     def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
-        is joined. A model that serves a checkpoint of the state's has no steps, and takes the state of any. One of `Client.change_model` takes the states of
-        its source, too."""
+        is joined. Where rows are looked up before that, a warning says that they are known to be those of another step. A model that serves a checkpoint of the
+        state's has no steps, and takes the state of any. One of `Client.change_model` takes the states of its source, too."""
         if serves(self.model, state["model"]):
             return
         group = self._steps.group
@@ -276,9 +275,13 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                              f"tables, with model=client.change_model({state['model']!r}, config, groups=[{group!r}]).model")
         if state["group"] != group:
             raise ValueError(f"the state is of group {state['group']!r}, but this is group {group!r}; make the module with that of the state")
-        step = _native.whole(state["next_step"], "state: next_step")
+        step = None if state["next_step"] is None else _native.whole(state["next_step"], "state: next_step")
         if not self._steps.joined:
-            self._steps.expected = step
+            self._steps.expect(step)
+        elif step is None:
+            if self._steps.next_step:
+                warnings.warn(f"emberd: the state was saved before its module had joined its group, so that its step is not known; the tables of model {self.model.name!r} "
+                              f"are at step {self._steps.next_step}", stacklevel=2)
         elif self._steps.next_step != step:  # where are they now?
             self._forget()
             try:
@@ -310,6 +313,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                     return
 
     def _evaluate(self, ids: Any) -> Any:
+        self._steps.warn_of_other_rows()
         self._steps.confirm()
         lookup = self.model.lookup(self._prepare(ids), partial=self.partial)
         found = {name: torch.from_numpy(values) for name, values in lookup.items()}
