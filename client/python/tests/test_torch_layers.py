@@ -136,6 +136,37 @@ class InputTest(LayersCase):
             sparse.step()
         torch.testing.assert_close(layer.weight.detach(), there.weight.detach() - there.weight.grad, atol=1e-5, rtol=1e-5)
 
+    def test_activations_may_be_changed_in_place(self):
+        for kind, options in (("Embedding", {}), ("EmbeddingBag", {"mode": "sum"}), ("EmbeddingBag", {"mode": "max"})):
+            layer = self.made(kind, embeddings=torch.ones(20, 3), freeze=False, optimizer=emberd.SGD(learning_rate=1.0), model=f"in_place_{kind}_{options.get('mode')}", **options)
+            sparse = layer.optimizer()
+            there = getattr(torch.nn, kind).from_pretrained(torch.ones(20, 3), freeze=False, **options)
+            for ids in (torch.tensor([[1, 2], [3, 3]]), torch.tensor([4, 5]) if kind == "EmbeddingBag" else torch.tensor(4)):
+                before = layer.weight.detach().clone()
+                changed = []
+                for one in (layer, there):
+                    there.zero_grad()
+                    found = one(ids if ids.dim() != 1 or kind == "Embedding" else ids[:, None])
+                    found *= 2
+                    found.clamp_(max=100)
+                    torch.nn.functional.relu_(found).sum().backward()
+                    changed.append(found.tolist())
+                self.assertEqual(changed[0], changed[1])
+                sparse.step()
+                torch.testing.assert_close(layer.weight.detach(), before - there.weight.grad)
+                with torch.no_grad():
+                    there.weight.copy_(layer.weight.detach())
+
+    def test_weights_beside_padding_have_the_shape_of_the_ids(self):
+        bag = self.made("EmbeddingBag", embeddings=torch.ones(20, 3), mode="sum", freeze=False, padding_idx=None)
+        padded = emberd.torch.EmbeddingBag(20, 3, model=bag.collection.model, mode="sum", padding_idx=0, group="padded").eval()
+        ids = torch.tensor([[0, 1, 2], [3, 4, 5]])
+        for weights in (torch.arange(5.0), torch.arange(6.0), torch.ones(3, 2), torch.ones(1, 1)):
+            with self.assertRaisesRegex(ValueError, r"per_sample_weights: the shape .* is not allowed; it must be that of input, \[2, 3\], or \[1\]"):
+                padded(ids, per_sample_weights=weights)
+        self.assertEqual(padded(ids, per_sample_weights=torch.arange(6.0).reshape(2, 3)).tolist(), [[3] * 3, [12] * 3])
+        self.assertEqual(padded(ids, per_sample_weights=torch.tensor([2.0])).tolist(), [[4] * 3, [6] * 3])
+
     def test_what_is_no_tensor_is_refused(self):
         for options, offsets in (({"mode": "max"}, None), ({"padding_idx": 0}, None), ({}, torch.tensor([0]))):
             layer = self.made("EmbeddingBag", model=f"input_{len(options)}_{options.get('mode')}", **options)

@@ -40,6 +40,24 @@ def _without_torchs(options: Dict[str, Any]) -> Dict[str, Any]:
     return {name: value for name, value in options.items() if name not in _MEANT_BY_TORCH}
 
 
+class _Own(torch.autograd.Function):
+    """The same activations, as what an operation gave."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def _changeable(found: torch.Tensor) -> torch.Tensor:
+    """Operations in place are allowed on what torch's layers give. Autograd refuses them for a leaf."""
+    changeable: torch.Tensor = _Own.apply(found) if found.is_leaf and found.requires_grad else found  # type: ignore[no-untyped-call]
+    return changeable
+
+
 Layer = TypeVar("Layer", bound="_OneTable")
 
 
@@ -162,7 +180,8 @@ class Embedding(_OneTable):
         if not isinstance(input, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _native.refuse_kind(input, "input", "a tensor of ids")
         found: Dict[str, torch.Tensor] = self.collection({self.feature: input if input.dim() else input[None]})
-        return found[self.feature] if input.dim() else found[self.feature][0]
+        own = _changeable(found[self.feature])
+        return own if input.dim() else own[0]
 
 
 def _given_rows(embeddings: Any) -> Any:
@@ -248,10 +267,12 @@ class EmbeddingBag(_OneTable):
         if self.padding_idx is not None:
             ids = self._without_padding(input, ids, per_sample_weights)
         found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
-        return largest(found[self.feature]) if self.mode == "max" else found[self.feature]
+        return largest(found[self.feature]) if self.mode == "max" else _changeable(found[self.feature])
 
     def _without_padding(self, input: torch.Tensor, ids: Any, weights: Optional[torch.Tensor]) -> Ragged:
         """The ids that are no padding, by the splits of a Ragged or the rows of a matrix."""
+        if weights is not None and weights.shape != input.shape and not (weights.numel() == 1 and weights.dim() <= 1):
+            raise errors.InvalidArgument(f"per_sample_weights: the shape {list(weights.shape)} is not allowed; it must be that of input, {list(input.shape)}, or [1]")
         kept = (input != self.padding_idx).reshape(-1)
         before = np.append(0, np.cumsum(to_array(kept, "input")))  # how many stay, of those before each id
         samples = len(input) if input.dim() else 1
