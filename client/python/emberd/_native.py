@@ -188,6 +188,8 @@ class _Owned(Uncopied):
 
     def __del__(self) -> None:
         # In a forked child garbage may be collected before `forked` is set: threading, for one, is told of the fork earlier.
+        if _State is None:  # pyright: ignore[reportUnnecessaryComparison]  # at the end of the program
+            return
         if not _State.forked and _State.library is not None and os.getpid() == _State.process:
             getattr(_State.library, self._free)(self._as_parameter_)
 

@@ -118,7 +118,7 @@ class Steps:
             return
         found = self.model._reached_by(self.group)
         if found is not None and (found > self.expected or found == 0 < self.expected):
-            _warn(f"emberd: the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group {self.group!r}, "
+            warn(f"emberd: the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group {self.group!r}, "
                   + (f"have been trained for {found} steps or more" if found else "are new") + "; load a dense part and tables of the same step")
 
     @property
@@ -447,7 +447,7 @@ class Steps:
     def _warn_of_trained(self, group: str, reached: int) -> None:
         name = self.model.name
         by = f"group {group!r} has trained its tables for {reached} step{'s' * (reached > 1)}" if group else "its tables have been trained"
-        _warn(
+        warn(
             f"emberd: model {name!r} was there already, and {by}, from which this run goes on. To begin anew, "
             f"drop the model by client.drop_model({name!r}) before it is declared, or give it another name or another data= of emberd.local. To go on, load the "
             "state of the dense part of the same step. A run that asks for `next_step` first, restores the model or takes it from client.model is not warned")
@@ -463,7 +463,7 @@ class Steps:
                 stream.send_update(step.gradients, hyper=step.hyper, checkpoint=step.checkpoint)
 
 
-def _warn(said: str) -> None:
+def warn(said: str) -> None:
     """Where the user's code is."""
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("emberd", "torch", "jax", "keras"):

@@ -161,6 +161,51 @@ class MistakesTest(Case):
             finally:
                 gc.enable()
 
+    def test_gradients_of_a_pipelined_step_are_its_own(self):
+        """They are read after step() has returned."""
+        for name, ids in (("dense", {"t": torch.tensor([1])}), ("jagged", Jagged())):
+            ebc = self.make(*("t" if name == "dense" else "ab"), model=f"own_{name}", pipelined=True)
+            sparse = ebc.optimizer()
+            found = ebc(ids)
+            leaf = found["t"] if name == "dense" else found.values()
+            leaf.sum().backward()
+            sparse.step()
+            self.assertIsNone(leaf.grad)
+            ebc.finish()
+            self.assertEqual(ebc.model.read_rows(*(("t", [1]) if name == "dense" else ("a", [1])))[0, 0], -1)
+
+    def test_a_trace_would_keep_the_rows_of_a_batch(self):
+        ebc = self.make().eval()
+        layer = emberd.torch.Embedding(8, 4, client=self.client, model="traced").eval()
+        bag = emberd.torch.EmbeddingBag(8, 4, client=self.client, model="traced_bag").eval()
+        for traced in (lambda ids: ebc({"t": ids})["t"], layer, bag):
+            with self.assertRaisesRegex(RuntimeError, "rows are on the cluster, and a trace would keep those of this batch"):
+                torch.jit.trace(traced, (torch.tensor([[1, 2]]),))
+
+    def test_a_step_without_a_gradient_is_warned_of_once(self):
+        for accumulate in (False, True):
+            ebc = self.make("t", "u", model=f"without_{accumulate}", accumulate=accumulate)
+            sparse, ids = ebc.optimizer(), {"t": torch.tensor([1]), "u": torch.tensor([1])}
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                for named in (True, False, False):
+                    found = ebc(ids)
+                    found["t"].sum().backward() if named else torch.autograd.grad(found["t"].sum(), found["t"])
+                    sparse.step()
+            self.assertEqual([os.path.basename(one.filename) for one in said if "no activation has a gradient" in str(one.message)], [os.path.basename(__file__)])
+            self.assertEqual(ebc.next_step, 3)
+
+    def test_states_of_others_are_refused_by_name(self):
+        ebc = self.make()
+        sparse = ebc.optimizer()
+        adam = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())
+        for wrong in (adam.state_dict(), {}, {"param_groups": 5}, 5, None):
+            with self.assertRaisesRegex(ValueError, "state_dict: it is not allowed, for its groups are not those of tables; .*EmbeddingOptimizer"):
+                sparse.load_state_dict(wrong)
+        for wrong in ({}, {"model": "x", "group": "train"}, 5, None):
+            with self.assertRaisesRegex(ValueError, "state: '(model|next_step)' is missing; it must be what get_extra_state"):
+                ebc.load_state_dict({"_extra_state": wrong})
+
     def test_ids_may_change_before_their_step_has_ended(self):
         for accumulate, prefetched in ((False, False), (False, True), (True, False)):
             ebc = self.make(model=f"changed_{accumulate}_{prefetched}", accumulate=accumulate)
@@ -207,7 +252,7 @@ class MistakesTest(Case):
             state = live.state_dict()
             self.assertEqual(state["_extra_state"], {"model": "live", "group": "train", "next_step": 0})
             live.load_state_dict(state)
-            with self.assertRaisesRegex(emberd.FailedPrecondition, "optimizer none"):
+            with self.assertRaisesRegex(emberd.FailedPrecondition, r"optimizer none.*To look rows up, call eval\(\), or use torch.no_grad\(\)$"):
                 live({"t": torch.tensor([1])})
             self.assertEqual(live.eval()({"t": torch.tensor([1])})["t"].tolist(), [[0] * 4])
             self.assertLess(time.monotonic() - began, 30)  # of 60 of patience

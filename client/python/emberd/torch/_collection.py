@@ -19,7 +19,7 @@ from .._pace import Paces
 from .._place import checked, serves
 from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, map_arrays
 from ..client import Client, Lookup, Model
-from ..steps import RowsLost, Step, Steps
+from ..steps import RowsLost, Step, Steps, warn
 from ..trainer import Checkpointed
 from ._optimizer import EmbeddingOptimizer
 
@@ -57,6 +57,12 @@ class KeyedTensor:
 
 # torch.compile leaves a method out, and does not try to trace the client. There is no public name that does not load the compiler.
 _uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda method: method)
+
+
+def refuse_tracing() -> None:
+    """RuntimeError while torch makes a graph of what it sees, as torch.jit.trace and torch.onnx.export do: the rows of one batch would be its constants."""
+    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+        raise RuntimeError("rows are on the cluster, and a trace would keep those of this batch: trace the dense part alone, and give it the activations")
 
 
 def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
@@ -103,7 +109,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     group: the name of the run: training under the same name continues the run; its first step warns of that, and of tables that another
       group has trained, unless `next_step` was asked for, or a state loaded or restored, before. rank and size default to those of
       torch.distributed, if that is initialized.
-    pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
+    pipelined: activations of step k show the updates before step k - 1, and updates overlap computing. The step takes the gradients of the activations, whose
+      `grad` is None then: one that was kept must not be changed before the next step.
     reduction: "sum" of the gradients of all ranks, or "mean".
     accumulate: the calls before `optimizer().step()` make one step together, as one large batch would.
     partial: a call may leave features out: it looks up and trains those that it names, and no row changes for the others.
@@ -147,6 +154,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._current: Optional[Step] = None
         self._leaves: Dict[str, torch.Tensor] = {}
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
+        self._has_warned = False  # of a step without gradients
         self._spared = 0  # how many of them, the first, zero_grad() has left for a backward that is still to come
         self._optimizers: List[EmbeddingOptimizer] = []
         self._paces = Paces(pipelined)
@@ -155,6 +163,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], or as FeatureConfig.output_shape says; emberd.Ragged, Sparse, Dense or
         Sequences; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim]."""
+        refuse_tracing()
         weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
         moving = self._moving(ids)
         if self.training and torch.is_grad_enabled() and (moving is ids or moving):
@@ -267,6 +276,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
         is joined. Where rows are looked up before that, a warning says that they are known to be those of another step. A model that serves a checkpoint of the
         state's has no steps, and takes the state of any. One of `Client.change_model` takes the states of its source, too."""
+        given: Any = state
+        missing = [name for name in ("model", "group", "next_step") if not isinstance(given, Mapping) or name not in given]
+        if missing:
+            raise errors.InvalidArgument(f"state: {missing[0]!r} is missing; it must be what get_extra_state of a module of emberd gave")
         if serves(self.model, state["model"]):
             return
         group = self._steps.group
@@ -280,8 +293,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             self._steps.expect(step)
         elif step is None:
             if self._steps.next_step:
-                warnings.warn(f"emberd: the state was saved before its module had joined its group, so that its step is not known; the tables of model {self.model.name!r} "
-                              f"are at step {self._steps.next_step}", stacklevel=2)
+                warn(f"emberd: the state was saved before its module had joined its group, so that its step is not known; the tables of model {self.model.name!r} are at "
+                     f"step {self._steps.next_step}")
         elif self._steps.next_step != step:  # where are they now?
             self._forget()
             try:
@@ -330,6 +343,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 self._steps.forget()
                 step = self._steps.send(self._prepare_own(ids), self._side_by_side(ids))
             found = self._steps.receive(step)
+        except errors.FailedPrecondition as error:
+            if not self._steps.only_looked_up:
+                raise
+            raise errors.FailedPrecondition(f"{error}. To look rows up, call eval(), or use torch.no_grad()") from None
         finally:
             self._send_ahead()
         self._current = step
@@ -488,6 +505,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 self._join_parts()
         if self._current is None:
             raise RuntimeError("there is no step to end: call the module with ids in training, then backward, then step")
+        if not self._has_warned and all(leaf.grad is None for leaf in self._leaves.values()):
+            self._has_warned = True
+            warn("emberd: no activation has a gradient, for no backward() has reached one. The step counts, and rows move by momentum and decay alone; leave its step() "
+                 "out, and the next call skips it")
         gradients: Dict[str, Any] = {}
         for name, leaf in self._leaves.items():
             if leaf.grad is not None:
@@ -496,6 +517,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                     gradient = gradient * (1.0 / self._steps.size)
                 gradients[name] = to_array(self._rows(name, gradient) if isinstance(leaf, Columns) else gradient, name)
         self._steps.update(self._current, gradients, hyper, checkpoint)
+        if self._steps.pipelined:  # they are read until the update has been made: who changes the gradient of an activation, finds none
+            for leaf in self._leaves.values():
+                leaf.grad = None
         self._forget()
 
     def _forget_parts(self) -> None:

@@ -107,7 +107,10 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Rates and what else the groups had; ValueError if they are of other tables. Of a model of `Client.change_model`, a table that the
         state does not have gets what another one of its stack had, for they share it, or else stays as it is."""
-        given = {group["table"]: group for group in state_dict["param_groups"]}
+        groups: Any = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(groups, (list, tuple)) or any(not isinstance(group, Mapping) or "table" not in group for group in groups):
+            raise ValueError("state_dict: it is not allowed, for its groups are not those of tables; it must be what state_dict() of an emberd.torch.EmbeddingOptimizer gave")
+        given = {group["table"]: group for group in groups}
         if list(given) != list(self._placeholders) and self.collection.model._source is None:
             raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}; make the module with those of the state, or, "
                              "for other tables, with the model that client.change_model gives")
