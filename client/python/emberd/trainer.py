@@ -197,6 +197,11 @@ class Trainer(_native.Uncopied, Checkpointed):
                 if step.gradients is not None:  # also where waiting for it was interrupted: Steps sees to it
                     self._sent.remove(step)
 
+    def in_progress(self, number: int) -> bool:
+        """Whether its update is still to be sent."""
+        with self._lock:
+            return any(step.number == number for step in self._sent)
+
     def look_up(self, ids: Mapping[str, Ids]) -> Lookup:
         """Rows as they are after all updates, without a step."""
         with self._lock:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import tracemalloc
-import unittest
+import unittest.mock
 
 from cluster import ClusterTest, counting_model, emberd, main
 
@@ -456,6 +456,23 @@ class InTurnTest(ClusterTest):
                 steps.update({"t": second}, {"t": np.ones((2, 4), np.float32)})
                 rows.append(model.table("t")[:4, 0].tolist())
             self.assertEqual(rows, [[0, -2, -3, -4] if second is weighted else [0, -1, -1, -1]] * 2)
+
+    def test_an_interrupted_update_is_gone_on_from(self):
+        model, ids = self.declare(), {"t": Ragged([1], [0, 1])}
+        steps = InTurn(Trainer(model, "run"))
+        steps.look_up(ids)
+        with unittest.mock.patch("emberd.train.TrainStream.receive_update", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            steps.update(ids, {"t": ONE})
+        for made in (1, 2):
+            self.assertEqual(steps.look_up(ids)["t"][0, 0], -made)
+            steps.update(ids, {"t": ONE})
+        self.assertEqual(steps.trainer.next_step, 3)
+        steps.look_up(ids)
+        with self.assertRaises(ValueError):  # one that was refused may be given again
+            steps.update(ids, {"t": ONE * np.nan})
+        steps.update(ids, {"t": ONE})
+        self.assertEqual((steps.trainer.next_step, model.read_rows("t", [1])[0, 0]), (4, -4))
+        steps.trainer.finish()
 
 
 class FailureTest(unittest.TestCase):

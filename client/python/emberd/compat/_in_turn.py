@@ -67,8 +67,11 @@ class InTurn:
         with self._lock:
             if self._ids is None or not are_same(self._ids, ids):
                 self._begin(ids)
-            self.trainer.update(self._number, gradients, hyper, own=False)
-            self._ids = None
+            try:
+                self.trainer.update(self._number, gradients, hyper, own=False)
+            finally:
+                if not self.trainer.in_progress(self._number):  # its update has been sent, also where waiting for it was interrupted
+                    self._ids = None
 
     def _begin(self, ids: Ids) -> Dict[str, Floats]:
         self._ids = None
