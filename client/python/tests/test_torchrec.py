@@ -8,10 +8,13 @@ import os
 import re
 import subprocess
 import sys
-import unittest
+import tempfile
+import unittest.mock
 import warnings
 
-from cluster import ClusterTest, main
+import numpy as np
+
+from cluster import ClusterTest, emberd, main
 
 try:
     import torch
@@ -129,6 +132,65 @@ class CollectionTest(ClusterTest):
         self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][1].tolist(), [-3, -3])
         self.look_up(ebc, 1).sum().backward()
         self.assertEqual(ebc._steps.next_step, 5)  # that of the last refused update was left
+
+    def test_an_interrupted_backward_is_gone_on_from(self):
+        for again in (False, True):
+            compat.use(self.client, model=f"interrupted_{again}")
+            ebc = compat.EmbeddingBagCollection([compat.EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=8, init_fn=torch.nn.init.zeros_)])
+            compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+            found = self.look_up(ebc, 1)
+            with unittest.mock.patch("emberd.train.TrainStream.receive_update", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+                found.sum().backward(retain_graph=True)
+            if again:
+                found.sum().backward()
+            self.look_up(ebc, 1).sum().backward()
+            self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][1].tolist(), [-2, -2])
+            self.assertEqual(ebc._steps.next_step, 2)
+            ebc.finish()
+
+    def test_an_init_fn_that_fails_leaves_no_table_of_other_rows(self):
+        calls = []
+
+        def init_fn(weight):
+            calls.append(weight)
+            if len(calls) == 1:
+                raise OSError("no such file")
+            return torch.ones(8, 3) if len(calls) == 2 else weight.fill_(7)
+
+        ebc = self.make(init_fn=init_fn)
+        with self.assertRaisesRegex(OSError, "no such file"):
+            self.look_up(ebc, 1)
+        with self.assertRaisesRegex(ValueError, r"table 't': init_fn: the shape \[8, 3\] is not allowed; it must be \[8, 2\]"):
+            self.look_up(ebc.eval(), 1)
+        for _ in range(2):
+            self.assertEqual(self.look_up(ebc, 1).tolist(), [[7, 7]])
+            ebc = self.make(init_fn=init_fn).eval()
+        self.assertEqual(len(calls), 3)
+
+    def test_a_model_of_before_goes_on(self):
+        """Its description had no rows of its own, which were assigned after it was declared."""
+        before = self.make(init_fn=None).eval()
+        before._declared().assign_rows("t", [1], np.ones((1, 2)))
+        self.assertEqual(self.look_up(self.make().eval(), 1).tolist(), [[1, 1]])
+        with self.assertRaises(emberd.AlreadyExists):
+            self.look_up(self.make(num_embeddings=9), 1)
+
+    def test_ddp_goes_around_the_dense_part(self):
+        with tempfile.TemporaryDirectory() as folder:
+            torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+            try:
+                ebc = self.make()
+                compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+                dense = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+                dense(self.look_up(ebc, 1)).sum().backward()
+                self.assertEqual(ebc._steps.next_step, 1)
+                ebc.finish()
+            finally:
+                torch.distributed.destroy_process_group()
+
+    def test_what_is_missing_is_named(self):
+        with self.assertRaisesRegex(ValueError, "feature 't' is missing; there are ids of u"):
+            self.make()(compat.KeyedJaggedTensor(["u"], torch.tensor([1]), lengths=torch.tensor([1])))
 
     def test_weights(self):
         ebc = self.make(init_fn=torch.nn.init.ones_)

@@ -15,7 +15,7 @@ EMBERD_ADDRESS, or of `use`; without either, one is started that ends with this 
 What differs from torchrec: parameters have the shape of their table but no memory, and are there for
 apply_optimizer_in_backward alone; the optimizer's state is the cluster's; each row that a batch looked up gets one update,
 also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
-being summed. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
+being summed: DistributedDataParallel goes around the dense part alone, for it refuses a module with such parameters. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ import copy
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
+import numpy as np
 import torch
 
 from .. import config
+from .._filling import Part
 from .._jagged import learned_weights, split_jagged
 from .._place import checked, default_client
 from ..arrays import Ids, Ragged
 from ..client import Client, Model
+from ..errors import AlreadyExists
 from ..steps import Step, Steps
-from ..torch._collection import _rank_and_size
+from ..torch._collection import _rank_and_size, refuse_tracing
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor",
@@ -194,6 +197,12 @@ class _Table(torch.nn.Module):
             self._collection[0]._declared()._known = True  # who loads goes on
 
 
+def _in_stretches(weight: torch.Tensor) -> Iterator[Tuple[Any, Any]]:
+    for begin in range(0, len(weight), _ROWS_AT_A_TIME):
+        rows = weight[begin:begin + _ROWS_AT_A_TIME].detach().cpu().numpy()
+        yield np.arange(begin, begin + len(rows)), rows
+
+
 class _Pull(torch.autograd.Function):
     """Activations, whose gradient updates the rows."""
 
@@ -249,15 +258,19 @@ class EmbeddingBagCollection(torch.nn.Module):
         return torch.device("cpu")
 
     def forward(self, features: Any) -> KeyedTensor:
+        refuse_tracing()
         model, ids = self._declared(), self._ids_of(features)
         widths = [table.embedding_dim for _, _, table in self._outputs]
         keys = [output for output, _, _ in self._outputs]
         if not (self.training and torch.is_grad_enabled()):
             return KeyedTensor(keys, widths, torch.from_numpy(model.lookup(ids).concat))
         assert self._steps is not None
-        if self._current is not None:
-            self._steps.skip(self._current)
-            self._current = None
+        before = self._current
+        if before is not None and before.gradients is not None:
+            self._steps.confirm(given=before)  # what has been sent, when it was interrupted
+        elif before is not None and not before.forgotten:
+            self._steps.skip(before)
+        self._current = None
         step = self._steps.send(ids, concat=True)
         whole = torch.from_numpy(self._steps.receive(step).concat)
         self._current = step
@@ -276,6 +289,8 @@ class EmbeddingBagCollection(torch.nn.Module):
         split = split_jagged(features)
         result: Dict[str, Ids] = {}
         for output, name, _ in self._outputs:
+            if name not in split:
+                raise ValueError(f"feature {name!r} is missing; there are ids of {', '.join(split) or 'none'}")
             ids = split[name]
             assert isinstance(ids, Ragged)
             if self._is_weighted and ids.weights is None:
@@ -286,30 +301,44 @@ class EmbeddingBagCollection(torch.nn.Module):
     def _declared(self) -> Model:
         """Once the optimizers are known: the tables are made when they are first used."""
         if self._model is None:
-            tables = [config.TableConfig(
-                one.name, one.num_embeddings, one.embedding_dim, combiner=one.pooling.value.lower(),
-                initializer=config.Uniform(one.get_weight_init_min(), one.get_weight_init_max()),
-                optimizer=self._tables[one.name].optimizer,
-                storage_dtype={"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[one.data_type.value])
-                for one in self._configs]
-            described = config.ModelConfig(self._name, tables, [config.FeatureConfig(_feature(output), table.name)
-                                                                for output, _, table in self._outputs])
-            self._model = self._client.declare(described)
+            filled = any(one.init_fn is not None for one in self._configs)
+            try:
+                model = self._client._declare_filled(self._described(filled), parts=self._first_rows if filled else None)
+            except AlreadyExists:
+                if not filled:
+                    raise
+                model = self._client.declare(self._described(False))  # by an earlier version, which gave it these rows after it was declared
             options = dict(self._options)
             options["rank"], options["size"] = _rank_and_size(options.get("rank"), options.get("size"))
-            self._steps = Steps(self._model, **options)
-            for one in self._configs:
-                if one.init_fn is not None and self._model.created:
-                    weight = torch.empty(one.num_embeddings, one.embedding_dim)
-                    filled = one.init_fn(weight)
-                    self._assign(one.name, weight if filled is None else filled)
+            self._steps = Steps(model, **options)
+            self._model = model
         return self._model
+
+    def _described(self, filled: bool) -> config.ModelConfig:
+        """filled: where a table has an init_fn, that gives its rows."""
+        tables = [config.TableConfig(
+            one.name, one.num_embeddings, one.embedding_dim, combiner=one.pooling.value.lower(),
+            initializer=config.Assigned() if filled and one.init_fn is not None else config.Uniform(one.get_weight_init_min(), one.get_weight_init_max()),
+            optimizer=self._tables[one.name].optimizer,
+            storage_dtype={"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[one.data_type.value])
+            for one in self._configs]
+        return config.ModelConfig(self._name, tables, [config.FeatureConfig(_feature(output), table.name) for output, _, table in self._outputs])
+
+    def _first_rows(self) -> Iterator[Part]:
+        for one in self._configs:
+            if one.init_fn is not None:
+                weight = torch.empty(one.num_embeddings, one.embedding_dim)
+                made = one.init_fn(weight)
+                filled = weight if made is None else made
+                if tuple(filled.shape) != tuple(weight.shape):
+                    raise ValueError(f"table {one.name!r}: init_fn: the shape {list(filled.shape)} is not allowed; it must be {list(weight.shape)}")
+                for ids, rows in _in_stretches(filled):
+                    yield one.name, "", ids, rows
 
     def _assign(self, table: str, weight: torch.Tensor) -> None:
         model = self._declared()
-        for begin in range(0, len(weight), _ROWS_AT_A_TIME):
-            rows = weight[begin:begin + _ROWS_AT_A_TIME].detach().cpu().numpy()
-            model.assign_rows(table, range(begin, begin + len(rows)), rows)
+        for ids, rows in _in_stretches(weight):
+            model.assign_rows(table, ids, rows)
 
     def _update(self, step: Step, gradient: torch.Tensor) -> None:
         if step is not self._current:
@@ -319,6 +348,10 @@ class EmbeddingBagCollection(torch.nn.Module):
             raise RuntimeError(f"table {without[0]!r} has no optimizer: call apply_optimizer_in_backward with its parameter; "
                                "optimizers of torch.optim do not see tables of a cluster")
         assert self._steps is not None
+        if step.gradients is not None:  # sent, when it was interrupted
+            self._steps.confirm(given=step)
+            self._current = None
+            return
         widths = [table.embedding_dim for _, _, table in self._outputs]
         columns: Sequence[torch.Tensor] = torch.split(gradient.detach(), widths, dim=1)
         self._steps.update(step, {_feature(output): one.numpy() for (output, _, _), one in zip(self._outputs, columns)})
