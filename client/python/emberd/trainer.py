@@ -24,7 +24,10 @@ Sent = TypeVar("Sent")
 def ids_of(batch: Any) -> Any:
     """The ids of a batch, where nobody says otherwise: its item or attribute "ids", the first part of a pair, or the batch itself."""
     given: Any = batch
-    if isinstance(batch, (tuple, list)) and len(given) == 2 and not hasattr(given, "ids"):
+    if isinstance(batch, (tuple, list)) and not hasattr(given, "ids"):
+        if len(given) != 2:
+            raise TypeError(f"ids: a batch that is a {type(given).__name__} of {len(given)} parts is not allowed without `ids`; say which of them are ids: "
+                            'ids=lambda batch: {"name of the feature": batch[0]}')
         if not hasattr(given[0], "keys"):
             raise TypeError(f"ids: the first part of the pair is a {type(given[0]).__name__}, not a mapping; say which feature's ids it "
                             'has: ids=lambda pair: {"name of the feature": pair[0]}')

@@ -512,6 +512,20 @@ class PrefetcherTest(Case):
                 ebc({"t": torch.tensor([2])})
             break
 
+    def test_which_parts_of_a_batch_are_ids_is_asked_for(self):
+        ebc, one = self.make(), torch.tensor([1])
+        for batch, kind, said in (((one, one, one), TypeError, 'a tuple of 3 parts is not allowed without `ids`; say which of them are ids: ids=lambda batch: {"name'),
+                                  ([one], TypeError, "a list of 1 parts"), (one, ValueError, "a Tensor is not allowed without `ids`; say which"),
+                                  ({"t": one, "label": one}, ValueError, "^ids: 'label' of a batch is not allowed, for it is no feature; say which are the ids of 't': "
+                                                                         r"ids=lambda batch: \{name: batch\[name\] for name in \('t',\)\}$")):
+            with self.assertRaisesRegex(kind, said):
+                next(iter(emberd.torch.Prefetcher([batch], ebc)))
+        sparse = ebc.optimizer()
+        for batch in emberd.torch.Prefetcher([{"t": one, "label": one}] * 3, ebc, ids=lambda batch: {name: batch[name] for name in ("t",)}):
+            ebc({"t": batch["t"]})["t"].sum().backward()
+            sparse.step()
+        self.assertEqual(ebc.next_step, 3)
+
     def test_a_loop_may_be_left_and_another_begun(self):
         batches = [{"ids": {"t": torch.tensor([k])}} for k in range(6)]
         for depth, pipelined, stop in ((1, False, 2), (2, False, 2), (3, False, 1), (2, True, 2), (4, True, 3)):

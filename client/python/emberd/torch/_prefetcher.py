@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 
-from .. import _native
+from .. import _native, errors
 from ..trainer import ahead, ids_of
 from ._collection import EmbeddingBagCollection
 
@@ -42,7 +42,20 @@ class Prefetcher:
 
     def _send(self, batch: Any, loop: object) -> None:
         if self.collection.training and torch.is_grad_enabled():
-            self.collection._prefetch(self.ids(batch), loop)
+            ids = self.ids(batch)
+            if self.ids is ids_of:
+                self._check_names(ids)
+            self.collection._prefetch(ids, loop)
+
+    def _check_names(self, ids: Any) -> None:
+        """Whoever takes the ids out of a batch later would hear that these were others."""
+        names = list(ids.keys() if callable(getattr(ids, "keys", None)) else ())
+        unknown = [name for name in names if name not in self.collection.model.features]
+        if unknown or not callable(getattr(ids, "keys", None)):
+            known = ", ".join(map(repr, self.collection.model.features))
+            raise errors.InvalidArgument("ids: " + (f"{unknown[0]!r} of a batch is not allowed, for it is no feature" if unknown else
+                                                    f"a batch that is a {type(ids).__name__} is not allowed without `ids`")
+                                         + f"; say which are the ids of {known}: ids=lambda batch: {{name: batch[name] for name in ({known},)}}")
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
