@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import unittest
 import unittest.mock
 import warnings
@@ -162,6 +163,34 @@ class ModuleTest(Case):
         self.assertEqual(ebc(ids)["t"].tolist(), [[-1] * 4])
         ebc.train()
         self.assertEqual(ebc.next_step, 1)
+
+    def test_evaluation_on_another_thread(self):
+        for options in ({}, {"pipelined": True}, {"accumulate": True}):
+            ebc = self.make(model=f"threads_{'_'.join(options)}", **options)
+            sparse, ids = ebc.optimizer(), {"t": torch.tensor([1])}
+            seen, failed, ended = [], [], threading.Event()
+
+            def evaluate(ebc=ebc, ids=ids, seen=seen, failed=failed, ended=ended):
+                with torch.no_grad():
+                    while not (failed or ended.is_set()):
+                        try:
+                            seen.append(ebc(ids)["t"][0, 0].item())
+                            ebc.state_dict()
+                        except Exception as error:
+                            failed.append(error)
+
+            thread = threading.Thread(target=evaluate)
+            thread.start()
+            try:
+                for _ in range(200):
+                    ebc(ids)["t"].sum().backward()
+                    sparse.step()
+            finally:
+                ended.set()
+                thread.join()
+            ebc.finish()
+            self.assertEqual((failed, ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), ([], 200, -200))
+            self.assertEqual(seen, sorted(seen, reverse=True))
 
     @unittest.skipUnless(hasattr(torch, "compile"), "SKIP: torch.compile needs PyTorch 2")
     def test_a_compiled_model_leaves_the_module_out(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import threading
 import warnings
 from collections import deque
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
@@ -98,6 +99,22 @@ class _Ahead:
         self.step: Optional[Step] = None
 
 
+class _Lock:
+    """Of a module. A copy has one of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> Any:
+        return _Lock, ()
+
+
 class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     """Tables of a cluster as a module: ids by feature in, activations [samples, embedding_dim] by feature out; of ids that are
     emberd.Sequences [samples, positions], [samples, positions, embedding_dim].
@@ -123,7 +140,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
     is skipped by the next call: it is counted, and no row changes. Every rank of a group skips it, or none. A call that would
     drop finite gradients so, and backward through a step that is over, raise RuntimeError. In evaluation or under no_grad rows
-    are only looked up. For weights that require a gradient each call also reads the rows of their ids.
+    are only looked up, also on other threads than the one that trains. For weights that require a gradient each call also reads the rows of their ids.
     """
 
     def __init__(self, tables: Sequence[config.TableConfig], *, client: Optional[Client] = None, model: Union[str, Model],
@@ -150,6 +167,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         rank, size = _rank_and_size(rank, size)
         self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
                             staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
+        self._lock = _Lock()  # of the steps, which also a lookup on another thread waits for
         self._ahead: Deque[_Ahead] = deque()
         self._current: Optional[Step] = None
         self._leaves: Dict[str, torch.Tensor] = {}
@@ -167,7 +185,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
         moving = self._moving(ids)
         if self.training and torch.is_grad_enabled() and (moving is ids or moving):
-            found = self._train_part(ids) if self.accumulate else self._train(ids)
+            with self._lock:
+                found = self._train_part(ids) if self.accumulate else self._train(ids)
             if moving is not ids:
                 found = self._beside_frozen(ids, found)
         else:
@@ -200,7 +219,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 raise errors.NotFound(f"tables: there is no table {name!r}; there are {', '.join(known)}")
         named = set(known if tables is None else tables)
         self.frozen = frozenset(self.frozen - named if requires_grad else self.frozen | named)
-        self._steps.forget()  # what was sent ahead has other features
+        with self._lock:
+            self._steps.forget()  # what was sent ahead has other features
         self._steps.partial = self.partial or bool(self.frozen)
         return self
 
@@ -230,15 +250,17 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def _prefetch(self, ids: Any, loop: Optional[object] = None) -> None:
         if self.accumulate:
             raise RuntimeError("accumulate: the ids of a step are known only when it ends, so they cannot be prefetched")
-        self._ahead.append(_Ahead(ids, loop))
-        self._send_ahead()
+        with self._lock:
+            self._ahead.append(_Ahead(ids, loop))
+            self._send_ahead()
 
     def _forget_ahead(self, loop: object) -> None:
         """What this loop has prefetched and not used; those of others, which are wanted, are sent again if they were behind it."""
-        others = deque(ahead for ahead in self._ahead if ahead.loop is not loop)
-        if len(others) < len(self._ahead) or not others:
-            self._ahead = others
-            self._steps.forget()
+        with self._lock:
+            others = deque(ahead for ahead in self._ahead if ahead.loop is not loop)
+            if len(others) < len(self._ahead) or not others:
+                self._ahead = others
+                self._steps.forget()
 
     def optimizer(self, lr: Optional[float] = None, weight_decay: Union[float, Mapping[str, float], None] = None) -> "EmbeddingOptimizer":
         """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says, or what the table was
@@ -254,7 +276,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     @property
     def next_step(self) -> int:
         """The step whose update comes next. Joins the group, which waits for its other ranks."""
-        return self._steps.next_step
+        with self._lock:
+            return self._steps.next_step
 
     def _behind(self) -> Steps:
         return self._steps
@@ -263,14 +286,16 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """Leaves the group, once all updates have been made and checkpoints saved. The next step joins again."""
         if self._has_unused():
             warnings.warn("emberd: finish() drops gradients that no optimizer().step() has used", stacklevel=2)
-        self._forget()
-        self._ahead.clear()
-        self._steps.finish()
+        with self._lock:
+            self._forget()
+            self._ahead.clear()
+            self._steps.finish()
 
     def get_extra_state(self) -> Dict[str, Any]:
         """For state_dict: names and the next step, 0 of a model that serves; no tables. It does not join the group: until that is joined, the step is that of the
         copy, as of copy.deepcopy, or of the state that was loaded; or None, for it is not known."""
-        return {"model": self.model.name, "group": self._steps.group, "next_step": 0 if self._steps.only_looked_up else self._steps.noted}
+        with self._lock:
+            return {"model": self.model.name, "group": self._steps.group, "next_step": 0 if self._steps.only_looked_up else self._steps.noted}
 
     def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
@@ -289,6 +314,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         if state["group"] != group:
             raise ValueError(f"the state is of group {state['group']!r}, but this is group {group!r}; make the module with that of the state")
         step = None if state["next_step"] is None else _native.whole(state["next_step"], "state: next_step")
+        with self._lock:
+            self._go_on_from(step)
+
+    def _go_on_from(self, step: Optional[int]) -> None:
         if not self._steps.joined:
             self._steps.expect(step)
         elif step is None:
@@ -325,9 +354,14 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 except (errors.Error, ValueError, TypeError):
                     return
 
+    def _confirm(self) -> None:
+        """Before rows are read without a step: on any thread, also beside one that trains."""
+        with self._lock:
+            self._steps.warn_of_other_rows()
+            self._steps.confirm()
+
     def _evaluate(self, ids: Any) -> Any:
-        self._steps.warn_of_other_rows()
-        self._steps.confirm()
+        self._confirm()
         lookup = self.model.lookup(self._prepare(ids), partial=self.partial)
         found = {name: torch.from_numpy(values) for name, values in lookup.items()}
         return KeyedTensor(found) if self._side_by_side(ids) else found

@@ -80,7 +80,7 @@ class _OneTable(torch.nn.Module):
             raise errors.ResourceExhausted(
                 f"weight: {table.vocabulary_size} x {table.embedding_dim} are {_tables.size(needed)}, which is above {_tables.size(MOST_BYTES)}; read some rows by "
                 f"collection.model.read_rows({table.name!r}, ids), or all in parts by collection.model.export({table.name!r})")
-        self.collection._steps.confirm()
+        self.collection._confirm()
         return Rows.read(model.table(table.name), table.name not in self.collection.frozen)
 
     def __setattr__(self, name: str, value: Any) -> None:

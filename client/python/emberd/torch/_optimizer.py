@@ -141,7 +141,8 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.collection._update({group["table"]: self._values_of(group) for group in self.param_groups}, checkpoint)
+        with self.collection._lock:
+            self.collection._update({group["table"]: self._values_of(group) for group in self.param_groups}, checkpoint)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
