@@ -1,4 +1,4 @@
-"""What a model does just now, as a small table that keeps itself up to date: in a terminal, in a notebook, in TensorBoard.
+"""What a model does just now, as a line or a small table that keeps itself up to date: in a terminal, in a notebook, in TensorBoard.
 
     with emberd.watch(model):              # on stderr, or below the cell
         for batch in loader: …
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 import threading
 import time
@@ -35,7 +36,6 @@ class Watch(_native.Uncopied):
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: Optional[threading.Thread] = None
-        self._lines = 0  # on the terminal, to be written over
         self._display: Any = None  # of the notebook
         self._before, self._now, self._memory = self._ask(), self._ask(), self._ask_memory()
 
@@ -130,13 +130,13 @@ class Watch(_native.Uncopied):
         while True:
             stopped = self._stop.wait(self.interval)
             try:
-                self._show()
+                self._show(stopped)
             except _FAILURES as error:
                 self._write(f"{self.model.name}: {error}")
             if stopped:
                 return
 
-    def _show(self) -> None:
+    def _show(self, last: bool) -> None:
         file = self._file or sys.stderr
         if self._file is None and _in_notebook():
             display: Any = importlib.import_module("IPython.display").display
@@ -144,26 +144,26 @@ class Watch(_native.Uncopied):
                 self._display = display(self, display_id=True)
             else:
                 self._display.update(self)
-        elif file.isatty():
+        elif last and file.isatty():
             self._write(str(self))
         else:
             rows = self.refresh()._rows()
-            self._write(f"{self.model.name}: " + "; ".join(f"{name}: {value}" for name, value in rows))
+            self._write(f"{self.model.name}: " + "; ".join(f"{name}: {value}" for name, value in rows), over=file.isatty())
 
-    def _write(self, text: str) -> None:
-        """Over what was written before, on a terminal."""
+    def _write(self, text: str, over: bool = False) -> None:
+        """On a terminal in place of the line in which the cursor is, and no more: the program that is watched may have written those above. over: the next one comes
+        in place of this one, which is cut to the width of the terminal."""
         file = self._file or sys.stderr
-        back = f"\x1b[{self._lines}F\x1b[J" if self._lines and file.isatty() else ""
-        file.write(f"{back}{text}\n")
+        begin = "\r\x1b[K" if file.isatty() else ""
+        file.write(f"{begin}{text[:shutil.get_terminal_size().columns - 1]}" if over else f"{begin}{text}\n")
         file.flush()
-        self._lines = text.count("\n") + 1
 
 
 def watch(model: Model, interval: float = 1.0, hot_rows: int = 3, file: Optional[TextIO] = None) -> Watch:
     """The rates of a model, the ids that it lost, its hot rows and its memory, as a small table.
 
-    In a `with` block it shows itself every `interval` seconds: in a notebook below the cell, in a terminal on stderr in place of what it
-    has shown before, elsewhere as a line. Printed, or as the last line of a cell, it shows what is now. `Watch.write` writes to TensorBoard.
+    In a `with` block it shows itself every `interval` seconds: in a notebook below the cell, in a terminal on stderr as one line in place of the one before, and
+    at the end as a table, elsewhere as a line. Printed, or as the last line of a cell, it shows what is now. `Watch.write` writes to TensorBoard.
 
     hot_rows: that are shown of each table, 0 to 100. file: instead of stderr.
     Counts are those of the coordinator that the client calls. NotFound if the model has been dropped.

@@ -8,6 +8,7 @@ goes on after its block, and a call that blocks the loop of asyncio.
 import asyncio
 import inspect
 import io
+import re
 import sys
 import tempfile
 import threading
@@ -186,6 +187,18 @@ class WatchTest(ClusterTest):
         for call, said in ((lambda: watch.write(None, 1), "writer: a NoneType"), (lambda: emberd.watch("m"), "model: a str"), (lambda: emberd.watch(self.model, file=1), "file: a int")):
             with self.assertRaisesRegex(TypeError, said):
                 call()
+
+    def test_what_the_program_prints_stays_on_a_terminal(self):
+        screen = Terminal()
+        with emberd.watch(self.model, interval=0.01, file=screen):
+            for number in range(3):
+                self.wait(lambda: screen.getvalue().count("examples / s"), 3 * number + 1)
+                screen.write(f" loss {number}\n")
+        self.assertNotRegex(screen.getvalue(), "\x1b\\[[0-9]*[A-JL-Z]")  # the cursor moves within its line
+        shown = [re.split("\r\x1b\\[K", line)[-1] for line in screen.getvalue().split("\n")]
+        self.assertEqual([line[line.index(" loss"):] for line in shown if " loss" in line], [" loss 0", " loss 1", " loss 2"])
+        self.assertTrue(all(len(line) < 100 for line in shown), shown)
+        self.assertRegex("\n".join(shown), rf"\n{self.model.name}\nexamples / s +[\d,.]+\nids / s .*\n(.*\n)*hot rows of a ")
 
     def test_a_terminal_is_written_over_and_a_file_is_not(self):
         for file in (Terminal(), io.StringIO()):
