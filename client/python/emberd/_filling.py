@@ -91,7 +91,11 @@ def called(tables: Mapping[str, "TableConfig"], functions: Mapping[str, Function
 
 
 def _called(function: Function, offset: int, shape: Tuple[int, int], what: str) -> Floats:
-    rows = arrays.as_given_rows(function(offset, shape), what)
+    try:
+        made = function(offset, shape)
+    except (TypeError, AttributeError) as error:  # as of a function of the shape alone, or of a tensor
+        raise TypeError(f"{what}: {error}; it was called with ({offset}, {shape}), for it must be a function of (offset, shape) that gives the rows from this one on") from error
+    rows = arrays.as_given_rows(made, what)
     arrays.check_shape(rows, what, rows.shape == shape, f"{list(shape)}, for it was called with ({offset}, {shape})")
     return rows
 
@@ -106,7 +110,10 @@ def fill(client: "Client", text: str, model: "Model", parts: Sequence[Parts]) ->
                              "or with an array, as the initializer")
         try:
             for table, slot, ids, rows in chain.from_iterable(one() for one in parts):
-                model.assign_rows(table, ids, rows, slot=slot)
+                try:
+                    model.assign_rows(table, ids, rows, slot=slot)
+                except errors.InvalidArgument as error:
+                    raise errors.InvalidArgument(f"table {table!r}: first rows from row {ids[0]} on: {error}") from None
                 del rows  # before the next ones are made
             return client._model(Call(_native.lib().declare_filled(client._handle.get(), _native.text(text, "config"), model._unfilled)))
         except errors.Aborted:

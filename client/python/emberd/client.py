@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import errno
 import itertools
 import json
 import math
@@ -132,6 +133,10 @@ def _config_text(config: Union[ModelConfig, str, "os.PathLike[str]"]) -> str:
         return config.to_json()
     if isinstance(config, os.PathLike) or (isinstance(config, str) and "\n" not in config and os.path.isfile(config)):
         return Path(config).read_text(encoding="utf-8")
+    if not isinstance(config, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _native.refuse_kind(config, "config", "an emberd.ModelConfig, its text, or the path of a file")
+    if config.strip() and not set("\n:{") & set(config):
+        raise FileNotFoundError(errno.ENOENT, "config: there is no such file, and it is no text of a model", config)
     return config
 
 

@@ -153,6 +153,11 @@ class ConfigTest(ClusterTest):
     def test_a_model_from_a_file(self):
         model = self.client.declare(os.path.join(ROOT, "config", "samples", "model_small.textproto"))
         self.assertEqual(model.name, "small")
+        for wrong, kind, said in (("models/clicks.pbtxt", FileNotFoundError, "config: there is no such file, and it is no text of a model: 'models/clicks.pbtxt'"),
+                                  ({"name": "m"}, TypeError, "config: a dict is not allowed; it must be an emberd.ModelConfig, its text, or the path"), ("", ValueError, "name: \"\""),
+                                  ('nam: "m"', ValueError, "there is no field \"nam\"")):
+            with self.assertRaisesRegex(kind, said):
+                self.client.declare(wrong)
 
 
 if __name__ == "__main__":

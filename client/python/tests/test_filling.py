@@ -105,9 +105,11 @@ class FillingTest(Case):
         for rows, error, said in ((ALL[:5], ValueError, r"table 't': initializer: the shape \[5, 4\] is not allowed; it must be \[vocabulary_size, embedding_dim\], "
                                    r"\[64, 4\], or that of a function of \(offset, shape\)"),
                                   (lambda offset, shape: ALL, ValueError, r"the shape \[64, 4\] is not allowed; it must be \[10, 4\], for it was called with \(0, \(10, 4\)\)"),
-                                  (lambda offset, shape: rows_from(offset, shape, np.nan), ValueError, r"values\[0, 0\] is nan; values must be finite"),
+                                  (lambda offset, shape: rows_from(offset, shape, np.nan), ValueError, r"table 't': first rows from row 0 on: values\[0, 0\] is nan; values must be finite"),
                                   (lambda offset, shape: None, TypeError, "table 't': initializer: object is not allowed"),
-                                  (lambda shape: ALL, TypeError, "positional argument"), (emberd.Zeros, TypeError, "TableConfig.initializer")):
+                                  (lambda shape: ALL, TypeError, r"table 't': initializer: .*positional argument.*; it was called with \(0, \(10, 4\)\), for it must be a function of \(offset"),
+                                  (np.zeros, TypeError, "table 't': initializer: Cannot interpret '10' as a data type; it was called with"),
+                                  (lambda tensor, gain: tensor.dim(), TypeError, "table 't': initializer: 'int' object has no attribute 'dim'; it was called"), (emberd.Zeros, TypeError, "TableConfig.initializer")):
             with self.assertRaisesRegex(error, said):
                 self.client.declare(self.config(rows))
         with self.assertRaisesRegex(ValueError, "has a table whose initializer is `assigned`; give a ModelConfig with a function"):
