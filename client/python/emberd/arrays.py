@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, Union, cast
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Sized, Tuple, TypeVar, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,16 @@ class Dense:
     weights: Any = None
 
 
+def _lists(given: Any, what: str, of: str) -> List[Any]:
+    if not isinstance(given, Iterable):
+        raise _native.refuse_kind(given, what, f"a list of {of} for each sample")
+    lists: List[Any] = list(cast("Iterable[Any]", given))
+    for place, one in enumerate(lists):
+        if not isinstance(one, Sized):
+            raise _native.refuse_kind(one, f"{what}[{place}]", f"a list of {of}")
+    return lists
+
+
 @dataclass(frozen=True)
 class Ragged:
     """Sample i has the ids values[row_splits[i]:row_splits[i + 1]]; weights one per id, or one for all."""
@@ -36,14 +46,16 @@ class Ragged:
     weights: Any = None
 
     @staticmethod
-    def from_lists(samples: Sequence[Sequence[int]], weights: Optional[Sequence[Sequence[float]]] = None) -> "Ragged":
+    def from_lists(samples: Iterable[Sequence[int]], weights: Optional[Iterable[Sequence[float]]] = None) -> "Ragged":
         """Of a list of ids for each sample."""
+        samples = _lists(samples, "samples", "ids")
         lengths = [len(ids) for ids in samples]
         splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         values = as_ints(list(chain.from_iterable(samples)), "samples")
         check_shape(values, "samples", values.ndim == 1, "a list of ids for each sample")
         if weights is None:
             return Ragged(values, splits)
+        weights = _lists(weights, "weights", "weights")
         if [len(some) for some in weights] != lengths:
             raise ValueError("weights: each sample must have as many weights as ids")
         return Ragged(values, splits, as_weights(list(chain.from_iterable(weights)), "weights", values.shape))
@@ -76,7 +88,7 @@ class Sequences:
     mask_zero: bool = False
 
     @staticmethod
-    def from_lists(samples: Sequence[Sequence[int]], positions: Optional[int] = None, padding_idx: int = 0) -> "Sequences":
+    def from_lists(samples: Iterable[Sequence[int]], positions: Optional[int] = None, padding_idx: int = 0) -> "Sequences":
         """Of a list of ids for each sample, filled up behind its last id. positions: how many each gets, and of a longer list the last ids, as
         the last 50 items of a user; default: as many as the longest list has. InvalidArgument for an id that is padding_idx."""
         ragged = Ragged.from_lists(samples)
@@ -213,6 +225,10 @@ def _are_texts(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind in "US" or (array.dtype.kind == "O" and array.size > 0 and isinstance(array.flat[0], (str, bytes)))
 
 
+def _not_ids(array: npt.NDArray[Any], what: str) -> TypeError:
+    return TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
+
+
 def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     """int32 and int64 stay where they are; other integers are converted."""
     array = as_array(value, what)
@@ -220,7 +236,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
         if array.size == 0 and array.dtype == np.float64:  # an empty list
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
-            raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
+            raise _not_ids(array, what)
         elif array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() >= 2**63:
             raise errors.OutOfRange(f"{what}: {array.max()} is not allowed; ids are below 2^63")
         else:
@@ -230,6 +246,10 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
 
 def as_int32(array: npt.NDArray[Any], what: str, instead: str) -> npt.NDArray[Any]:
     """For what has no larger integers. An id that does not fit would become another one. instead: what to do."""
+    if array.size and array.dtype.kind not in "iuf":
+        raise _not_ids(array, what)
+    if array.dtype.kind == "f" and (array != np.trunc(array)).any():  # whole ones come of lists of which some are empty
+        raise errors.InvalidArgument(f"{what}: {array[array != np.trunc(array)].flat[0]} is not allowed; ids are whole numbers, int32 or int64")
     if array.size and array.dtype.itemsize >= 4:
         for one in (array.min(), array.max()):
             if not -2**31 <= one < 2**31:

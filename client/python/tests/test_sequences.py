@@ -85,6 +85,14 @@ class SequencesTest(ClusterTest):
             made = S.from_lists(lists, positions, padding)
             self.assertEqual((made.ids.tolist(), made.padding_idx), (expected, padding))
         self.assertEqual(S.from_lists([]).ids.shape, (0, 0))
+        self.assertEqual(S.from_lists(iter(lists)).ids.tolist(), S.from_lists(lists).ids.tolist())
+        R = emberd.Ragged
+        given = R.from_lists((one for one in lists), iter([[0.5] * len(one) for one in lists]))
+        self.assertEqual((given.values.tolist(), given.row_splits.tolist(), len(given.weights)), ([1, 2, 3, 4, 5, 6, 7, 8], [0, 3, 3, 4, 8], 8))
+        for wrong, said in ((([[1, 2], 3],), r"samples\[1\]: a int is not allowed; it must be a list of ids$"), ((3,), "samples: a int is not allowed; it must be a list of ids for"),
+                            (([[1]], [1.0]), r"weights\[0\]: a float is not allowed; it must be a list of weights$")):
+            with self.assertRaisesRegex(TypeError, said):
+                R.from_lists(*wrong)
         model = self.declare(initializer=emberd.RowId())
         self.assertEqual(model.lookup({"t": S.from_lists(lists, 2)})["t"][..., 0].tolist(), [[2, 3], [0, 0], [4, 0], [7, 8]])
         for given, kind, said in ((([[1, 0]],), ValueError, "samples: the id 0 is not allowed, for it is padding_idx"), (([[1]], 0), ValueError, "positions: 0"),

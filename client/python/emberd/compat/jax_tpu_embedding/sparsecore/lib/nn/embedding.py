@@ -282,7 +282,7 @@ def _compressed(values: Any, weights: Any, spec: FeatureSpec) -> Tuple[Any, Any,
         return _dense_pointers(array.shape, spec), as_int32(array.reshape(-1), f"feature {name!r}", _NARROW), flat
     if len(array) % math.prod(spec.output_shape[1:-1]):
         raise ValueError(f"feature {name!r}: {len(array)} rows of ids are not allowed for output_shape {list(spec.output_shape)}")
-    rows = [np.asarray(row).reshape(-1) for row in array]
+    rows = [one if one.size else np.zeros(0, np.int32) for one in (np.asarray(row).reshape(-1) for row in array)]  # an empty list is of floats
     splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
     size = 1 << max(0, int(splits[-1]) - 1).bit_length()
     ids = np.zeros(size, np.int32)
