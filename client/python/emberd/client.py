@@ -135,6 +135,7 @@ def _config_text(config: Union[ModelConfig, str, "os.PathLike[str]"]) -> str:
         return Path(config).read_text(encoding="utf-8")
     if not isinstance(config, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _native.refuse_kind(config, "config", "an emberd.ModelConfig, its text, or the path of a file")
+    _native.text(config, "config")
     if config.strip() and not set("\n:{") & set(config):
         raise FileNotFoundError(errno.ENOENT, "config: there is no such file, and it is no text of a model", config)
     return config

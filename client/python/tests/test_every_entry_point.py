@@ -61,7 +61,7 @@ MODULES = [*["emberd", "emberd.nested", "emberd.aio", *["emberd.torch", "emberd.
            *["emberd.jax", "emberd.jax.nnx"] * bool(jax), *["emberd.keras"] * bool(keras)]
 
 # What a wrong argument may raise. UnicodeError is a ValueError that names no argument.
-SAID = (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, emberd.Error)
+SAID = (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, FileNotFoundError, emberd.Error)
 D, R, S, Q = emberd.Dense, emberd.Ragged, emberd.Sparse, emberd.Sequences
 JUNK = {
     "None": None, "5": 5, "-1": -1, "2**32 + 5": 2**32 + 5, "2**63": 2**63, "1.5": 1.5, "nan": float("nan"), "inf": float("inf"),
@@ -136,7 +136,7 @@ def fits(hint, value):
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Union:
         return any(fits(kind, value) for kind in kinds)
-    if typing.get_origin(hint) is collections.abc.Sequence:
+    if typing.get_origin(hint) in (collections.abc.Sequence, collections.abc.Iterable):
         return isinstance(value, list) and all(fits(kinds[0], one) for one in value)
     if typing.get_origin(hint) is collections.abc.Callable:
         return callable(value)
@@ -197,14 +197,14 @@ ELSEWHERE = {
 }
 # What needs no cluster, and goes on without.
 STILL = {"Client.close", *(f"{name}.close" for name in ("Program", "PreparedBatch", "ProgramResult")), "ProgramResult.__getitem__", "AioClient.close", "AioTrainStream.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", *(f"{name}.{method}" for name in ("EmbeddingBag", "TorchEmbedding") for method in ("finish", "optimizer", "requires_grad_")), "EmbeddingOptimizer.add_param_group",
-         *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "requires_grad_", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
+         *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "requires_grad_", "get_extra_state", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
          "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "Embedding.finish", "Embedding.token", "Embedding.typed_errors",
          "DistributedEmbedding.finish", *(f"{name}.{method}" for name in MODULES_WITH_STEPS for method in ("request_checkpoint", "wait_checkpoint"))}
 # What may succeed though it is not what the signature names: a pattern of "function(argument: label)", and why.
 ALLOWED = {
     r"^flatten\(tree|^flatten.*like: None|^pack.*\['t": "leaves are anything",
     r"param_groups'\] longer|state_dict: another": "what is there for other tables",
-    r"next_step'\] (5|2)": "it is compared when the group is joined",
+    r"next_step'\] (5|2|None)": "it is compared when the group is joined, or not known",
     r"state: another key": "it is not looked at",
     r"(first_step|step|rows_at_a_time): 2\*\*32": "they have 64 bits",
     r"(ids|input): (\['t'\] )?(\[\]|\[\[\]\]|empty|longer|flat or a column)\)": "batches and lists of other sizes; no two of them are compared",
