@@ -1,6 +1,8 @@
 #include "base/blocking_pool.h"
 
 #include <algorithm>
+#include <array>
+#include <system_error>
 #include <utility>
 
 namespace emberd {
@@ -16,14 +18,22 @@ BlockingPool::~BlockingPool() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void BlockingPool::Run(std::function<void()> task) {
+bool BlockingPool::RunAll(absl::Span<std::function<void()>> tasks) {
   MutexLock lock(&mutex_);
-  tasks_.push_back(std::move(task));
-  if (idle_ >= static_cast<int>(tasks_.size())) {
-    work_or_stop_.Signal();
-  } else {
-    threads_.emplace_back([this] { Work(); });
+  try {
+    // First: of no thread, no task may stay that the caller believes not to run.
+    for (int idle = std::max(idle_ - static_cast<int>(tasks_.size()), 0);
+         idle < static_cast<int>(tasks.size()); ++idle) {
+      threads_.emplace_back([this] { Work(); });
+    }
+  } catch (const std::system_error&) {
+    return false;
   }
+  for (std::function<void()>& task : tasks) {
+    tasks_.push_back(std::move(task));
+    work_or_stop_.Signal();
+  }
+  return true;
 }
 
 void BlockingPool::RunEach(int count, absl::FunctionRef<void(int)> call) {
@@ -31,11 +41,12 @@ void BlockingPool::RunEach(int count, absl::FunctionRef<void(int)> call) {
   CondVar all_done;
   int left = count - 1;
   for (int i = 1; i < count; ++i) {
-    Run([&, i] {
+    const auto run = [&, i] {
       call(i);
       MutexLock lock(&mutex);
       if (--left == 0) all_done.Signal();
-    });
+    };
+    if (!Run(run)) run();
   }
   if (count > 0) call(0);
   MutexLock lock(&mutex);
@@ -86,10 +97,7 @@ TaskQueue::~TaskQueue() {
 
 bool TaskQueue::Submit(std::function<void()> task) {
   MutexLock lock(&mutex_);
-  if (running_ < max_running_) {
-    Start(std::move(task));
-    return true;
-  }
+  if (running_ < max_running_) return Start(absl::MakeSpan(&task, 1));
   if (static_cast<int>(queue_.size()) >= max_queued_) return false;
   queue_.push_back(std::move(task));
   TellQueued();
@@ -99,20 +107,23 @@ bool TaskQueue::Submit(std::function<void()> task) {
 bool TaskQueue::SubmitPair(std::function<void()> first, std::function<void()> second) {
   MutexLock lock(&mutex_);
   if (running_ + 2 > max_running_) return false;
-  Start(std::move(first));
-  Start(std::move(second));
-  return true;
+  std::array<std::function<void()>, 2> pair = {std::move(first), std::move(second)};
+  return Start(absl::MakeSpan(pair));
 }
 
-void TaskQueue::Start(std::function<void()> task) {
-  ++running_;
-  pool_->Run([this, task = std::move(task)]() mutable {
-    while (task != nullptr) {
-      task();
-      task = nullptr;
-      task = Next();
-    }
-  });
+bool TaskQueue::Start(absl::Span<std::function<void()>> tasks) {
+  for (std::function<void()>& task : tasks) {
+    task = [this, task = std::move(task)]() mutable {
+      while (task != nullptr) {
+        task();
+        task = nullptr;
+        task = Next();
+      }
+    };
+  }
+  if (!pool_->RunAll(tasks)) return false;
+  running_ += static_cast<int>(tasks.size());
+  return true;
 }
 
 std::function<void()> TaskQueue::Next() {

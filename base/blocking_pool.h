@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/cpu_pool.h"
 #include "base/mutex.h"
 
@@ -24,9 +25,12 @@ class BlockingPool {
   BlockingPool(const BlockingPool&) = delete;
   BlockingPool& operator=(const BlockingPool&) = delete;
 
-  void Run(std::function<void()> task);
-  // Calls call(0) to call(count - 1) at the same time, the first on the caller's thread; returns
-  // when all are done.
+  // False, and nothing is done, if no thread can be had.
+  [[nodiscard]] bool Run(std::function<void()> task) { return RunAll(absl::MakeSpan(&task, 1)); }
+  // The same of all of them; takes them only if they will run.
+  [[nodiscard]] bool RunAll(absl::Span<std::function<void()>> tasks);
+  // Calls call(0) to call(count - 1) at the same time, the first, and those for which no thread can
+  // be had, on the caller's thread; returns when all are done.
   void RunEach(int count, absl::FunctionRef<void(int)> call);
 
   int threads() const;
@@ -56,9 +60,10 @@ class TaskQueue {
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
 
-  // False, and nothing is done, if max_queued tasks wait already.
+  // False, and nothing is done, if max_queued tasks wait already, or no thread can be had.
   [[nodiscard]] bool Submit(std::function<void()> task);
-  // Both run at the same time, from now on; or neither: false if not two more may run.
+  // Both run at the same time, from now on; or neither: false if not two more may run, or no
+  // threads can be had.
   [[nodiscard]] bool SubmitPair(std::function<void()> first, std::function<void()> second);
 
   int max_queued() const { return max_queued_; }
@@ -76,7 +81,7 @@ class TaskQueue {
   void RecordDuration(absl::Duration took);
 
  private:
-  void Start(std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Start(absl::Span<std::function<void()>> tasks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one to run after a task has ended; null if none waits.
   std::function<void()> Next();
   void TellQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include "absl/time/clock.h"
 
@@ -20,7 +21,7 @@ TEST(BlockingPoolTest, EveryTaskHasAThreadAtOnceAndThreadsAreKept) {
   BlockingPool pool;
   for (int round = 0; round < 20; ++round) {
     std::latch all_six(6);
-    for (int i = 0; i < 6; ++i) pool.Run([&] { all_six.arrive_and_wait(); });
+    for (int i = 0; i < 6; ++i) ASSERT_TRUE(pool.Run([&] { all_six.arrive_and_wait(); }));
     all_six.wait();
     AwaitIdle(pool);
     EXPECT_EQ(pool.threads(), 6);
@@ -46,13 +47,47 @@ TEST(BlockingPoolTest, DestructionWaitsForTasks) {
   {
     BlockingPool pool;
     for (int i = 0; i < 2; ++i) {
-      pool.Run([&] {
+      ASSERT_TRUE(pool.Run([&] {
         absl::SleepFor(absl::Milliseconds(20));
         ++ended;
-      });
+      }));
     }
   }
   EXPECT_EQ(ended, 2);
+}
+
+// While it lives, no thread can begin: each wants more stack than there are addresses.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge = before_;
+    pthread_attr_setstacksize(&huge, size_t{1} << 47);
+    pthread_setattr_default_np(&huge);
+  }
+  ~NoThreads() { pthread_setattr_default_np(&before_); }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(BlockingPoolTest, RunsNothingLaterForWhichThereIsNoThread) {
+  BlockingPool pool;
+  std::atomic<int> ran = 0;
+  {
+    const NoThreads none;
+    EXPECT_FALSE(pool.Run([&] { ran += 100; }));
+    pool.RunEach(3, [&](int) { ++ran; });
+    TaskQueue queue(&pool, 2, 2);
+    EXPECT_FALSE(queue.Submit([&] { ran += 100; }));
+    EXPECT_FALSE(queue.SubmitPair([&] { ran += 100; }, [&] { ran += 100; }));
+    EXPECT_EQ(queue.tasks(), 0);
+  }
+  EXPECT_EQ(pool.threads(), 0);
+  std::latch done(1);
+  ASSERT_TRUE(pool.Run([&] { done.count_down(); }));
+  done.wait();
+  EXPECT_EQ(ran, 3);
 }
 
 TEST(TaskQueueTest, RunsEverythingBeforeItEnds) {

@@ -33,8 +33,10 @@ emberd_call* emberd_call::Begin(absl::FunctionRef<absl::StatusOr<Work>()> begin,
   call->progress_ = std::move(progress);
   const absl::Status status = Guarded([&]() -> absl::Status {
     ASSIGN_OR_RETURN(Work work, begin());
-    emberd::c::Threads().Run([call, work = std::move(work)]() mutable { call->Run(&work); });
-    return absl::OkStatus();
+    if (emberd::c::Threads().Run([call, work = std::move(work)]() mutable { call->Run(&work); })) {
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError("this process can have no more threads");
   });
   if (!status.ok()) {
     call->status_ = status;
