@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include <unistd.h>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -43,7 +45,7 @@ constexpr char kMoving[] = "moving";
 constexpr char kOldShards[] = "old-shards";
 
 struct SavedModel {
-  std::string model;
+  internal::v1::HostedModel model;
   std::string checkpoint;
 };
 
@@ -86,7 +88,7 @@ class QuietCluster {
     std::vector<SavedModel> saved;
     for (const internal::v1::HostedModel& model : list.models()) {
       if (!model.serving() || model.has_serves()) continue;
-      ASSIGN_OR_RETURN(saved.emplace_back(), Save(model.name(), stopped));
+      ASSIGN_OR_RETURN(saved.emplace_back(), Save(model, stopped));
     }
     return saved;
   }
@@ -95,7 +97,7 @@ class QuietCluster {
     rpc::CallContext context(absl::InfiniteFuture());
     coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
     v1::RestoreCheckpointRequest request;
-    request.set_model(saved.model);
+    request.set_model(saved.model.name());
     request.set_name(saved.checkpoint);
     const auto report = [&](const v1::CheckpointProgress&) {
       return stopped() ? absl::CancelledError("stopped while a model was being restored")
@@ -104,19 +106,41 @@ class QuietCluster {
     ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
                      checkpoints.Restore(request, report, &context));
     ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
-                     checkpoints.store().Read(saved.model, saved.checkpoint));
+                     checkpoints.store().Read(saved.model.name(), saved.checkpoint));
     // This coordinator does not know that there are logs.
-    return checkpoints.store().SetBeginning(manifest, done.history());
+    RETURN_IF_ERROR(checkpoints.store().SetBeginning(manifest, done.history()));
+    return KeepSettings(saved.model, &context);
   }
 
  private:
   explicit QuietCluster(int threads) : metrics_("up"), threads_(threads) {}
 
-  absl::StatusOr<SavedModel> Save(const std::string& model, const std::function<bool()>& stopped) {
+  // What operators set while the model was served, which no checkpoint holds.
+  absl::Status KeepSettings(const internal::v1::HostedModel& before, rpc::CallContext* context) {
+    if (before.limits().version() > 0) {
+      v1::SetLimitsRequest request;
+      request.set_model(before.name());
+      *request.mutable_limits() = before.limits().stacks();
+      RETURN_IF_ERROR(coordinator_->resources().registry->SetLimits(request, context).status());
+    }
+    if (!before.pinned()) return absl::OkStatus();
+    v1::ChangeMemoryRequest pin;
+    pin.set_operation(v1::ChangeMemoryRequest::PIN);
+    pin.set_model(before.name());
+    const absl::Status pinned = coordinator_->ChangeMemory(pin, context).status();
+    // Without `eviction`, nothing leaves memory.
+    if (pinned.ok() || absl::IsFailedPrecondition(pinned)) return absl::OkStatus();
+    Log(LogLevel::kWarning, "a model that was pinned is not pinned any more",
+        {{"model", before.name()}, {"reason", std::string(pinned.message())}});
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<SavedModel> Save(const internal::v1::HostedModel& model,
+                                  const std::function<bool()>& stopped) {
     rpc::CallContext context(absl::InfiniteFuture());
     const coordinator::CoordinatorResources& resources = coordinator_->resources();
     coordinator::Checkpoints& checkpoints = *resources.checkpoints;
-    ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
+    ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model.name(), &context));
     const coordinator::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
                                               .incremental = true,
                                               .automatic = true};
@@ -158,23 +182,30 @@ std::string Encode(const Move& move) {
   std::string text =
       absl::StrCat("shards ", move.old.shards, "\npartitions ", move.old.partitions, "\n");
   for (const SavedModel& saved : move.models) {
-    absl::StrAppend(&text, saved.model, " ", saved.checkpoint, "\n");
+    absl::StrAppend(&text, saved.model.name(), " ", saved.checkpoint, " ",
+                    absl::BytesToHexString(saved.model.SerializeAsString()), "\n");
   }
   return text;
 }
 
 std::optional<Move> Decode(const std::string& text) {
-  std::vector<std::vector<std::string>> lines;
-  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    lines.push_back(absl::StrSplit(line, ' '));
-    if (lines.back().size() != 2) return std::nullopt;
-  }
+  std::istringstream file(text);
   Move move;
-  if (lines.size() < 2 || !absl::SimpleAtoi(lines[0][1], &move.old.shards) ||
-      !absl::SimpleAtoi(lines[1][1], &move.old.partitions)) {
+  std::string word;
+  if (!(file >> word >> move.old.shards >> word >> move.old.partitions >> std::ws)) {
     return std::nullopt;
   }
-  for (size_t i = 2; i < lines.size(); ++i) move.models.push_back({lines[i][0], lines[i][1]});
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    SavedModel& saved = move.models.emplace_back();
+    // Earlier versions wrote no more than the two names.
+    if (words.size() < 2 ||
+        (words.size() > 2 && !saved.model.ParseFromString(absl::HexStringToBytes(words[2])))) {
+      return std::nullopt;
+    }
+    saved.model.set_name(words[0]);
+    saved.checkpoint = words[1];
+  }
   return move;
 }
 

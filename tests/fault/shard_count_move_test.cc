@@ -3,7 +3,9 @@
 // before, also after the way back. Catches: a step that cannot be taken again, logs that are gone
 // before others replace them, and half of the old logs among the new ones.
 // Covers: server/launcher/shard_count.cc
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +22,7 @@
 #include "base/testing/paths.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/api.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/process.h"
@@ -50,10 +53,6 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
         "EMBERD_FAILPOINT=" + failpoint,
         BuildPath(failpoint.empty() ? "bin/emberd" : "tests/emberd_faulty"),
         "up",
-        "--shards",
-        absl::StrCat(shards),
-        "--sparsecores",
-        absl::StrCat(each),
         "--listen",
         "127.0.0.1:0",
         "--http",
@@ -63,6 +62,17 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
         "--durability",
         "log"};
     if (GetParam()) argv.emplace_back("--processes");
+    if (evicts_) {
+      std::string config =
+          absl::StrCat("sparsecores_per_shard: ", each, "\neviction { spill_folder: \"",
+                       logs_.Path("spilled"), "\" }\ncoordinators { address: \"127.0.0.1:0\" }\n");
+      for (int i = 0; i < shards; ++i) config += "shards { address: \"127.0.0.1:0\" }\n";
+      std::ofstream(logs_.Path("config.textproto")) << config;
+      argv.insert(argv.end(), {"--config", logs_.Path("config.textproto")});
+    } else {
+      argv.insert(argv.end(),
+                  {"--shards", absl::StrCat(shards), "--sparsecores", absl::StrCat(each)});
+    }
     auto process = StartProcess(argv, log_);
     ASSERT_TRUE(process.ok()) << process.status();
     up_ = *std::move(process);
@@ -70,18 +80,18 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
   // The same, until it serves.
   void Start(int shards) {
     ASSERT_NO_FATAL_FAILURE(Launch(shards));
-    std::string address;
+    address_.clear();
     Eventually([&] {
       const std::string log = ReadFile(log_);
       if (!absl::StrContains(log, " pids=")) return !up_->Running();
       for (absl::string_view word : absl::StrSplit(log, absl::ByAnyChar(" \n"))) {
-        if (absl::ConsumePrefix(&word, "coordinator=")) address = std::string(word);
+        if (absl::ConsumePrefix(&word, "coordinator=")) address_ = std::string(word);
       }
       return true;
     });
-    ASSERT_FALSE(address.empty()) << ReadFile(log_);
+    ASSERT_FALSE(address_.empty()) << ReadFile(log_);
     for (const auto& [client, id] : {std::pair(&client_, ""), std::pair(&trainer_, "trainer")}) {
-      auto connected = client::Client::Connect({.addresses = {address}, .client_id = id});
+      auto connected = client::Client::Connect({.addresses = {address_}, .client_id = id});
       ASSERT_TRUE(connected.ok()) << connected.status();
       *client = *std::move(connected);
     }
@@ -113,6 +123,15 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
     const absl::Status status = Await([&] { return TrainStep(*client_, mixed, step, kSamples); });
     ASSERT_TRUE(status.ok()) << status;
   }
+  v1::GetLimitsResponse LimitsOf(const std::string& model) {
+    v1::GetLimitsRequest request;
+    request.set_model(model);
+    v1::GetLimitsResponse limits;
+    EXPECT_TRUE(Eventually([&] {
+      return Call(&v1::AdminService::Stub::GetLimits, Api(address_), request, &limits).ok();
+    }));
+    return limits;
+  }
   // The tables of a cluster that was never moved, after so many steps of "mixed".
   static std::string Undisturbed(int steps) {
     auto calm = Cluster::Start({.shards = 1, .sparsecores_per_shard = 4, .embedded = true});
@@ -133,7 +152,9 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
   const TempDir logs_ = *TempDir::Create();
   const std::string log_ = logs_.Path("log");
   const std::string scratch_ = logs_.Path("tmp");
+  bool evicts_ = false;  // the cluster has `eviction`, so that models can be pinned
   std::unique_ptr<ChildProcess> up_;
+  std::string address_;
   std::unique_ptr<client::Client> client_;
   std::unique_ptr<client::Client> trainer_;  // the same one in each life of the cluster
 };
@@ -213,6 +234,60 @@ TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
   EXPECT_THAT(ReadFile(log_), HasSubstr("--sparsecores 1"));
   ASSERT_NO_FATAL_FAILURE(Start(2));
   EXPECT_EQ(Tables(), before);
+}
+
+// What operators set is in no checkpoint, and in the file `moving` if the move is interrupted.
+TEST_P(ShardCountMoveTest, KeepsLimitsAndPins) {
+  evicts_ = true;
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  for (const char* name : {"mixed", "other"}) {
+    const auto model = client_->DeclareModel(MixedModel(name));
+    ASSERT_TRUE(model.ok()) << model.status();
+  }
+  v1::SetLimitsRequest set;
+  set.set_model("mixed");
+  const v1::GetLimitsResponse declared = LimitsOf("mixed");
+  for (const v1::StackLimits& stack : declared.stacks()) {
+    v1::StackLimit* const limit = set.add_limits();
+    limit->set_stack(stack.stack());
+    limit->set_max_ids_per_partition(107);
+    limit->set_max_unique_ids_per_partition(7);
+  }
+  v1::SetLimitsResponse done;
+  ASSERT_TRUE(Call(&v1::AdminService::Stub::SetLimits, Api(address_), set, &done).ok());
+  v1::ChangeMemoryRequest pin;
+  pin.set_operation(v1::ChangeMemoryRequest::PIN);
+  pin.set_model("mixed");
+  v1::ChangeMemoryResponse pinned;
+  ASSERT_TRUE(Call(&v1::AdminService::Stub::ChangeMemory, Api(address_), pin, &pinned).ok());
+  ASSERT_NO_FATAL_FAILURE(Kill());
+
+  ASSERT_NO_FATAL_FAILURE(ExpectDiesAt("move.log_is_aside", 4));
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  for (const char* name : {"mixed", "other"}) {
+    const v1::GetLimitsResponse limits = LimitsOf(name);
+    EXPECT_GT(limits.stacks_size(), 0);
+    for (const v1::StackLimits& stack : limits.stacks()) {
+      EXPECT_EQ(stack.max_ids_per_partition() == 107, name == std::string("mixed")) << name;
+      EXPECT_EQ(stack.max_unique_ids_per_partition() == 7, name == std::string("mixed")) << name;
+    }
+  }
+  v1::GetStatusResponse status;
+  EXPECT_TRUE(Eventually([&] {
+    status.Clear();
+    return Call(&v1::AdminService::Stub::GetStatus, Api(address_), v1::GetStatusRequest(), &status)
+               .ok() &&
+           std::all_of(status.shards().begin(), status.shards().end(), [](const auto& shard) {
+             return shard.reachable() && !shard.log().recovering() &&
+                    shard.memory().tables_size() > 0;
+           });
+  }));
+  ASSERT_EQ(status.shards_size(), 4);
+  for (const v1::ShardStatus& shard : status.shards()) {
+    for (const v1::MemoryTable& table : shard.memory().tables()) {
+      EXPECT_EQ(table.pinned(), table.model() == "mixed") << table.model();
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, ShardCountMoveTest, ::testing::Bool(),
