@@ -4,7 +4,9 @@
 #include <filesystem>
 #include <utility>
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -20,14 +22,13 @@ absl::StatusOr<TempDir> TempDir::Create() {
   return TempDir(std::move(path));
 }
 
-TempDir::TempDir(std::string path) : path_(std::move(path)) {}
-
-TempDir::TempDir(TempDir&& other) noexcept : path_(std::exchange(other.path_, "")) {}
-
-TempDir& TempDir::operator=(TempDir&& other) noexcept {
-  std::swap(path_, other.path_);
-  return *this;
+TempDir::TempDir(std::string path)
+    : path_(std::move(path)), lock_(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  flock(lock_.get(), LOCK_EX);  // if that fails, the folder is as safe as any other in /tmp
 }
+
+TempDir::TempDir(TempDir&& other) noexcept
+    : path_(std::exchange(other.path_, "")), lock_(std::move(other.lock_)) {}
 
 TempDir::~TempDir() {
   std::error_code ignored;

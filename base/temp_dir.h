@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/file_descriptor.h"
 
 namespace emberd {
 
@@ -14,7 +15,6 @@ class TempDir {
   static absl::StatusOr<TempDir> Create();
 
   TempDir(TempDir&& other) noexcept;
-  TempDir& operator=(TempDir&& other) noexcept;
   ~TempDir();
 
   const std::string& path() const { return path_; }
@@ -23,7 +23,8 @@ class TempDir {
 
  private:
   explicit TempDir(std::string path);
-  std::string path_;  // empty: moved away
+  std::string path_;     // empty: moved away
+  FileDescriptor lock_;  // systemd-tmpfiles removes nothing old from a folder that is locked
 };
 
 }  // namespace emberd

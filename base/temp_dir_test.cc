@@ -4,7 +4,11 @@
 #include <fstream>
 #include <utility>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+
+#include "base/file_descriptor.h"
 
 namespace emberd {
 namespace temp_dir_test {
@@ -22,6 +26,15 @@ TEST(TempDirTest, GoesAwayWithItsFilesAndOnlyOnce) {
     EXPECT_TRUE(std::filesystem::exists(second.path()));
   }
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// Otherwise systemd-tmpfiles removes its files when they are old, while they are in use.
+TEST(TempDirTest, IsLockedWhileItLives) {
+  TempDir dir = *TempDir::Create();
+  const TempDir moved = std::move(dir);
+  const FileDescriptor cleaner(open(moved.path().c_str(), O_RDONLY | O_DIRECTORY));
+  ASSERT_GE(cleaner.get(), 0);
+  EXPECT_NE(flock(cleaner.get(), LOCK_SH | LOCK_NB), 0);
 }
 
 }  // namespace temp_dir_test

@@ -26,7 +26,7 @@ using ::testing::Not;
 
 class MakeTokenTest : public testing::Test {
  protected:
-  void SetUp() override { file_ = directory_.path() + "/tokens"; }
+  void SetUp() override { ASSERT_TRUE(std::filesystem::create_directory(directory_)); }
   void Write(const std::string& text) const { std::ofstream(file_) << text; }
   std::string Read() const {
     std::ostringstream text;
@@ -44,11 +44,12 @@ class MakeTokenTest : public testing::Test {
     return made;
   }
   std::ptrdiff_t FilesThere() const {
-    return std::distance(std::filesystem::directory_iterator(directory_.path()), {});
+    return std::distance(std::filesystem::directory_iterator(directory_), {});
   }
 
-  const TempDir directory_ = TempDir::Create().value();
-  std::string file_;
+  const TempDir temporary_ = TempDir::Create().value();  // locked, as is the folder of tokens
+  const std::string directory_ = temporary_.path() + "/secrets";
+  const std::string file_ = directory_ + "/tokens";
 };
 
 TEST_F(MakeTokenTest, ProcessesKnowTheTokensThatItMakes) {

@@ -71,13 +71,15 @@ TEST(CommandLineTest, HealthSaysByItsExitStatusWhetherAProcessServes) {
 // The token is nowhere else.
 TEST(CommandLineTest, ATokenThatCannotBePrintedIsNotAdded) {
   for (const char* where : {"> /dev/full", ">&-"}) {
-    const TempDir directory = TempDir::Create().value();
+    const TempDir temporary = TempDir::Create().value();  // locked, as is the folder of tokens
+    const std::string directory = temporary.path() + "/secrets";
+    std::filesystem::create_directory(directory);
     TestingProgram token({"/bin/sh", "-c",
-                          absl::StrCat("exec ", kEmberd, " token alice trainer --file ",
-                                       directory.path(), "/tokens ", where)});
+                          absl::StrCat("exec ", kEmberd, " token alice trainer --file ", directory,
+                                       "/tokens ", where)});
     EXPECT_EQ(token.Wait(), 1);
     EXPECT_THAT(token.Err(), HasSubstr("the token cannot be printed"));
-    EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+    EXPECT_TRUE(std::filesystem::is_empty(directory));
   }
 }
 
