@@ -212,7 +212,7 @@ class GrpcTrainStream final : public TrainStream {
       absl::MutexLock lock(&mutex_);
       RETURN_IF_ERROR(CheckOpen());
       shared.Lend();
-      updates_.push_back({step, std::move(shared)});
+      updates_.push_back({step, std::move(shared), options.memory});
     }
     while (std::optional<grpc::ByteBuffer> part = encoder.Next()) stream_->Send(*std::move(part));
     absl::MutexLock lock(&mutex_);
@@ -389,7 +389,10 @@ class GrpcTrainStream final : public TrainStream {
 
   void OnEnd(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
-    for (SentUpdate& update : updates_) update.shared.Part();
+    for (SentUpdate& update : updates_) {
+      update.shared.Part();
+      update.memory.reset();
+    }
     end_ = status;
   }
 
@@ -412,6 +415,7 @@ class GrpcTrainStream final : public TrainStream {
   struct SentUpdate {
     int64_t step;
     SharedGradients shared;
+    std::shared_ptr<const void> memory;  // UpdateOptions::memory: `shared` may name places in it
   };
   std::deque<SentUpdate> updates_ ABSL_GUARDED_BY(mutex_);
   // What AllocateGradients gave.

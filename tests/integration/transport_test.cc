@@ -2,10 +2,13 @@
 // shared is given back, whoever dies: a coordinator, or a trainer in the middle of a step.
 //
 // Covers: client/cpp/shared_memory.cc
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -191,6 +194,49 @@ TEST_F(TransportTest, GradientsAreReadWhereTheTrainerPutsThem) {
     digests.push_back(Digest(*client, *model).value_or("none"));
   }
   EXPECT_EQ(digests[0], digests[1]);
+}
+
+// The coordinator reads them until then.
+TEST_F(TransportTest, MemoryThatIsReadInPlaceIsHeldUntilTheAnswer) {
+  Start({.shards = 1});
+  const auto client = Connect(TransportKind::kShared);
+  const auto model = client->DeclareModel(GroupModel("model", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  std::vector<std::unique_ptr<client::TrainStream>> streams(2);
+  const auto join = [&](int rank) {
+    auto stream = client->Train(*model, {.group = "run", .rank = rank, .size = 2});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    streams[rank] = *std::move(stream);
+  };
+  std::thread other(join, 1);
+  join(0);
+  other.join();
+  ASSERT_TRUE(streams[0] != nullptr && streams[1] != nullptr);
+  std::vector<client::Activation> activations;
+  for (const int rank : {0, 1}) {
+    ASSERT_TRUE(streams[rank]->SendLookup(0, MakeShare(0, rank, 2).Features()).ok());
+  }
+  for (const int rank : {1, 0}) {
+    const auto found = streams[rank]->ReceiveLookup();
+    ASSERT_TRUE(found.ok()) << found.status();
+    activations = found->activations;
+  }
+  const auto some = std::find_if(activations.begin(), activations.end(),
+                                 [](const auto& one) { return one.samples > 0; });
+  ASSERT_NE(some, activations.end());
+  const size_t floats = some->dim * some->samples;
+  const std::shared_ptr<float> place = streams[0]->AllocateGradients(floats);
+  std::fill_n(place.get(), floats, 0.5f);
+  auto memory = std::make_shared<bool>();
+  const std::weak_ptr<bool> held = memory;
+  const std::vector<client::FeatureGradient> gradients = {
+      {some->feature, absl::MakeConstSpan(place.get(), floats), some->samples}};
+  ASSERT_TRUE(
+      streams[0]->SendUpdate(0, gradients, {.memory = std::exchange(memory, nullptr)}).ok());
+  EXPECT_FALSE(held.expired()) << "it waits for the other rank";
+  ASSERT_TRUE(streams[1]->SendUpdate(0, {}).ok());
+  ASSERT_TRUE(streams[0]->ReceiveUpdate().ok());
+  EXPECT_TRUE(held.expired());
 }
 
 TEST_F(TransportTest, ActivationsLieSideBySideIfThatIsAskedFor) {
