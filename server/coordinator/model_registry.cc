@@ -111,10 +111,11 @@ uint64_t ModelRegistry::IdOf(const std::string& name) const {
 }
 
 void ModelRegistry::Remember(step::ServedModelPtr model) {
-  model->metrics->Set(ops::MetricId::kModelLost, 0);
   absl::MutexLock lock(&mutex_);
-  absl::erase_if(models_, [&](const auto& entry) {
-    return entry.second.model->config.name() == model->config.name();
+  absl::erase_if(models_, [&](auto& entry) {
+    if (entry.second.model->config.name() != model->config.name()) return false;
+    entry.second.SetLost("");
+    return true;
   });
   const uint64_t id = model->id;
   models_[id].model = std::move(model);
@@ -124,7 +125,7 @@ void ModelRegistry::Forget(uint64_t model_id) {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
   if (found == models_.end()) return;
-  found->second.model->metrics->Set(ops::MetricId::kModelLost, 0);
+  found->second.SetLost("");
   models_.erase(found);
 }
 
@@ -138,9 +139,8 @@ void ModelRegistry::SetLost(uint64_t model_id, const absl::Status& why) {
              why.ok() ? "a lost model has its rows again" : "a model is lost",
              {{"model", entry.model->config.name()}, {"reason", std::string(why.message())}});
   }
-  entry.lost = std::string(why.message());
+  entry.SetLost(std::string(why.message()));
   entry.doubted = !why.ok();
-  entry.model->metrics->Set(ops::MetricId::kModelLost, why.ok() ? 0 : 1);
 }
 
 std::vector<ModelRegistry::Known> ModelRegistry::models() const {

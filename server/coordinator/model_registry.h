@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -123,6 +124,11 @@ class ModelRegistry {
     absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it followed
 
     uint64_t history() const { return model == nullptr ? 0 : model->history; }
+    // In the metrics, too; there not as 0 or 1: beyond kMaxStackLabels, models share a label.
+    void SetLost(std::string why) {
+      model->metrics->Change(ops::MetricId::kModelLost, int{!why.empty()} - int{!lost.empty()});
+      lost = std::move(why);
+    }
   };
   // By name.
   std::vector<Known> models() const;

@@ -46,7 +46,7 @@ namespace emberd::ops {
   METRIC(kModels, Gauge, "emberd_models", "server", "1", "Models declared.")                       \
   METRIC(kModelLost, Gauge, "emberd_model_lost", "model", "1",                                     \
          "1 while shards have lost rows of the model, and every call on it ends with DATA_LOSS, "  \
-         "else 0.")                                                                                \
+         "else 0; of `other`, how many models.")                                                   \
   METRIC(kModelRecoveries, Counter, "emberd_model_recoveries_total", "model", "1",                 \
          "Times that the coordinator brought a model that had lost rows back from a checkpoint.")  \
   METRIC(kCheckpoints, Counter, "emberd_checkpoints_total", "model", "1",                          \

@@ -239,11 +239,12 @@ ShardLinkMetrics* Metrics::ShardLink(int shard) {
 
 ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::string>& stacks) {
   absl::MutexLock lock(&mutex_);
-  std::unique_ptr<ModelMetrics>& metrics = models_[{model, stacks}];
+  const std::string label = LabelsOf(model, {""})[0][0];
+  const Labels of_stacks = LabelsOf(model, stacks);
+  std::unique_ptr<ModelMetrics>& metrics = models_[{label, of_stacks}];
   if (metrics != nullptr) return metrics.get();
-  metrics.reset(new ModelMetrics(registry_, StackLabels(model, "")[0]));
-  for (const std::string& stack : stacks) {
-    const std::vector<std::string> labels = StackLabels(model, stack);
+  metrics.reset(new ModelMetrics(registry_, label));
+  for (const std::vector<std::string>& labels : of_stacks) {
     metrics->stacks_.emplace_back(registry_, std::vector<std::string>{"model", "stack"}, labels,
                                   /*gauges=*/labels[0] != "other");
   }
@@ -253,12 +254,12 @@ ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::st
 ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
                                        const std::vector<std::string>& stacks) {
   absl::MutexLock lock(&mutex_);
-  std::unique_ptr<ShardModelMetrics>& metrics = shard_models_[{shard, {model, stacks}}];
+  const Labels of_stacks = LabelsOf(model, stacks);
+  std::unique_ptr<ShardModelMetrics>& metrics = shard_models_[{shard, of_stacks}];
   if (metrics != nullptr) return metrics.get();
   const std::string index = std::to_string(shard);
   metrics = std::make_unique<ShardModelMetrics>();
-  for (const std::string& stack : stacks) {
-    std::vector<std::string> labels = StackLabels(model, stack);
+  for (std::vector<std::string> labels : of_stacks) {
     labels.insert(labels.begin(), index);
     const auto sent = [&](const char* mode) -> prometheus::Counter* {
       std::vector<std::string> with_mode = labels;
@@ -300,13 +301,15 @@ GroupMetrics* Metrics::Group(const std::string& model, const std::string& group)
   return metrics.get();
 }
 
-std::vector<std::string> Metrics::StackLabels(const std::string& model, const std::string& stack) {
-  std::vector<std::string> labels = {model, stack};
-  if (stack_labels_.count(labels) == 0) {
-    if (stack_labels_.size() >= kMaxStackLabels) return {"other", "other"};
-    stack_labels_.insert(labels);
+Metrics::Labels Metrics::LabelsOf(const std::string& model,
+                                  const std::vector<std::string>& stacks) {
+  Labels all;
+  for (const std::string& stack : stacks) {
+    all.push_back({model, stack});
+    if (stack_labels_.size() < kMaxStackLabels) stack_labels_.insert(all.back());
+    if (stack_labels_.count(all.back()) == 0) all.back() = {"other", "other"};
   }
-  return labels;
+  return all;
 }
 
 void Metrics::AddRpcBytes(Rpc rpc, int64_t request_bytes, int64_t response_bytes) {

@@ -259,9 +259,10 @@ class Metrics {
   std::vector<std::weak_ptr<prometheus::Collectable>> collectables() const;
 
  private:
-  // {model, stack}, or {"other", "other"} beyond kMaxStackLabels. An empty stack stands for the
-  // model itself.
-  std::vector<std::string> StackLabels(const std::string& model, const std::string& stack)
+  // Of each stack {model, stack}, or {"other", "other"} beyond kMaxStackLabels. An empty stack
+  // stands for the model itself.
+  using Labels = std::vector<std::vector<std::string>>;
+  Labels LabelsOf(const std::string& model, const std::vector<std::string>& stacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   MetricRegistry registry_;
@@ -274,9 +275,10 @@ class Metrics {
   absl::Mutex mutex_;
   std::map<std::string, std::unique_ptr<ServerMetrics>> servers_ ABSL_GUARDED_BY(mutex_);
   std::map<int, std::unique_ptr<ShardLinkMetrics>> links_ ABSL_GUARDED_BY(mutex_);
-  using Stacks = std::pair<std::string, std::vector<std::string>>;  // behind their model
-  std::map<Stacks, std::unique_ptr<ModelMetrics>> models_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::pair<int, Stacks>, std::unique_ptr<ShardModelMetrics>> shard_models_
+  // By labels, of which there are so many: models come and go without bound.
+  std::map<std::pair<std::string, Labels>, std::unique_ptr<ModelMetrics>> models_
+      ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<int, Labels>, std::unique_ptr<ShardModelMetrics>> shard_models_
       ABSL_GUARDED_BY(mutex_);
   std::set<std::vector<std::string>> stack_labels_ ABSL_GUARDED_BY(mutex_);  // given out so far
   std::set<std::pair<std::string, std::string>> table_labels_ ABSL_GUARDED_BY(mutex_);  // the same

@@ -283,6 +283,8 @@ TEST(MetricsTest, LabelsStayBoundedWhateverIsDeclared) {
   EXPECT_GT(series, 100u);
   EXPECT_LE(series, Metrics::kMaxStackLabels + 1);
   EXPECT_THAT(Page(metrics), HasSubstr("emberd_batch_ids_count{model=\"other\",stack=\"other\"}"));
+  EXPECT_EQ(metrics.Model("model1998", {"a", "b"}), metrics.Model("model1999", {"a", "b"}));
+  EXPECT_EQ(metrics.ShardModel(0, "model1998", {"a"}), metrics.ShardModel(0, "model1999", {"a"}));
   // A name that was seen keeps its own series.
   metrics.Model("model0", {"a", "b"})->ObserveBatch(TwoStacks());
   EXPECT_THAT(Page(metrics), HasSubstr("emberd_batch_ids_count{model=\"model0\",stack=\"a\"} 1"));
