@@ -381,7 +381,7 @@ absl::StatusOr<int64_t> Client::DeleteCheckpoint(const std::string& model,
   request.set_model(model);
   request.set_name(name);
   ASSIGN_OR_RETURN(const auto response, transport_->Call<v1::DeleteCheckpointResponse>(
-                                            request, {.deadline = absl::Hours(1), .once = true}));
+                                            request, {.deadline = absl::Hours(1)}));
   return response.bytes();
 }
 

@@ -158,6 +158,19 @@ TEST_F(ClientTest, ADeadlineEndsACall) {
   EXPECT_TRUE(Lookup().ok());
 }
 
+TEST_F(ClientTest, ADeadlineThatHasPassedIsNotTheUsualOne) {
+  LookupOptions options;
+  options.deadline = absl::Milliseconds(-1);
+  EXPECT_EQ(Lookup(options).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(ClientTest, WhatIsKeptForAnotherClientIsRefused) {
+  const Kept elsewhere = {.handle = 7, .coordinator = 2};
+  const auto answer = client_->programs().Call("GetMetrics", "regex: 'x'", {}, &elsewhere);
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kInvalidArgument) << answer.status();
+  EXPECT_THAT(std::string(answer.status().message()), HasSubstr("of coordinator 2"));
+}
+
 TEST_F(ClientTest, CancelCallsEndsCallsOfOtherThreads) {
   service_.AddFault({.delay = absl::Seconds(30)});
   absl::Status status;

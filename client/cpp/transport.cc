@@ -247,8 +247,13 @@ void Transport::Authorize(grpc::ClientContext* context) const {
 }
 
 absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int* answered) {
+  if (settings.coordinator >= static_cast<int>(options_.addresses.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "of coordinator ", settings.coordinator, ", but this client has ",
+        options_.addresses.size(), " addresses: it must come from a call of this client"));
+  }
   const absl::Duration allowed =
-      settings.deadline > absl::ZeroDuration() ? settings.deadline : options_.deadline;
+      settings.deadline != absl::ZeroDuration() ? settings.deadline : options_.deadline;
   const absl::Time deadline = SteadyNow() + allowed;
   const uint64_t begun = begun_at.value_or(cancellations_);
   for (int tries = 1;; ++tries) {
@@ -293,9 +298,9 @@ absl::Status Transport::CallUnary(const google::protobuf::Message& request,
                                   const CallSettings& settings, google::protobuf::Message* response,
                                   int* answered) {
   const std::string method = MethodOf(request);
-  // A second one could drop what somebody has declared or trained meanwhile.
+  // A second one could drop what somebody has declared, trained or saved meanwhile.
   CallSettings checked = settings;
-  for (const char* harmful : {"/DropModel", "/ResetModel", "/DropGroup"}) {
+  for (const char* harmful : {"/DropModel", "/ResetModel", "/DropGroup", "/DeleteCheckpoint"}) {
     checked.once = checked.once || absl::EndsWith(method, harmful);
   }
   return Call(

@@ -226,6 +226,15 @@ TEST_F(CheckpointTest, Deletes) {
   EXPECT_EQ(service_.checkpoints.calls().at(1), "DeleteCheckpoint model: \"m\" name: \"auto-*\"");
 }
 
+// Somebody may have saved another one of this name meanwhile.
+TEST_F(CheckpointTest, DeletesNothingTwice) {
+  service_.checkpoints.unavailable = 1;
+  const Outcome deleted = Call({"delete", "m", "a"});
+  EXPECT_NE(deleted.code, kOk);
+  EXPECT_THAT(deleted.err, HasSubstr("look before you repeat it"));
+  EXPECT_EQ(service_.checkpoints.calls().size(), 1u);
+}
+
 TEST_F(CheckpointTest, DeclaresFromACheckpoint) {
   const std::string path = WriteTestFile("restored.textproto", R"(name: "m"
       tables { name: "t" vocabulary_size: 10 embedding_dim: 2 } features { name: "x" table: "t" })");
