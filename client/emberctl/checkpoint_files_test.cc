@@ -192,6 +192,21 @@ TEST_F(CheckpointFilesTest, ImportsFilesByTheirNames) {
   EXPECT_EQ(Assigned("u", ""), Rows(0, 4, 3, 7));
 }
 
+TEST_F(CheckpointFilesTest, ErrorsOfExportAndImportHaveAdvice) {
+  const std::string path = Write("u.npy", NpyHeader(4, 3) + Rows(0, 4, 3));
+  for (const int calls_before : {0, 2}) {
+    for (const bool imports : {false, true}) {
+      for (int i = 0; i < calls_before; ++i) service_.AddFault({});
+      service_.AddFault({grpc::Status(grpc::UNAUTHENTICATED, "authorization: is missing")});
+      const Outcome refused =
+          imports ? Call({"import", "m", path})
+                  : Emberctl({"export", "m", "t", Path("t.npy"), "-a", service_.address()});
+      EXPECT_EQ(refused.code, kRefused) << calls_before << " " << imports;
+      EXPECT_THAT(refused.err, HasSubstr("--token-file")) << calls_before << " " << imports;
+    }
+  }
+}
+
 TEST_F(CheckpointFilesTest, ImportsAFileOfAnotherNameToATable) {
   const std::string path = Write("vectors.npy", NpyHeader(4, 3) + Rows(0, 4, 3));
   const Outcome unknown = Call({"import", "m", path});

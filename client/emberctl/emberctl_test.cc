@@ -113,6 +113,8 @@ TEST_F(EmberctlTest, ReadsWhatItHasWritten) {
   EXPECT_EQ(rows.code, kOk) << rows.err;
   EXPECT_EQ(rows.out, "2 rows written\n");
   EXPECT_EQ(Call({"rows", "get", "m", "t", "3"}).out, "3=0.1,-2e-07\n");
+  EXPECT_THAT(Call({"rows", "get", "m", "t", "9223372036854775807"}).out,
+              HasSubstr("9223372036854775807="));
   const Json json = Json::parse(Call({"--json", "rows", "get", "m", "t", "4"}).out);
   EXPECT_EQ(json["rows"][0]["id"], 4);
   EXPECT_EQ(json["rows"][0]["values"][1], 2.0f);

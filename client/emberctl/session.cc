@@ -45,13 +45,6 @@ void SilenceLibraries() {
   static_cast<void>(silent);
 }
 
-absl::Status Session::CheckReachable() const {
-  const client::ClientOptions options = client_options();
-  RETURN_IF_ERROR(CheckAddresses(options));
-  RETURN_IF_ERROR(options.Validate());
-  return CheckListening(options, options.connect_timeout);
-}
-
 absl::Status Session::Answer(const google::protobuf::Message& answer,
                              const std::string& text) const {
   if (json) return PrintJson(answer, out);
@@ -76,8 +69,10 @@ absl::Status WithOptionsOfEmberctl(const absl::Status& status) {
 }  // namespace
 
 absl::Status Session::Connect() {
-  RETURN_IF_ERROR(CheckReachable());
   client::ClientOptions options = client_options();
+  RETURN_IF_ERROR(CheckAddresses(options));
+  RETURN_IF_ERROR(options.Validate());
+  RETURN_IF_ERROR(CheckListening(options, options.connect_timeout));
   const absl::Duration patience = options.connect_timeout;
   // What has not become a channel by now is something else; it is asked what.
   constexpr absl::Duration kSoon = absl::Seconds(1);

@@ -59,10 +59,6 @@ class Session : public SessionOptions {
       const google::protobuf::Message& request, absl::Duration deadline,
       absl::FunctionRef<void(const v1::CheckpointProgress&)> progress);
 
-  // OK if something listens at one of the addresses. For commands that make clients themselves;
-  // Call does so first.
-  absl::Status CheckReachable() const;
-
   // Calls that several verbs need.
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const std::string& name);
@@ -70,8 +66,10 @@ class Session : public SessionOptions {
   // Prints an answer: as JSON with --json, and else as this text. OK.
   absl::Status Answer(const google::protobuf::Message& answer, const std::string& text) const;
 
-  // For clients that a command makes itself: all `addresses`, and how to connect to them.
+  // For clients that a command makes itself, once a call has come through: all `addresses`, and how
+  // to connect to them. And their errors, with advice, as those of Call.
   client::ClientOptions client_options() const;
+  absl::Status Advised(const absl::Status& status) const;
 
   bool terminal = false;  // `out` is one
   // What was chosen. Prints its result and returns why it could not.
@@ -82,7 +80,6 @@ class Session : public SessionOptions {
  private:
   // Errors say what was probably meant.
   absl::Status Connect();
-  absl::Status Advised(const absl::Status& status) const;
 
   std::unique_ptr<client::Transport> transport_;
 };

@@ -498,13 +498,13 @@ absl::Status PrintImported(Session& session, const ImportJob& job,
 }
 
 absl::Status ImportCheckpoint(Session& session, const ImportJob& job) {
-  RETURN_IF_ERROR(session.CheckReachable());
+  RETURN_IF_ERROR(session.DescribeModel(job.model).status());  // its errors have advice
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
   ASSIGN_OR_RETURN(const client::Model model, client->DescribeModel(job.model));
   ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(model, job));
   RETURN_IF_ERROR(ForEachPiece(session, pieces, "check ", CheckFinite));
-  RETURN_IF_ERROR(ForEachPiece(session, pieces, "",
-                               [&](const Piece& piece) { return Assign(*client, model, piece); }));
+  RETURN_IF_ERROR(session.Advised(ForEachPiece(
+      session, pieces, "", [&](const Piece& piece) { return Assign(*client, model, piece); })));
   return PrintImported(session, job, pieces);
 }
 

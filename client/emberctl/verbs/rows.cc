@@ -65,7 +65,7 @@ absl::Status AppendIds(const std::string& text, std::vector<int64_t>* ids) {
         absl::StrCat("\"", text, "\": more than ", kMaxIds,
                      " ids are not allowed; `emberctl export` writes a complete table to a file"));
   }
-  for (int64_t id = first; id <= last; ++id) ids->push_back(id);
+  for (int64_t n = 0; n <= last - first; ++n) ids->push_back(first + n);
   return absl::OkStatus();
 }
 
@@ -167,7 +167,7 @@ std::string TargetOf(const std::string& path) {
 }
 
 absl::Status ExportTable(Session& session, const RowsTarget& target) {
-  RETURN_IF_ERROR(session.CheckReachable());
+  RETURN_IF_ERROR(session.DescribeModel(target.model).status());  // its errors have advice
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
   ASSIGN_OR_RETURN(const client::Model model, client->DescribeModel(target.model));
   const client::TableInfo* const table = model.FindTable(target.table);
@@ -192,8 +192,9 @@ absl::Status ExportTable(Session& session, const RowsTarget& target) {
   options.slot = target.slot;
   // A table takes as long as it takes.
   options.deadline = absl::Hours(24);
-  RETURN_IF_ERROR(client->ExportTable(model, target.table, write, options));
-  RETURN_IF_ERROR(file->Close());
+  const absl::Status exported = client->ExportTable(model, target.table, write, options);
+  if (file.has_value()) RETURN_IF_ERROR(file->Close());  // it says why it cannot be written
+  RETURN_IF_ERROR(session.Advised(exported));
   RETURN_IF_ERROR(file->Keep());
   if (session.json) return PrintJson(Json{{"file", target.file}, {"rows", rows}}, session.out);
   session.out << target.file << ": " << Counted(rows, "row") << "\n";
