@@ -120,14 +120,18 @@ class RuleCompiler {
     for (int& result : program_.results) {
       if (RuleOperands(program_.nodes[result].op) == 0) result = Add(kCopy, result);
     }
-    if (program_.nodes.size() <= kMaxNodes) return std::move(program_);
-    return Fault(tokens_.back(), absl::StrCat("the rule has ", program_.nodes.size(),
-                                              " operations and numbers; it may have ", kMaxNodes));
+    RETURN_IF_ERROR(CheckSize(tokens_.back()));
+    return std::move(program_);
   }
 
  private:
   using Nodes = std::vector<int>;
 
+  absl::Status CheckSize(Token token) const {
+    if (program_.nodes.size() <= kMaxNodes) return absl::OkStatus();
+    return Fault(token, absl::StrCat("the rule has ", program_.nodes.size(),
+                                     " operations and numbers; it may have ", kMaxNodes));
+  }
   absl::Status Fault(Token token, absl::string_view what) const {
     const absl::string_view before = text_.substr(0, token.data() - text_.data());
     return absl::InvalidArgumentError(
@@ -302,6 +306,7 @@ class RuleCompiler {
       }
       if (!named) return operands;
       ASSIGN_OR_RETURN(const Nodes made, Operation(Tokens(work, line.end() - work), operands));
+      RETURN_IF_ERROR(CheckSize(line[0]));  // before the calls of many functions multiply
       // "%2#0" is the first of several values of %2.
       for (size_t i = 0; i < made.size(); ++i) {
         values[made.size() == 1 ? std::string(line[0]) : absl::StrCat(line[0], "#", i)] = made[i];

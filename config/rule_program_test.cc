@@ -197,6 +197,18 @@ TEST(CheckCustom, WantsOneRuleOfASizeThatCanBeRun) {
             "custom: expression: line 1, column 105: more than 100 signs and parentheses");
 }
 
+// 256 calls of what fits into 64 KiB would be a million operations.
+TEST(CompileRule, CountsWhatIsCalledAgainAndAgain) {
+  std::string calls, adds;
+  for (int i = 0; i < 20; ++i) absl::StrAppend(&calls, "%", i, " = call @many(%arg0) : x\n");
+  for (int i = 0; i < 100; ++i) absl::StrAppend(&adds, "%", i, " = stablehlo.add %x, %x : x\n");
+  EXPECT_EQ(
+      FaultOf(Function(calls + "return %19, %19 : x",
+                       "func.func private @many(%x: x) -> x {\n" + adds + "return %99 : x\n}\n")),
+      "custom: stablehlo: line 33, column 1: the rule has 513 operations and numbers; it may "
+      "have 512");
+}
+
 TEST(CheckCustom, WantsNamesThatTheRuleCanUse) {
   const std::string allowed =
       " is not allowed; it must be 1 to 128 characters of [A-Za-z0-9_], the first no digit, and no "
