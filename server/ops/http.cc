@@ -85,7 +85,10 @@ absl::StatusOr<int> Listen(const config::Address& address) {
       getaddrinfo(host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
   if (failure != 0) return absl::UnavailableError(gai_strerror(failure));
   const absl::Cleanup free = [found] { freeaddrinfo(found); };
-  return ListenOn(*found);
+  // Whoever says localhost may say 127.0.0.1 elsewhere.
+  const addrinfo* first = found;
+  while (first != nullptr && first->ai_family != AF_INET) first = first->ai_next;
+  return ListenOn(first == nullptr ? *found : *first);
 }
 
 int StatusOf(const absl::Status& refusal) {
@@ -256,15 +259,19 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
   }
   std::unique_ptr<HttpServer> server(
       new HttpServer(std::move(options), parsed->host, PortOf(*listening)));
+  server->listening_ = FileDescriptor(*listening);
   server->tls_ = server->options_.tls;
-  server->daemon_ = server->Launch(*listening, server->tls_);
-  if (server->daemon_ == nullptr) {  // and the library has closed the socket
+  server->daemon_ = server->Launch(server->tls_);
+  if (server->daemon_ == nullptr) {
     return absl::UnavailableError(absl::StrCat("cannot serve HTTP on ", address));
   }
   return server;
 }
 
-MHD_Daemon* HttpServer::Launch(int listening, const std::optional<HttpTls>& tls) {
+MHD_Daemon* HttpServer::Launch(const std::optional<HttpTls>& tls) {
+  // The library closes the one that it does not start to serve.
+  const int listening = fcntl(listening_.get(), F_DUPFD_CLOEXEC, 0);
+  if (listening < 0) return nullptr;
   std::vector<MHD_OptionItem> tls_options = {{MHD_OPTION_END, 0, nullptr}};
   if (tls.has_value()) tls_options = TlsOptions(*tls);
   return MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_THREAD_PER_CONNECTION |
@@ -286,32 +293,32 @@ MHD_Daemon* HttpServer::Launch(int listening, const std::optional<HttpTls>& tls)
 
 absl::Status HttpServer::Renew(HttpTls tls) {
   if (!tls_.has_value()) return absl::FailedPreconditionError("HTTP is served in plain text");
-  if (tls == *tls_) return absl::OkStatus();
+  if (tls == *tls_ && daemon_ != nullptr) return absl::OkStatus();
   StopIdle();
-  const MHD_socket listening = MHD_quiesce_daemon(daemon_);
-  retired_.push_back(daemon_);
-  std::optional<HttpTls> renewed = std::move(tls);
-  // The library closes the one that it does not start to serve.
-  const int spare = fcntl(listening, F_DUPFD_CLOEXEC, 0);
-  daemon_ = Launch(listening, renewed);
-  if (daemon_ == nullptr) {
-    daemon_ = Launch(spare, tls_);  // as before
-    return absl::InvalidArgumentError(
-        "the web server refuses the new certificate and keeps the old one");
-  }
-  if (spare >= 0) close(spare);
-  tls_ = std::move(renewed);
-  return absl::OkStatus();
+  Retire();
+  std::swap(*tls_, tls);
+  daemon_ = Launch(tls_);
+  if (daemon_ != nullptr) return absl::OkStatus();
+  std::swap(*tls_, tls);
+  daemon_ = Launch(tls_);  // as before; without a thread for it, the next Renew tries again
+  return absl::InvalidArgumentError(
+      "the web server refuses the new certificate and keeps the old one");
 }
 
 void HttpServer::StopIdle() {
-  std::erase_if(retired_, [](MHD_Daemon* daemon) {
+  std::erase_if(retired_, [](const Retired& retired) {
     const MHD_DaemonInfo* const info =
-        MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+        MHD_get_daemon_info(retired.daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
     if (info == nullptr || info->num_connections > 0) return false;
-    MHD_stop_daemon(daemon);
+    MHD_stop_daemon(retired.daemon);
     return true;
   });
+}
+
+void HttpServer::Retire() {
+  if (daemon_ == nullptr) return;
+  retired_.push_back({daemon_, FileDescriptor(MHD_quiesce_daemon(daemon_))});
+  daemon_ = nullptr;
 }
 
 HttpServer::HttpServer(HttpOptions options, std::string host, int port)
@@ -321,8 +328,7 @@ HttpServer::HttpServer(HttpOptions options, std::string host, int port)
 // nobody can send anything any more: no connection is taken, and those that are there hear no more,
 // which ends them.
 HttpServer::~HttpServer() {
-  if (daemon_ == nullptr) return;
-  const MHD_socket listening = MHD_quiesce_daemon(daemon_);
+  Retire();
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -331,9 +337,7 @@ HttpServer::~HttpServer() {
                               ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return connections_.empty(); };
     AwaitSteadily(&mutex_, absl::Condition(&all_gone), kStopPatience);
   }
-  for (MHD_Daemon* const retired : retired_) MHD_stop_daemon(retired);
-  MHD_stop_daemon(daemon_);
-  if (listening != MHD_INVALID_SOCKET) close(listening);
+  for (const Retired& retired : retired_) MHD_stop_daemon(retired.daemon);
 }
 
 void HttpServer::AddConnection(int socket) {

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/file_descriptor.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 
@@ -94,8 +95,10 @@ class HttpServer {
   HttpServer(HttpOptions options, std::string host, int port);
   // Ends those of `retired_` that serve nobody any more.
   void StopIdle();
-  // A daemon that takes connections from `listening`; null: the library does not start it.
-  MHD_Daemon* Launch(int listening, const std::optional<HttpTls>& tls);
+  // `daemon_`, if there is one, takes no more connections.
+  void Retire();
+  // A daemon that takes connections from `listening_`; null: the library does not start it.
+  MHD_Daemon* Launch(const std::optional<HttpTls>& tls);
   HttpAnswer Answer(const HttpRoute& route, const HttpRequest& request) const;
   bool Serve(MHD_Connection* connection, const std::string& path, const std::string& method);
   void AddConnection(int socket);
@@ -108,9 +111,14 @@ class HttpServer {
   const std::string host_;
   const int port_;
   RateLimitedLog uncertified_{absl::Minutes(1)};
-  MHD_Daemon* daemon_ = nullptr;
+  FileDescriptor listening_;
+  MHD_Daemon* daemon_ = nullptr;  // null: it could not be started again
+  struct Retired {
+    MHD_Daemon* daemon;
+    FileDescriptor socket;  // which it took connections from; must not be closed before it stops
+  };
   // Those before it, which serve the connections that they have. Changed by Renew alone.
-  std::vector<MHD_Daemon*> retired_;
+  std::vector<Retired> retired_;
   std::optional<HttpTls> tls_;  // of `daemon_`
 
   absl::Mutex mutex_;

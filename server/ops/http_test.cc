@@ -343,6 +343,7 @@ TEST(HttpServerTest, StopsListeningWhenDestroyedAndHangsUpOnIdleClients) {
   auto server = HttpServer::Start({.address = "localhost:0", .routes = {Page("/a", "page a")}});
   ASSERT_TRUE(server.ok()) << server.status();
   const int port = (*server)->port();
+  EXPECT_THAT(HttpGet(port, "/a"), HasSubstr("page a"));  // at 127.0.0.1, which is meant, too
   HttpConnection idle(port);
   idle.Send("GET /a HTTP/1.1\r\n");
   server->reset();
