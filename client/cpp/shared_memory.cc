@@ -91,20 +91,20 @@ std::shared_ptr<SharedBlock> SharedGradients::Find(const FeatureGradient& gradie
 
 void SharedGradients::Reserve(absl::Span<const FeatureGradient> gradients,
                               absl::Span<const int64_t> dims, WireType type, absl::Time deadline) {
-  if (memory_ == nullptr) return;
-  size_t bytes = 0;
+  size_t copied = 0;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (Find(gradients[i], dims[i], type) != nullptr) continue;
-    bytes += AlignTensor(gradients[i].samples * dims[i] * ElementBytes(type));
+    const size_t bytes = gradients[i].samples * dims[i] * ElementBytes(type);
+    found_.push_back(bytes == 0 ? nullptr : Find(gradients[i], dims[i], type));
+    if (found_.back() == nullptr) copied += AlignTensor(bytes);
   }
-  copies_ = memory_->Take(bytes, deadline);
+  if (memory_ != nullptr) copies_ = memory_->Take(copied, deadline);
   if (copies_ != nullptr) used_.push_back(copies_);
 }
 
 bool SharedGradients::Put(const FeatureGradient& gradient, int64_t dim, WireType type,
                           v1::FeatureGradient* message) {
   const size_t bytes = gradient.samples * dim * ElementBytes(type);
-  std::shared_ptr<SharedBlock> block = bytes == 0 ? nullptr : Find(gradient, dim, type);
+  std::shared_ptr<SharedBlock> block = std::move(found_[put_++]);
   uint64_t offset = 0;
   if (block != nullptr) {
     offset = block->OffsetOf(gradient.values.data());

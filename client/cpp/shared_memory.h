@@ -89,8 +89,8 @@ class SharedGradients {
   // embedding_dim of each.
   void Reserve(absl::Span<const FeatureGradient> gradients, absl::Span<const int64_t> dims,
                WireType type, absl::Time deadline);
-  // Puts a gradient there, unless it is there already, and fills the message but for the feature's
-  // name. False if there is no memory for it.
+  // Puts the next gradient there, unless it is there already, and fills the message but for the
+  // feature's name. False if there is no memory for it.
   bool Put(const FeatureGradient& gradient, int64_t dim, WireType type,
            v1::FeatureGradient* message);
 
@@ -108,6 +108,10 @@ class SharedGradients {
 
   SharedMemory* memory_ = nullptr;
   std::vector<std::shared_ptr<SharedBlock>> own_;
+  // The block of each gradient, once for all: one that is parted meanwhile is found no more, but
+  // `copies_` has no room for what lies in it.
+  std::vector<std::shared_ptr<SharedBlock>> found_;
+  size_t put_ = 0;  // of them
   std::shared_ptr<SharedBlock> copies_;
   size_t copied_ = 0;                               // bytes in it
   std::vector<std::shared_ptr<SharedBlock>> used_;  // what the update names
