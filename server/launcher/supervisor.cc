@@ -71,6 +71,7 @@ absl::StatusOr<ReadyInfo> Supervisor::WaitReady(int index) {
 absl::Status Supervisor::Run() {
   while (!options_.stop_requested(kPollInterval)) {
     for (Process& process : processes_) Watch(&process);
+    if (SteadyNow() >= next_look_at_kills_) KilledForMemory();
     if (options_.take_hangup != nullptr && options_.take_hangup()) PassHangup();
     const bool any_left = std::any_of(processes_.begin(), processes_.end(), [](const auto& p) {
       return p.child != nullptr || p.next_start != absl::InfiniteFuture();
@@ -109,8 +110,11 @@ void Supervisor::PassHangup() {
 
 // The cgroup's count is of this cluster's processes alone; where there is none, the machine's.
 bool Supervisor::KilledForMemory() {
-  const MemoryKills before = std::exchange(kills_, options_.memory_kills());
-  return kills_.cgroup > before.cgroup || (kills_.cgroup == 0 && kills_.machine > before.machine);
+  const MemoryKills before = kills_;
+  kills_ = std::exchange(newer_kills_, options_.memory_kills());
+  next_look_at_kills_ = SteadyNow() + options_.look_at_kills_every;
+  return newer_kills_.cgroup > before.cgroup ||
+         (newer_kills_.cgroup == 0 && newer_kills_.machine > before.machine);
 }
 
 void Supervisor::OnDeath(Process* process) {

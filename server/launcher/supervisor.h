@@ -32,6 +32,8 @@ struct SupervisorOptions {
   // What the log advises when the kernel has killed a process for want of memory.
   std::string memory_advice;
   std::function<MemoryKills()> memory_kills = [] { return ReadMemoryKills(); };
+  // Kills before the last look but one are taken for those of other processes.
+  absl::Duration look_at_kills_every = absl::Seconds(5);
   // How long a process may take to get ready, and to end after SIGTERM.
   absl::Duration ready_timeout = absl::Seconds(60);
   absl::Duration stop_timeout = absl::Seconds(15);
@@ -49,7 +51,7 @@ struct ProcessSpec {
 class Supervisor {
  public:
   explicit Supervisor(SupervisorOptions options)
-      : options_(std::move(options)), kills_(options_.memory_kills()) {}
+      : options_(std::move(options)), kills_(options_.memory_kills()), newer_kills_(kills_) {}
 
   // Starts a process and gives its number, 0, 1, ... Does not wait for it.
   absl::StatusOr<int> Start(ProcessSpec spec);
@@ -82,14 +84,15 @@ class Supervisor {
   // SIGHUP to those that are ready: others do not know yet what it means.
   void PassHangup();
   void OnDeath(Process* process);
-  // Whether the kernel has killed a process for want of memory since the last time.
+  // Whether the kernel has killed a process for want of memory since the last look but one.
   bool KilledForMemory();
   void StopStage(int stage);
 
   const SupervisorOptions options_;
   std::vector<Process> processes_;
   int restarts_ = 0;
-  MemoryKills kills_;  // when last looked at
+  MemoryKills kills_, newer_kills_;  // of the last two looks
+  absl::Time next_look_at_kills_ = absl::InfinitePast();
 };
 
 }  // namespace emberd::launcher

@@ -89,6 +89,27 @@ TEST_F(SupervisorTest, NamesAProcessThatWasKilledForMemory) {
   }
 }
 
+// Of another process, long before.
+TEST_F(SupervisorTest, AKillForMemoryIsForgottenInTime) {
+  SupervisorOptions options = Options();
+  int looks = 0;
+  options.memory_kills = [&looks] { return MemoryKills{.machine = looks++ == 0 ? 0 : 1}; };
+  options.look_at_kills_every = absl::ZeroDuration();
+  options.restart = false;
+  Supervisor supervisor(options);
+  const auto process = supervisor.Start(Script("shard-0", "exec sleep 100"));
+  ASSERT_TRUE(process.ok() && supervisor.WaitReady(*process).ok());
+  stop_ = [&] {
+    if (looks >= 3 && supervisor.pid(*process) != 0) kill(supervisor.pid(*process), SIGKILL);
+    return false;
+  };
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(supervisor.Run().code(), absl::StatusCode::kUnavailable);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("was killed by signal 9 (Killed)"));
+  EXPECT_THAT(log, Not(HasSubstr("memory ran out")));
+}
+
 TEST_F(SupervisorTest, RestartsWhatDiesAndStopsOnRequest) {
   Supervisor supervisor(Options());
   const auto process = supervisor.Start(Script("shard-0", "exec sleep 100"));
