@@ -103,7 +103,9 @@ absl::Status ShowStats(Session& session, const StatsOptions& options) {
     absl::SleepFor(absl::Seconds(options.interval_seconds));
     ASSIGN_OR_RETURN(rates, watch.Next());
     if (watch.since_start()) {
-      return absl::UnavailableError("the coordinator was restarted in the meantime; try again");
+      return absl::UnavailableError(
+          "in the meantime the coordinator was restarted, its clock set, or another one answered; "
+          "try again");
     }
   }
   if (session.json) return PrintJson(StatsJson(rates), session.out);
