@@ -213,7 +213,10 @@ absl::StatusOr<std::vector<client::StepHyperparameters>> ReadHyperparameters(
     auto same = std::find_if(result.begin(), result.end(),
                              [&](const auto& other) { return other.table == table; });
     if (same == result.end()) same = result.insert(same, {table, {}});
-    same->values[Text(parameter.name)] = parameter.value;
+    if (!same->values.emplace(Text(parameter.name), parameter.value).second) {
+      return absl::InvalidArgumentError(absl::StrCat("hyperparameters: \"", Text(parameter.name),
+                                                     "\" of table \"", table, "\" is repeated"));
+    }
   }
   return result;
 }

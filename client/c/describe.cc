@@ -97,7 +97,8 @@ std::string Describe(const client::ClusterStatus& status) {
                               {"name", model.name},
                               {"tables", model.tables},
                               {"stacks", model.stacks},
-                              {"table_bytes", model.table_bytes}});
+                              {"table_bytes", model.table_bytes},
+                              {"lost", model.lost}});
   }
   for (const client::ShardStatus& shard : status.shards) {
     Json& to = json["shards"].emplace_back(shard);

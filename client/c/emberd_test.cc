@@ -103,6 +103,7 @@ TEST_F(CInterfaceTest, SaysWhichItIs) {
   const Held<emberd_call> call = Done(emberd_client_status(client_.get()));
   const Held<emberd_text> text(emberd_call_take_text(call.get()));
   EXPECT_THAT(emberd_text_string(text.get()), HasSubstr(R"("shards":[)"));
+  EXPECT_THAT(emberd_text_string(text.get()), HasSubstr(R"("lost":"")"));
 }
 
 TEST_F(CInterfaceTest, AStepGoesThrough) {
@@ -129,6 +130,11 @@ TEST_F(CInterfaceTest, AStepGoesThrough) {
   ASSERT_EQ(service_.applies().size(), 1);
   EXPECT_EQ(service_.applies()[0].step(), 11);
   EXPECT_EQ(service_.applies()[0].hyperparameters(0).values().at("learning_rate"), 0.25);
+  const emberd_hyperparameter twice[] = {rate, {"b", "learning_rate", 0.5}, rate};
+  EXPECT_THAT(Outcome(Done(emberd_apply(client_.get(), model_.get(), lookup.get(), &gradient, 1,
+                                        twice, 3, 12, 0))
+                          .get()),
+              HasSubstr("\"learning_rate\" of table \"\" is repeated"));
 }
 
 TEST_F(CInterfaceTest, DenseIdsMayHaveAShape) {
