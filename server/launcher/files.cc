@@ -19,6 +19,7 @@
 #include "base/file_descriptor.h"
 #include "base/status.h"
 #include "server/files/files.h"
+#include "server/launcher/shard_count.h"
 
 namespace emberd::launcher {
 
@@ -115,6 +116,12 @@ absl::Status CheckStorage(const v1::ClusterConfig& cluster, std::optional<int> s
     RETURN_IF_ERROR(CheckWritable("storage.checkpoints", storage.checkpoints()));
   }
   if (storage.durability() != v1::StorageConfig::LOG) return absl::OkStatus();
+  const std::string moving = files::PathIn(storage.directory(), kMoving);
+  if (shard.has_value() && access(moving.c_str(), F_OK) == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(moving, ": a move to another number of shards has not ended, and logs are ",
+                     "missing; `emberd up` with this folder ends it"));
+  }
   for (int i = 0; i < cluster.shards_size(); ++i) {
     if (i != shard.value_or(i)) continue;
     const std::string folder = absl::StrFormat("%s/shard-%04d", storage.directory(), i);

@@ -48,5 +48,20 @@ TEST_F(FilesTest, AFileThatCannotBeWrittenIsNamed) {
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(path));
 }
 
+// `emberd up` ends the move; a shard would begin an empty log, or read one that no longer counts.
+TEST_F(FilesTest, AShardDoesNotBeginInTheMiddleOfAMove) {
+  v1::ClusterConfig cluster;
+  cluster.add_shards();
+  cluster.mutable_storage()->set_directory(directory_.path());
+  cluster.mutable_storage()->set_checkpoints(directory_.Path("checkpoints"));
+  cluster.mutable_storage()->set_durability(v1::StorageConfig::LOG);
+  EXPECT_TRUE(CheckStorage(cluster, 0).ok());
+  std::ofstream(directory_.Path("moving")) << "shards 2\npartitions 2\n";
+  EXPECT_TRUE(CheckStorage(cluster).ok());
+  const absl::Status status = CheckStorage(cluster, 0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(directory_.Path("moving")));
+}
+
 }  // namespace files_test
 }  // namespace emberd::launcher

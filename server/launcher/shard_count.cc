@@ -41,7 +41,6 @@ using ops::Log;
 using ops::LogLevel;
 
 constexpr char kShard[] = "shard-";
-constexpr char kMoving[] = "moving";
 constexpr char kOldShards[] = "old-shards";
 
 struct SavedModel {

@@ -17,6 +17,8 @@
 
 namespace emberd::launcher {
 
+inline constexpr char kMoving[] = "moving";
+
 // Moves the models, if it is needed, so that the shards of `cluster`, which is complete, can start
 // from what is in its storage.directory. Ends soon, with CANCELLED, when `stopped` says so. Only
 // threads of its own run meanwhile, and none when it returns. FAILED_PRECONDITION: the logs are not
