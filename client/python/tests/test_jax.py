@@ -163,6 +163,24 @@ class JaxTest(ClusterTest):
         self.assertEqual(np.asarray(emb.lookup(ids)["t"]).tolist(), [[-0.25] * DIM] * 2)
         self.assertEqual(emb.next_step, 1)
 
+    def test_gradients_of_numpy_may_be_used_again_once_they_are_given(self):
+        emb, sent, send = self.make(pipelined=True), [], emberd.TrainStream.send_update
+
+        def noted(stream, gradients, **options):
+            sent.append(gradients["t"])
+            send(stream, gradients, **options)
+
+        gradients = np.empty((1, DIM), np.float32)
+        with unittest.mock.patch.object(emberd.TrainStream, "send_update", noted):
+            for step, _ in emb.prefetch([{"t": [1]}] * 4):
+                emb.receive(step)
+                gradients[:] = 1
+                emb.update(step, {"t": gradients})
+                gradients[:] = 1000  # while those of the last step are still to be sent, or to be sent again
+            emb.finish()
+        self.assertEqual([one.tolist() for one in sent], [[[1] * DIM]] * 4)
+        self.assertEqual(emb.model.read_rows("t", [1])[0, 0], 0.25 - 4 * RATE)
+
     def test_a_learning_rate_of_the_step(self):
         emb = self.make()
         step = emb.send({"t": [1]})

@@ -105,9 +105,10 @@ class Embedding(_native.Uncopied, Checkpointed):
           `request_checkpoint` for steps that `in_jit` makes.
         """
         check_mapping(gradients, "gradients")
-        self._trainer.update(step, {name: np.asarray(value) if isinstance(value, jax.Array) else value
-                                    for name, value in gradients.items() if value is not None}, hyper,
-                             checkpoint)
+        given = {name: value for name, value in gradients.items() if value is not None}
+        fixed = all(isinstance(value, jax.Array) for value in given.values())  # others may be written to before they have been sent
+        self._trainer.update(step, {name: np.asarray(value) if isinstance(value, jax.Array) else value for name, value in given.items()},
+                             hyper, checkpoint, own=fixed)
 
     def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:
         """Looks rows up without a step, for evaluation."""
