@@ -243,6 +243,13 @@ class InJitTest(Case):
         self.assertEqual(emb.next_step, 1)
         self.assertEqual(emb.model.read_rows("t", [5])[0, 0], 0.25 - RATE)
 
+    def test_ids_that_are_no_integers_are_refused(self):
+        emb = self.make()
+        for ids, said in ((np.array([1.5]), "float64"), ([1.5], "float64"), (jnp.array([1.0, 2.0]), "float32"), (jnp.array([True]), "bool"),
+                          (np.array(["a"]), "<U1.*Texts are hashed first")):
+            with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
+                emb.in_jit(emb.token(), {"t": ids})
+
     def test_large_arrays_do_not_wait_for_jax(self):
         emb = self.make(dim=256)
         ids = {"t": np.arange(8192, dtype=np.int32) % ROWS}

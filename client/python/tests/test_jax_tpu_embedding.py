@@ -297,6 +297,17 @@ class FunctionsTest(Case):
         with self.assertRaisesRegex(Exception, r"feature 't': lhs_gains of the shape \[1\] are not allowed for lhs_embedding_ids of the shape \[8\]"):
             jax.block_until_ready(embedding.tpu_sparse_dense_matmul(cut, variables, features, global_device_count=1))
 
+    def test_ids_that_are_no_integers(self):
+        features = self.stacked(specs(batch=2))
+        for ids, said in ((np.array([1.9, 2.9]), "float64"), ([[1.9], [2]], "float64"), (np.array(["a", "b"]), "<U1.*Texts are hashed first")):
+            with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
+                embedding.preprocess_sparse_dense_matmul_input([ids], None, features, 1, 1, num_sc_per_device=4)
+            if isinstance(ids, np.ndarray):
+                with self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
+                    embedding.dense_input([ids], features)
+        inputs, _ = embedding.preprocess_sparse_dense_matmul_input([[[], [2]]], None, features, 1, 1, num_sc_per_device=4)
+        self.assertEqual(inputs.lhs_embedding_ids["t"].tolist(), [2])
+
     def test_the_clusters_stacks_are_planned_for_the_global_batch(self):
         for batch, stacks in ((8, 1), (1 << 20, 2)):
             jax_tpu_embedding.use(self.client, model=f"of_{batch}")

@@ -154,6 +154,33 @@ class LayerTest(Case):
         rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
         self.assertEqual(rows[:5, 0].tolist(), [0, -2, -2, -0.5, 0])
 
+    def test_ragged_weights_that_are_not_those_of_the_ids(self):
+        layer, ids = self.make(), [[1, 2], [3]]
+        kinds = [lambda rows: rows]
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow
+
+            kinds.append(tensorflow.ragged.constant)
+            with self.assertRaisesRegex(ValueError, "feature 't': weights: a ndarray is not allowed for a RaggedTensor"):
+                layer.preprocess(tensorflow.ragged.constant(ids), np.ones((2, 2)))
+        for kind in kinds:
+            for weights, said in (([[1.0], [1.0]], "1 weights in row 0 are not allowed for its 2 ids"), ([[1.0], [1.0, 1.0]], "1 weights in row 0"),
+                                  ([[1.0, 1.0, 7.0], [1.0]], "3 weights in row 0"), ([[1.0, 1.0], [1.0, 6.0]], "2 weights in row 1 .* its 1 ids"),
+                                  ([[1.0, 1.0]], "1 rows of weights are not allowed for 2 rows of ids")):
+                with self.subTest(weights), self.assertRaisesRegex(ValueError, "feature 't': " + said):
+                    layer.preprocess(kind(ids), kind(weights))
+            self.assertEqual(layer.preprocess(kind(ids), kind([[1.0, 2.0], [3.0]]))["preprocessed_inputs_per_placement"]["emberd"]["t"]["weights"].tolist(),
+                             [1, 2, 3, 0])
+
+    def test_ids_that_are_no_integers_are_refused(self):
+        layer = self.make()
+        for ids, said in (([[1.9], [2.0, 3.7]], "float64"), (np.array([1.5, 2.0]), "float64"), (keras.ops.array([1.0, 2.0]), 'float32.*dtype="int32"'),
+                          ([["a"], ["b"]], "<U1.*Texts are hashed first"), (np.array(["a"]), "<U1.*Texts are hashed first"), ([[True]], "bool")):
+            with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
+                layer.preprocess(ids)
+        for ids in ([[1], []], [[], []], np.zeros((2, 0)), np.array([[1], [2]], np.uint8), keras.ops.array([1, 2])):
+            self.assertEqual(keras.ops.convert_to_numpy(layer(layer.preprocess(ids))).shape, (2, 4))  # what is empty has no kind
+
     def test_weights_that_are_trained_are_refused(self):
         layer, label = self.make(), np.zeros((8, 4), np.float32)
 

@@ -16,7 +16,7 @@ from ..arrays import Hyper, Ids
 from ..client import Model
 from ..steps import Steps
 from ..trainer import Checkpointed, Trainer, ahead, ids_of
-from ._in_jit import Lookups, check_width, on_host
+from ._in_jit import Lookups, check_ids, on_host
 
 
 class Embedding(_native.Uncopied, Checkpointed):
@@ -145,7 +145,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         """
         check_mapping(ids, "ids")
         if step is None:
-            check_width(ids, self.model)
+            check_ids(ids, self.model)
         found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step, hyper)
         return found
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from .. import errors
-from ..arrays import Dense, Ids, Ragged, Sequences, Sparse, activation_shape, as_int32, cut, map_arrays
+from ..arrays import Dense, Ids, Ragged, Sequences, Sparse, activation_shape, as_int32, as_ints, cut, map_arrays
 from ..client import Model
 from ..trainer import Trainer
 
@@ -37,17 +37,21 @@ def on_host(ids: Ids) -> Ids:
 WIDER = "JAX cuts ids to 32 bits: jax.config.update(\"jax_enable_x64\", True) lets it keep them, or send them ahead"
 
 
-def check_width(ids: Mapping[str, Ids], model: Model) -> None:
-    """Refuses ids that JAX would cut, or may have cut already, to 32 bits."""
-    if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
-        return
+def check_ids(ids: Mapping[str, Ids], model: Model) -> None:
+    """Refuses what are no integers, and ids that JAX would cut, or may have cut already, to 32 bits."""
+    narrow = jax.dtypes.canonicalize_dtype(np.int64) != np.int64
     for name in set(ids).intersection(model.features):
-        value, rows = ids[name], model.tables[model.features[name].table].vocabulary_size
+        value, rows, what = ids[name], model.tables[model.features[name].table].vocabulary_size, f"feature {name!r}"
         one: Any = value.ids if isinstance(value, (Dense, Sequences)) else value.values if isinstance(value, (Ragged, Sparse)) else value
         if not any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(one)):
-            as_int32(np.asarray(one), f"feature {name!r}", WIDER)
-        elif isinstance(one, jax.Array) and one.dtype.itemsize == 4 and rows > jnp.iinfo(one.dtype).max:
-            raise ValueError(f"feature {name!r}: {one.dtype} is not allowed for a table of {rows} rows; {WIDER}")
+            array = as_ints(one, what)
+            if narrow:
+                as_int32(array, what, WIDER)
+        elif isinstance(one, jax.Array):
+            if not jnp.issubdtype(one.dtype, jnp.integer):
+                raise TypeError(f"{what}: {one.dtype} is not allowed; ids are int32 or int64")
+            if narrow and one.dtype.itemsize == 4 and rows > jnp.iinfo(one.dtype).max:
+                raise ValueError(f"{what}: {one.dtype} is not allowed for a table of {rows} rows; {WIDER}")
 
 
 def in_order(callback: Any, result: Any, *arguments: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from .. import config
 from .._pace import Paces
 from .._place import checked, default_client, find_again, planned_samples
-from ..arrays import Dense, Ragged, Sequences, as_floats, map_arrays
+from ..arrays import Dense, Ragged, Sequences, as_floats, as_ints, map_arrays
 from ..client import Client, Model
 from ..steps import Steps
 from ..trainer import Checkpointed, Trainer, ahead
@@ -232,6 +232,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         given = {feature.name: value for feature, value in _leaves(structure, inputs)}
         scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
         for name, value in given.items():
+            _check_kind(name, value)
             _check_shapes(self._held.features[name], value, scales.get(name))
         arrays = {name: _arrays(value, scales.get(name), name, sent) for name, value in given.items()}
         return {PREPROCESSED: {"emberd": {name: _side_by_side(one) if _largest(self._held.features[name]) else one for name, one in arrays.items()}}}
@@ -493,21 +494,45 @@ def _rolled(feature: Any, found: Any) -> Any:
     return keras.ops.reshape(found, (-1, *positions, found.shape[-1])) if positions else found
 
 
+def _check_kind(name: str, values: Any) -> None:
+    """Of tensors. Arrays of NumPy and ragged ones are looked at where they are converted."""
+    if isinstance(values, np.ndarray) or not hasattr(values, "dtype") or hasattr(values, "row_splits"):
+        return
+    kind = keras.backend.standardize_dtype(values.dtype)
+    if not kind.lstrip("u").startswith("int"):
+        raise TypeError(f"feature {name!r}: {kind} is not allowed; ids are int32 or int64, and so is what keras.Input gives: dtype=\"int32\"")
+
+
 def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
     """One feature as arrays: "ids", or "values" and "row_splits"; and "weights"."""
     what = f"feature {name!r}"
     if hasattr(values, "row_splits"):  # tf.RaggedTensor
-        flat = None if weights is None else weights.flat_values
-        ids = _steps.as_ids(np.asarray(values.flat_values), what, sent)
-        return _filled(ids, np.asarray(values.row_splits), None if flat is None else np.asarray(flat))
+        splits, flat, ids = np.asarray(values.row_splits), None, np.asarray(values.flat_values)
+        if weights is not None:
+            if not hasattr(weights, "row_splits"):
+                raise ValueError(f"{what}: weights: a {type(weights).__name__} is not allowed for a RaggedTensor of ids; they must be one, too")
+            _check_rows(what, np.diff(np.asarray(weights.row_splits)), np.diff(splits))
+            flat = np.asarray(weights.flat_values)
+        return _filled(_steps.as_ids(ids if ids.size else np.zeros(0), what, sent), splits, flat)
     if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == object):
-        rows = [np.asarray(row).reshape(-1) for row in values]
-        splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-        flat = None if weights is None else np.concatenate([np.asarray(row, np.float32).reshape(-1) for row in weights])
-        return _filled(_steps.as_ids(np.concatenate(rows) if rows else np.zeros(0), what, sent), splits, flat)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        rows = [as_ints(row, what).reshape(-1) for row in values]  # one by one: an empty list is one of floats
+        lengths, flat = [len(row) for row in rows], None
+        if weights is not None:
+            some = [np.asarray(row, np.float32).reshape(-1) for row in weights]
+            _check_rows(what, [len(row) for row in some], lengths)
+            flat = np.concatenate(some) if some else np.zeros(0, np.float32)
+        return _filled(_steps.as_ids(np.concatenate(rows) if rows else np.zeros(0), what, sent), np.cumsum([0, *lengths]), flat)
+    if isinstance(values, np.ndarray):
         values = _steps.as_ids(values, what, sent)
     return {"ids": values} if weights is None else {"ids": values, "weights": weights}
+
+
+def _check_rows(what: str, weights: Any, ids: Any) -> None:
+    """Of how many there are in each sample."""
+    if len(weights) != len(ids):
+        raise ValueError(f"{what}: {len(weights)} rows of weights are not allowed for {len(ids)} rows of ids")
+    for place in np.flatnonzero(np.not_equal(weights, ids))[:1]:
+        raise ValueError(f"{what}: {weights[place]} weights in row {place} are not allowed for its {ids[place]} ids; there must be one for each id")
 
 
 def _filled(values: Any, splits: Any, weights: Any) -> Dict[str, Any]:

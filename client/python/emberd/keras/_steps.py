@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 import keras
 import numpy as np
 
-from ..arrays import Dense, Hyper, Ragged, Sequences, activation_shape, as_int32, cut, map_arrays
+from ..arrays import Dense, Hyper, Ragged, Sequences, activation_shape, as_int32, as_ints, cut, map_arrays
 from ..client import Model
 from ..trainer import Trainer
 from ._turns import Turns
@@ -30,12 +30,13 @@ def on_host(ids: Ids) -> Ids:
 
 def as_ids(values: Any, what: str, sent: bool) -> Any:
     """NumPy's ids as the backend takes them, which JAX cuts to 32 bits. sent: they go to the cluster as they are."""
+    values = as_ints(values, what)
     if keras.backend.backend() == "jax" and not sent:
         import jax
 
         if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
             return as_int32(values, what, 'set jax.config.update("jax_enable_x64", True), or send them ahead by `prefetch`')
-    return values if values.dtype.kind in "iu" else values.astype(np.int64)
+    return values
 
 
 def shapes_of(model: Model, ids: Mapping[str, Ids]) -> Dict[str, Any]:

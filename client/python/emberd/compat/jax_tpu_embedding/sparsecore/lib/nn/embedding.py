@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from emberd.arrays import Ragged, as_int32
+from emberd.arrays import Ragged, as_int32, as_ints
 from emberd.compat.jax_tpu_embedding._tables import EmbeddingVariables, make, of
 from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils
 from . import table_stacking
@@ -221,6 +221,11 @@ def get_all_reduce_interface(peer_addresses: Sequence[str], minibatching_port: i
 _NARROW = "ids are int32 here, as in jax-tpu-embedding; emberd.jax.Embedding.send takes int64"
 
 
+def _as_ids(array: Any, name: str) -> Any:
+    what = f"feature {name!r}"
+    return as_int32(as_ints(array, what), what, _NARROW)
+
+
 def by_name(feature_specs: Nested[Any], tree: Nested[Any], what: str) -> Dict[str, Any]:
     """By the name of the feature, what stands in its place in a tree."""
 
@@ -266,7 +271,7 @@ def dense_input(features: Nested[Any], feature_specs: Nested[Any], device_count:
     for spec in jax.tree.leaves(feature_specs):
         array = given[spec.name]
         if not isinstance(array, jax.Array):  # of those, JAX has cut the ids to 32 bits before
-            array = as_int32(np.asarray(array), f"feature {spec.name!r}", _NARROW)
+            array = _as_ids(array, spec.name)
         elif not jnp.issubdtype(array.dtype, jnp.integer):
             raise TypeError(f"feature {spec.name!r}: {array.dtype} is not allowed; ids are whole numbers")
         pointers[spec.name], ids[spec.name] = _dense_pointers(array.shape, spec, device_count), array.reshape(-1)
@@ -279,14 +284,14 @@ def _compressed(values: Any, weights: Any, spec: FeatureSpec) -> Tuple[Any, Any,
     array: Any = values if isinstance(values, list) else np.asarray(values)
     if isinstance(array, np.ndarray) and array.dtype != object:
         flat = None if weights is None else _dense_weights(name, weights, array.shape)
-        return _dense_pointers(array.shape, spec), as_int32(array.reshape(-1), f"feature {name!r}", _NARROW), flat
+        return _dense_pointers(array.shape, spec), _as_ids(array.reshape(-1), name), flat
     if len(array) % math.prod(spec.output_shape[1:-1]):
         raise ValueError(f"feature {name!r}: {len(array)} rows of ids are not allowed for output_shape {list(spec.output_shape)}")
-    rows = [one if one.size else np.zeros(0, np.int32) for one in (np.asarray(row).reshape(-1) for row in array)]  # an empty list is of floats
+    rows = [as_ints(row, f"feature {name!r}").reshape(-1) for row in array]  # one by one: an empty list is one of floats
     splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
     size = 1 << max(0, int(splits[-1]) - 1).bit_length()
     ids = np.zeros(size, np.int32)
-    ids[:splits[-1]] = as_int32(np.concatenate(rows), f"feature {name!r}", _NARROW) if rows else []
+    ids[:splits[-1]] = _as_ids(np.concatenate(rows), name) if rows else []
     if weights is None:
         return splits, ids, None
     floats = np.zeros(size, np.float32)
