@@ -181,6 +181,42 @@ class LayerTest(Case):
         for ids in ([[1], []], [[], []], np.zeros((2, 0)), np.array([[1], [2]], np.uint8), keras.ops.array([1, 2])):
             self.assertEqual(keras.ops.convert_to_numpy(layer(layer.preprocess(ids))).shape, (2, 4))  # what is empty has no kind
 
+    def test_losses_that_are_scaled_are_refused(self):
+        ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+
+        class Around(keras.Model):
+            """Its step is that of another model."""
+
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def call(self, inputs, training=False):
+                return self.inner(inputs, training=training)
+
+        self.addCleanup(keras.config.set_dtype_policy, "float32")
+        for policy, optimizer, said in (
+                ("mixed_float16", {}, "dtype: mixed_float16 is not allowed.*mixed_bfloat16"),
+                ("float32", {"loss_scale_factor": 100.0}, "loss_scale_factor=100.0 in the optimizer of model"),
+                ("float32", None, "a LossScaleOptimizer in the optimizer"), ("mixed_bfloat16", {}, None)):
+            for kind in (lambda net: net, Around):
+                keras.config.set_dtype_policy(policy)
+                layer = self.make(model=f"scaled_{len(self.client.models())}")
+                net = kind(self.net(layer))
+                sgd = keras.optimizers.SGD(0.1, **(optimizer or {}))
+                net.compile(optimizer=sgd if optimizer is not None else keras.optimizers.LossScaleOptimizer(sgd), loss=self.net(layer).loss)
+                with self.subTest(policy=policy, said=said, kind=kind):
+                    with self.assertRaisesRegex(Exception, said) if said else contextlib.nullcontext():
+                        net.fit(ids, label, batch_size=8, verbose=0)
+                    if not said:
+                        self.assertEqual(layer.tables.table("t")[1, 0], -0.5 * 16)
+        keras.config.set_dtype_policy("mixed_float16")
+        layer = self.make(model="not_scaled", dtype="float32")
+        net = self.net(layer)
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=net.loss, auto_scale_loss=False)
+        net.fit(ids, label, batch_size=8, verbose=0)
+        self.assertEqual(layer.tables.table("t")[1, 0], -0.5 * 16)
+
     def test_weights_that_are_trained_are_refused(self):
         layer, label = self.make(), np.zeros((8, 4), np.float32)
 

@@ -17,7 +17,7 @@ from ..arrays import Dense, Ragged, Sequences, as_floats, as_ints, map_arrays
 from ..client import Client, Model
 from ..steps import Steps
 from ..trainer import Checkpointed, Trainer, ahead
-from . import _steps
+from . import _loops, _steps
 from ._config import FeatureConfig, TableOptimizer, declared
 
 PREPROCESSED = "preprocessed_inputs_per_placement"
@@ -148,6 +148,9 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error is raised
     by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`.
 
+    The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: they are refused. A loop of one's own that scales it
+    trains tables with scaled gradients.
+
     The one weight of the layer is a zero, which tells the backend that there is something to differentiate. Saved models hold no
     rows (see `tables`.save_checkpoint) but where the tables are: addresses of the cluster and name of the model, by which a loaded
     layer finds them, or is refused.
@@ -197,6 +200,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     def build(self, input_shapes: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as in keras-rs
         """Makes the tables, or finds them."""
         if not self.built:
+            _loops.check_policy(self.dtype_policy, self.name)
             self._held.declare(self.name)
             self.token = self.add_weight(name="token", shape=(), initializer="zeros", dtype="float32")
             self.built = True
@@ -263,6 +267,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         gave. weights: floats of the same shapes; they have no gradient, and ValueError refuses those that are trained: give
         keras.ops.stop_gradient(weights). A sequence, (samples, positions) or (samples, positions, ids of a position), gives
         (samples, positions, embedding_dim)."""
+        if training and self.trainable:
+            _loops.check_scale(self.name)
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
         prepared = inputs[PREPROCESSED]
