@@ -14,6 +14,7 @@ import tempfile
 import types
 import unittest
 import unittest.mock
+import warnings
 
 from cluster import ClusterTest, emberd, main
 
@@ -452,6 +453,34 @@ class LayerTest(Case):
             with self.assertRaisesRegex(ValueError, "3 learning rates of tables were saved; it has 2: a, b"):
                 again.load_own_variables({**store, "learning_rates": np.ones(3)})
 
+    def test_weights_of_another_step_are_loaded_with_a_warning(self):
+        layer, ids, label = self.make(table=self.table(initializer="ones")), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        net = self.net(layer)
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            path = os.path.join(folder, "of.weights.h5")
+            net.fit(ids, label, batch_size=8, epochs=2, verbose=0)
+            net.save_weights(path)
+            net.load_weights(path)
+            again, same = (self.net(self.make(table=self.table(initializer="ones"))) for _ in range(2))
+            for one in (again, same):
+                one.layer.build()
+                one.build((8, 2))
+                one.load_weights(path)
+                one.save_weights(path)
+                self.assertFalse(one.layer._behind().joined)
+            same.fit(ids, label, batch_size=8, verbose=0)
+            same.layer.finish()
+            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model 'test_weights_of_another.*' are at step 3"):
+                again.fit(ids, label, batch_size=8, verbose=0)
+            again.fit(ids, label, batch_size=8, verbose=0)
+            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model .* are at step 5"):
+                again.load_weights(path)
+            kept = {}
+            layer.save_own_variables(kept)
+            del kept["next_step"]
+            layer.load_own_variables(kept)  # as those that were saved before there was one
+
     def test_batches_make_a_step_together(self):
         random = np.random.default_rng(4)
         batches = [(random.integers(0, 32, (8, 2)).astype(np.int32), random.normal(size=(8, 4)).astype(np.float32)) for _ in range(7)]
@@ -620,6 +649,11 @@ class LayerTest(Case):
         with self.assertRaisesRegex(ValueError, r"\(2, 4\) is not allowed; it must be \(32, 4\)"):
             layer.set_embedding_tables({"t": table[:2]})
 
+    def test_optimizers_may_have_names_where_fit_builds_the_layer(self):
+        layer = self.make(table=self.table(optimizer="sgd"))
+        self.net(layer).fit(np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32), batch_size=8, verbose=0)
+        self.assertAlmostEqual(layer.tables.read_rows("t", [1])[0, 0], -16 * 0.01, places=6)
+
     def test_large_tables_are_made_stretch_by_stretch(self):
         """The same rows as one call makes them, where they depend on their place alone; where they are drawn, no row twice, and of the same spread."""
         shapes = []
@@ -757,14 +791,21 @@ class LayerTest(Case):
             layer.request_checkpoint("best")
             self.train(layer, ids)
             layer.wait_checkpoint("best")
+            kept = {}
+            layer.save_own_variables(kept)
             self.assertEqual(layer.checkpoints, {"best": ""})
             self.assertEqual({one.name: one.groups["train"] for one in client.checkpoints("best") if not one.automatic}, {"best": 1})
             self.train(layer, ids, 2)
             layer.finish()
             for finish in (True, False):
                 layer.finish() if finish else self.train(layer, ids)
+                with self.assertWarnsRegex(UserWarning, "weights of step 1 were loaded"):
+                    layer.load_own_variables(kept)
                 client.restore("best", "best")
                 layer.restart(1)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", UserWarning)
+                    layer.load_own_variables(kept)
                 self.assertEqual((layer.next_step, self.train(layer, ids)[0]), (1, -8 * 4 * 16))
                 self.assertEqual(layer.tables.read_rows("t", [1])[0, 0], -16)
             with self.assertRaisesRegex(emberd.RowsLost, "at step 1.*are at step 2"):

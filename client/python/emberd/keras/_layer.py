@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
+import warnings
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import keras
@@ -22,6 +24,8 @@ from ._config import FeatureConfig, TableOptimizer, declared
 
 PREPROCESSED = "preprocessed_inputs_per_placement"
 RATES = "learning_rates"  # among the saved variables, in the order of the tables
+STEP = "next_step"  # there, too: of the tables
+ASKING = ("tables", "learning_rates", "next_step", "checkpoints")
 NONE = -1  # the id that fills samples up where the combiner is max
 
 
@@ -65,6 +69,8 @@ class _Tables:
             _check_mask(feature)
             if feature.table != self.tables[feature.table.name]:
                 raise ValueError(f"feature_configs: two tables have the name {feature.table.name!r}")
+        # Made here, for they have variables, which Keras does not allow where it builds a layer while it traces.
+        self.optimizers = {name: TableOptimizer(table.optimizer, name) for name, table in self.tables.items()}
         self.model: Optional[Model] = None
         self.trainer: Any = None
         self.call: Any = None
@@ -78,7 +84,7 @@ class _Tables:
         options = dict(self.options)
         given, client = options.pop("model"), options.pop("client")
         plan = _plan(options.pop("table_stacking"))
-        optimizers = {name: TableOptimizer(table.optimizer, name) for name, table in self.tables.items()}
+        optimizers = self.optimizers
         calls = {name: one.calls for name, one in optimizers.items()}
         if len(set(calls.values())) > 1:
             raise ValueError(f"gradient_accumulation_steps: {calls} are not allowed; the optimizers of all tables of a layer must have the same")
@@ -170,6 +176,11 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         self._held = _Tables(feature_configs, dict(client=checked(client), model=model, group=group, rank=rank, size=size,
                                                    patience=patience, table_stacking=table_stacking))
 
+    def __dir__(self) -> List[str]:
+        """Without what asks the cluster, or waits for other ranks, where Keras looks at all there is for parts to save."""
+        saving = sys._getframe(1).f_globals.get("__name__", "").startswith("keras.src.saving")
+        return [name for name in super().__dir__() if not saving or name not in ASKING]
+
     @property
     def tables(self) -> Model:
         """The model on the cluster: to read rows and to save checkpoints."""
@@ -206,19 +217,27 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             self.built = True
 
     def save_own_variables(self, store: Any) -> None:
-        """As Keras calls it: also the learning rates of tables."""
+        """As Keras calls it: also the learning rates of tables, and at which step they are."""
         super().save_own_variables(store)
         store[RATES] = np.array(list(self.learning_rates.values()))
+        self._finish_computing()
+        steps = self._behind()
+        step = steps.reached if steps.joined else self._held.turns.loaded  # joining might wait for other ranks
+        if step is not None:
+            store[STEP] = np.array([step])
 
     def load_own_variables(self, store: Any) -> None:
-        """As Keras calls it: also the learning rates of tables, where they were saved."""
+        """As Keras calls it: also the learning rates of tables, where they were saved. Warns where the tables are at another step than when they were."""
         names = list(store.keys())
-        super().load_own_variables({name: store[name] for name in names if name != RATES})
+        super().load_own_variables({name: store[name] for name in names if name not in (RATES, STEP)})
         if RATES in names:
             rates, known = np.asarray(store[RATES]), list(self.learning_rates)
             if rates.shape != (len(known),):
                 raise ValueError(f"layer {self.name!r}: {rates.size} learning rates of tables were saved; it has {len(known)}: {', '.join(known) or 'none'}")
             self.set_learning_rates(dict(zip(known, map(float, rates))))
+        if STEP in names:
+            self._finish_computing()
+            self._held.turns.note_loaded(int(np.asarray(store[STEP])[0]), self._behind())
         self._held.declare(self.name)._known = True  # who loads goes on
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
@@ -355,9 +374,12 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     def _wait(self) -> None:
         """Until what JAX has been given to compute has been computed."""
+        self._finish_computing()
+        self._raise_refused()
+
+    def _finish_computing(self) -> None:
         if self._held.trainer is not None and keras.backend.backend() == "jax":
             self._held.trainer._in_jit.wait()
-            self._raise_refused()
 
     def _raise_refused(self) -> None:
         if self._held.trainer is not None and keras.backend.backend() == "jax":

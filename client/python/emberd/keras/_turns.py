@@ -10,6 +10,7 @@ import numpy as np
 from .. import _native
 from .._records import check_mapping
 from ..arrays import Ids, concatenate, map_arrays
+from ..steps import Steps
 from ..trainer import Trainer
 
 
@@ -22,6 +23,7 @@ class Turns:
         self.declared = {name: rate for name, rate in rates.items() if rate}
         self.rates = dict(self.declared)
         self.always = False  # whether rates go along with each update, and not only those that have been set
+        self.loaded: Optional[int] = None  # of which step the weights are, until the group is joined, which says at which the tables are
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, Any]]] = []  # ids and gradients; without those a call has not ended
 
     def look_up(self, ids: Mapping[str, Ids]) -> Any:
@@ -30,10 +32,26 @@ class Turns:
     def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Any]:
         """The number of the step that this call is of, and activations."""
         if self._calls == 1:
-            return self._trainer.begin(ids, number)
+            number, found = self._trainer.begin(ids, number)
+            self._compare(number)
+            return number, found
         self._parts = [part for part in self._parts if part[1]]
         self._parts.append(({name: map_arrays(np.array, one) for name, one in ids.items()}, {}))
-        return self._trainer.reached, self._trainer.look_up(ids)
+        number = self._trainer.reached
+        self._compare(number)
+        return number, self._trainer.look_up(ids)
+
+    def note_loaded(self, saved: int, steps: Steps) -> None:
+        """Weights of this step have been loaded. Where the tables are at another one, that is said now, or with the next step."""
+        self.loaded = saved
+        if steps.joined:
+            self._compare(steps.reached)
+
+    def _compare(self, step: int) -> None:
+        saved, self.loaded = self.loaded, None
+        if saved not in (None, step):
+            warnings.warn(f"emberd: weights of step {saved} were loaded, and the tables of model {self.model.name!r} are at step {step}. They go together where "
+                          "both are of the same step: see `request_checkpoint` of the layer, and after client.restore its `restart`", stacklevel=2)
 
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
         if self._calls > 1:
