@@ -6,9 +6,11 @@ learns something else than with tables in its own process.
 """
 
 import contextlib
+import functools
 import io
 import os
 import re
+import signal
 import sys
 import tempfile
 import types
@@ -573,11 +575,65 @@ class LayerTest(Case):
         with self.assertRaisesRegex(IndexError, "feature 't': .* is 32") as raised, layer.typed_errors():
             net.train_on_batch(inputs, np.zeros((8, 4), np.float32))
         self.assertIsInstance(raised.exception, emberd.OutOfRange)
-        if keras.backend.backend() == "jax":
-            return  # what is donated to a function that fails is lost
         with layer.typed_errors():
             net.train_on_batch(inputs - 1, np.zeros((8, 4), np.float32))
         self.assertEqual(layer.tables.read_rows("t", [31])[0, 0], -0.5 * 16)
+
+    def test_a_model_stays_where_a_batch_fails(self):
+        layer = self.make()
+        net, ids, label = self.net(layer), np.full((8, 2), 31, np.int32), np.zeros((8, 4), np.float32)
+        kind = IndexError if keras.backend.backend() == "jax" else Exception  # TensorFlow has an error of its own
+        for count, loop in enumerate((lambda ids: net.fit(ids, label, batch_size=8, epochs=3, verbose=0), lambda ids: net.evaluate(ids, label, verbose=0),
+                                      lambda ids: net.predict(ids, verbose=0), lambda ids: net.fit(ids - 1, label, batch_size=8, validation_data=(ids, label), verbose=0),
+                                      lambda ids: net.train_on_batch(ids, label), lambda ids: net.test_on_batch(ids, label), net.predict_on_batch)):
+            with self.subTest(count):
+                with self.assertRaisesRegex(kind, "is 32"):
+                    loop(ids + 1)
+                loop(ids)
+                self.assertEqual(net.predict(ids, verbose=0).shape, (8, 4))
+        self.assertEqual(layer.next_step, 3 + 2 + 1)
+        with self.assertRaisesRegex(IndexError, r"feature 't': id 32 is not allowed; table 't' has the rows \[0, 32\)"):
+            layer.preprocess(ids + 1)
+
+    @unittest.skipUnless(keras.backend.backend() == "jax", "the others lose nothing where a callback raises")
+    def test_a_model_stays_where_jax_is_interrupted(self):
+        layer = self.make(patience=0.1)
+        net, ids, label = self.net(layer), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+
+        def during(owner, name, happens, loop, raises):
+            method = getattr(owner, name)
+
+            def first(*arguments, **options):
+                happens()
+                return method(*arguments, **options)
+
+            with unittest.mock.patch.object(owner, name, first), self.assertRaises(raises):
+                loop()
+            self.assertEqual(net.predict(ids, verbose=0).shape, (8, 4))
+
+        def press(times):
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+        def gone():
+            raise emberd.Unavailable("nobody is there")
+
+        def fit():
+            net.fit(ids, label, batch_size=8, epochs=100, verbose=0)
+
+        fit()
+        once, twice = functools.partial(press, 1), functools.partial(press, 2)
+        during(emberd.TrainStream, "receive_lookup", once, fit, KeyboardInterrupt)
+        during(emberd.TrainStream, "send_update", once, lambda: net.train_on_batch(ids, label), KeyboardInterrupt)
+        during(emberd.Model, "lookup", once, lambda: net.predict(ids, verbose=0), KeyboardInterrupt)
+        during(emberd.Model, "lookup", once, lambda: net.evaluate(ids, label, verbose=0), KeyboardInterrupt)
+        self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1])[0, 0]), (102, -102 * 8))  # steps that were begun have been made
+        during(emberd.TrainStream, "receive_lookup", twice, fit, KeyboardInterrupt)
+        during(emberd.TrainStream, "receive_lookup", gone, fit, ConnectionError)
+        during(emberd.TrainStream, "send_update", gone, fit, ConnectionError)
+        before, step = layer.tables.read_rows("t", [1])[0, 0], layer.next_step
+        fit()
+        self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1])[0, 0]), (step + 101, before - 100 * 8))  # that without its update was skipped
 
     def test_a_model_that_calls_the_layer_twice_says_so(self):
         layer = self.make()

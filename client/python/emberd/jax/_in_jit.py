@@ -34,6 +34,8 @@ def on_host(ids: Ids) -> Ids:
     return cut(found) if filled and isinstance(found, Ragged) else found
 
 
+NO_STEP = -1  # the number of one that has failed
+
 WIDER = "JAX cuts ids to 32 bits: jax.config.update(\"jax_enable_x64\", True) lets it keep them, or send them ahead"
 
 
@@ -77,13 +79,14 @@ class Lookups:
     """The function that `Embedding.in_jit` is made of.
 
     `failure` is what the last callback raised: JAX makes an error of its own of it, and what was donated to the jitted function
-    is lost. Hence `defer`: where an update is refused the step is skipped, with a warning, and `raise_refused` raises.
+    is lost. Hence `loops`, of Keras: where an update is refused the step is skipped, with a warning, and `raise_refused` raises. Where
+    something else fails, the activations are zero, nothing is updated, and the loop that the step belongs to raises it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Keras puts something before it
         self.failure: Optional[BaseException] = None
-        self.defer = False
+        self.loops: Any = None
         self._refused: Optional[errors.Error] = None
         self._calling: Optional[int] = None  # the thread of the callback that is being made
         self.used = False
@@ -108,33 +111,39 @@ class Lookups:
 
     def _primal(self, token: Any, ids: Mapping[str, Ids], step: Any, hyper: Any) -> Any:
         """Without a gradient: a lookup that is no step."""
-        return in_order(self._noting(self._evaluate), self._shapes(ids), ids)
+        result = self._shapes(ids)
+        return in_order(self._noting(self._evaluate, result), result, ids)
 
     def _forward(self, token: Any, ids: Any, step: Any, hyper: Any) -> Any:
         _refuse_learned(ids)
         token, ids, step = jax.tree_util.tree_map(lambda one: one.value, (token, ids, step), is_leaf=lambda one: hasattr(one, "perturbed"))
         result = (jax.ShapeDtypeStruct((), jnp.int32), self._shapes(ids))
         if step is None:
-            number, found = in_order(self._noting(self._send_and_receive), result, ids)
+            number, found = in_order(self._noting(self._send_and_receive, result), result, ids)
         else:  # the ids have been sent, and are not carried through JAX again
-            number, found = in_order(self._noting(self._receive), result, step)
+            number, found = in_order(self._noting(self._receive, result), result, step)
         return found, (number, token)
 
     def _backward(self, hyper: Any, kept: Tuple[Any, Any], gradients: Any) -> Any:
         number, token = kept
         gradients = {name: jnp.zeros(one.shape, jnp.float32) if isinstance(one, jax.custom_derivatives.SymbolicZero) else one for name, one in gradients.items()}
         values = {} if hyper is None else hyper(number)
-        in_order(self._noting(self._update), None, number, gradients, values)
+        in_order(self._noting(self._update, None), None, number, gradients, values)
         return jnp.zeros_like(token), None, None
 
-    def _noting(self, callback: Any) -> Any:
+    def _noting(self, callback: Any, result: Any) -> Any:
+        """result: shapes of what it returns."""
         def noted(*arguments: Any) -> Any:
             self._calling = threading.get_ident()
             try:
+                if self.loops is not None:
+                    self.loops.watch_interrupts()
                 return callback(*arguments)
             except BaseException as error:
                 self.failure = error
-                raise
+                if self.loops is None or not self.loops.hand_over(error):
+                    raise
+                return jax.tree_util.tree_map(lambda one: np.full(one.shape, NO_STEP if one.dtype == np.int32 else 0, one.dtype), result)
             finally:
                 self._calling = None
 
@@ -155,10 +164,12 @@ class Lookups:
     def _update(self, number: Any, gradients: Mapping[str, Any], hyper: Any) -> None:
         values = jax.tree_util.tree_map(lambda one: float(np.asarray(one)), hyper)
         step = int(np.asarray(number))
+        if step == NO_STEP:
+            return
         try:
             self._trainer.update(step, {name: np.asarray(value) for name, value in gradients.items()}, values, own=False)
         except errors.InvalidArgument as error:
-            if not self.defer:
+            if self.loops is None:
                 raise
             self.failure = self._refused = error
             warnings.warn(f"emberd: the update of step {step} was refused, and no row changes: {error}", RuntimeWarning)

@@ -17,6 +17,7 @@ from .._pace import Paces
 from .._place import checked, default_client, find_again, planned_samples
 from ..arrays import Dense, Ragged, Sequences, as_floats, as_ints, map_arrays
 from ..client import Client, Model
+from ..errors import OutOfRange
 from ..steps import Steps
 from ..trainer import Checkpointed, Trainer, ahead
 from . import _loops, _steps
@@ -152,7 +153,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
     the layer once, with all features. Evaluation and prediction only look up. An update that is refused, as with a gradient that is
     NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error is raised
-    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`.
+    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What else fails there, as a lookup of an id beyond its
+    table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense part has made that step with activations of zero.
 
     The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: they are refused. A loop of one's own that scales it
     trains tables with scaled gradients.
@@ -258,6 +260,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             _check_kind(name, value)
             _check_shapes(self._held.features[name], value, scales.get(name))
         arrays = {name: _arrays(value, scales.get(name), name, sent) for name, value in given.items()}
+        for name, parts in arrays.items():
+            _check_range(self._held.features[name], parts.get("ids", parts.get("values")))
         return {PREPROCESSED: {"emberd": {name: _side_by_side(one) if _largest(self._held.features[name]) else one for name, one in arrays.items()}}}
 
     def _ids(self, prepared: Any) -> Dict[str, Any]:
@@ -529,6 +533,15 @@ def _check_kind(name: str, values: Any) -> None:
     kind = keras.backend.standardize_dtype(values.dtype)
     if not kind.lstrip("u").startswith("int"):
         raise TypeError(f"feature {name!r}: {kind} is not allowed; ids are int32 or int64, and so is what keras.Input gives: dtype=\"int32\"")
+
+
+def _check_range(feature: Any, ids: Any) -> None:
+    """Of ids of NumPy. Others are seen when they are looked up."""
+    if isinstance(ids, np.ndarray) and ids.size:
+        rows, lowest = feature.table.vocabulary_size, NONE if _largest(feature) else 0
+        for one in (int(ids.min()), int(ids.max())):
+            if not lowest <= one < rows:
+                raise OutOfRange(f"feature {feature.name!r}: id {one} is not allowed; table {feature.table.name!r} has the rows [0, {rows})")
 
 
 def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from ..arrays import Dense, Hyper, Ragged, Sequences, activation_shape, as_int32, as_ints, cut, map_arrays
 from ..client import Model
 from ..trainer import Trainer
+from . import _loops
 from ._turns import Turns
 
 Found = Dict[str, Any]
@@ -67,10 +68,11 @@ def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options
     from ..jax import Embedding
 
     embedding = Embedding(model, **options)
-    embedding._in_jit.defer = True  # Keras donates all variables of a model
+    embedding._in_jit.loops = _loops  # Keras donates all variables of a model
     embedding._in_jit._trainer = turns = Turns(embedding._trainer, rates, calls)
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
+        _loops.watch_interrupts()  # also while JAX compiles
         found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=hyper)
         return found
 
