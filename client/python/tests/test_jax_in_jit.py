@@ -245,8 +245,8 @@ class InJitTest(Case):
 
     def test_ids_that_are_no_integers_are_refused(self):
         emb = self.make()
-        for ids, said in ((np.array([1.5]), "float64"), ([1.5], "float64"), (jnp.array([1.0, 2.0]), "float32"), (jnp.array([True]), "bool"),
-                          (np.array(["a"]), "<U1.*Texts are hashed first")):
+        for ids, said in ((np.array([1.5]), "float64"), ([1.5], "float64"), (jnp.array([1.0, 2.0]), "float32"),
+                          (jnp.array([True]), "bool"), (np.array(["a"]), "<U1.*Texts are hashed first")):
             with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
                 emb.in_jit(emb.token(), {"t": ids})
 

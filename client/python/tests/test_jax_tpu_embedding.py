@@ -299,7 +299,8 @@ class FunctionsTest(Case):
 
     def test_ids_that_are_no_integers(self):
         features = self.stacked(specs(batch=2))
-        for ids, said in ((np.array([1.9, 2.9]), "float64"), ([[1.9], [2]], "float64"), (np.array(["a", "b"]), "<U1.*Texts are hashed first")):
+        for ids, said in ((np.array([1.9, 2.9]), "float64"), ([[1.9], [2]], "float64"),
+                          (np.array(["a", "b"]), "<U1.*Texts are hashed first")):
             with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
                 embedding.preprocess_sparse_dense_matmul_input([ids], None, features, 1, 1, num_sc_per_device=4)
             if isinstance(ids, np.ndarray):

@@ -167,22 +167,25 @@ class LayerTest(Case):
             with self.assertRaisesRegex(ValueError, "feature 't': weights: a ndarray is not allowed for a RaggedTensor"):
                 layer.preprocess(tensorflow.ragged.constant(ids), np.ones((2, 2)))
         for kind in kinds:
-            for weights, said in (([[1.0], [1.0]], "1 weights in row 0 are not allowed for its 2 ids"), ([[1.0], [1.0, 1.0]], "1 weights in row 0"),
-                                  ([[1.0, 1.0, 7.0], [1.0]], "3 weights in row 0"), ([[1.0, 1.0], [1.0, 6.0]], "2 weights in row 1 .* its 1 ids"),
+            for weights, said in (([[1.0], [1.0]], "1 weights in row 0 are not allowed for its 2 ids"),
+                                  ([[1.0], [1.0, 1.0]], "1 weights in row 0"), ([[1.0, 1.0, 7.0], [1.0]], "3 weights in row 0"),
+                                  ([[1.0, 1.0], [1.0, 6.0]], "2 weights in row 1 .* its 1 ids"),
                                   ([[1.0, 1.0]], "1 rows of weights are not allowed for 2 rows of ids")):
                 with self.subTest(weights), self.assertRaisesRegex(ValueError, "feature 't': " + said):
                     layer.preprocess(kind(ids), kind(weights))
-            self.assertEqual(layer.preprocess(kind(ids), kind([[1.0, 2.0], [3.0]]))["preprocessed_inputs_per_placement"]["emberd"]["t"]["weights"].tolist(),
-                             [1, 2, 3, 0])
+            prepared = layer.preprocess(kind(ids), kind([[1.0, 2.0], [3.0]]))["preprocessed_inputs_per_placement"]
+            self.assertEqual(prepared["emberd"]["t"]["weights"].tolist(), [1, 2, 3, 0])
 
     def test_ids_that_are_no_integers_are_refused(self):
         layer = self.make()
-        for ids, said in (([[1.9], [2.0, 3.7]], "float64"), (np.array([1.5, 2.0]), "float64"), (keras.ops.array([1.0, 2.0]), 'float32.*dtype="int32"'),
-                          ([["a"], ["b"]], "<U1.*Texts are hashed first"), (np.array(["a"]), "<U1.*Texts are hashed first"), ([[True]], "bool")):
+        for ids, said in (([[1.9], [2.0, 3.7]], "float64"), (np.array([1.5, 2.0]), "float64"), ([[True]], "bool"),
+                          (keras.ops.array([1.0, 2.0]), 'float32.*dtype="int32"'),
+                          ([["a"], ["b"]], "<U1.*Texts are hashed first"), (np.array(["a"]), "<U1.*Texts are hashed first")):
             with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
                 layer.preprocess(ids)
         for ids in ([[1], []], [[], []], np.zeros((2, 0)), np.array([[1], [2]], np.uint8), keras.ops.array([1, 2])):
-            self.assertEqual(keras.ops.convert_to_numpy(layer(layer.preprocess(ids))).shape, (2, 4))  # what is empty has no kind
+            found = keras.ops.convert_to_numpy(layer(layer.preprocess(ids)))
+            self.assertEqual(found.shape, (2, 4))  # what is empty has no kind
 
     def test_losses_that_are_scaled_are_refused(self):
         ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
@@ -207,7 +210,8 @@ class LayerTest(Case):
                 layer = self.make(model=f"scaled_{len(self.client.models())}")
                 net = kind(self.net(layer))
                 sgd = keras.optimizers.SGD(0.1, **(optimizer or {}))
-                net.compile(optimizer=sgd if optimizer is not None else keras.optimizers.LossScaleOptimizer(sgd), loss=self.net(layer).loss)
+                net.compile(optimizer=sgd if optimizer is not None else keras.optimizers.LossScaleOptimizer(sgd),
+                            loss=self.net(layer).loss)
                 with self.subTest(policy=policy, said=said, kind=kind):
                     with self.assertRaisesRegex(Exception, said) if said else contextlib.nullcontext():
                         net.fit(ids, label, batch_size=8, verbose=0)
@@ -456,7 +460,8 @@ class LayerTest(Case):
                 again.load_own_variables({**store, "learning_rates": np.ones(3)})
 
     def test_weights_of_another_step_are_loaded_with_a_warning(self):
-        layer, ids, label = self.make(table=self.table(initializer="ones")), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        layer = self.make(table=self.table(initializer="ones"))
+        ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
         net = self.net(layer)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -473,7 +478,7 @@ class LayerTest(Case):
                 self.assertFalse(one.layer._behind().joined)
             same.fit(ids, label, batch_size=8, verbose=0)
             same.layer.finish()
-            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model 'test_weights_of_another.*' are at step 3"):
+            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model 'test_.*' are at step 3"):
                 again.fit(ids, label, batch_size=8, verbose=0)
             again.fit(ids, label, batch_size=8, verbose=0)
             with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model .* are at step 5"):
@@ -583,9 +588,11 @@ class LayerTest(Case):
         layer = self.make()
         net, ids, label = self.net(layer), np.full((8, 2), 31, np.int32), np.zeros((8, 4), np.float32)
         kind = IndexError if keras.backend.backend() == "jax" else Exception  # TensorFlow has an error of its own
-        for count, loop in enumerate((lambda ids: net.fit(ids, label, batch_size=8, epochs=3, verbose=0), lambda ids: net.evaluate(ids, label, verbose=0),
-                                      lambda ids: net.predict(ids, verbose=0), lambda ids: net.fit(ids - 1, label, batch_size=8, validation_data=(ids, label), verbose=0),
-                                      lambda ids: net.train_on_batch(ids, label), lambda ids: net.test_on_batch(ids, label), net.predict_on_batch)):
+        for count, loop in enumerate((
+                lambda ids: net.fit(ids, label, batch_size=8, epochs=3, verbose=0), lambda ids: net.evaluate(ids, label, verbose=0),
+                lambda ids: net.predict(ids, verbose=0),
+                lambda ids: net.fit(ids - 1, label, batch_size=8, validation_data=(ids, label), verbose=0),
+                lambda ids: net.train_on_batch(ids, label), lambda ids: net.test_on_batch(ids, label), net.predict_on_batch)):
             with self.subTest(count):
                 with self.assertRaisesRegex(kind, "is 32"):
                     loop(ids + 1)
@@ -627,13 +634,15 @@ class LayerTest(Case):
         during(emberd.TrainStream, "send_update", once, lambda: net.train_on_batch(ids, label), KeyboardInterrupt)
         during(emberd.Model, "lookup", once, lambda: net.predict(ids, verbose=0), KeyboardInterrupt)
         during(emberd.Model, "lookup", once, lambda: net.evaluate(ids, label, verbose=0), KeyboardInterrupt)
-        self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1])[0, 0]), (102, -102 * 8))  # steps that were begun have been made
+        row = layer.tables.read_rows("t", [1])[0, 0]
+        self.assertEqual((layer.next_step, row), (102, -102 * 8))  # steps that were begun have been made
         during(emberd.TrainStream, "receive_lookup", twice, fit, KeyboardInterrupt)
         during(emberd.TrainStream, "receive_lookup", gone, fit, ConnectionError)
         during(emberd.TrainStream, "send_update", gone, fit, ConnectionError)
         before, step = layer.tables.read_rows("t", [1])[0, 0], layer.next_step
         fit()
-        self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1])[0, 0]), (step + 101, before - 100 * 8))  # that without its update was skipped
+        row = layer.tables.read_rows("t", [1])[0, 0]
+        self.assertEqual((layer.next_step, row), (step + 101, before - 100 * 8))  # that without its update was skipped
 
     def test_a_model_that_calls_the_layer_twice_says_so(self):
         layer = self.make()

@@ -106,9 +106,9 @@ class Embedding(_native.Uncopied, Checkpointed):
         """
         check_mapping(gradients, "gradients")
         given = {name: value for name, value in gradients.items() if value is not None}
-        fixed = all(isinstance(value, jax.Array) for value in given.values())  # others may be written to before they have been sent
-        self._trainer.update(step, {name: np.asarray(value) if isinstance(value, jax.Array) else value for name, value in given.items()},
-                             hyper, checkpoint, own=fixed)
+        fixed = all(isinstance(value, jax.Array) for value in given.values())  # others may be written to until they have been sent
+        arrays = {name: np.asarray(value) if isinstance(value, jax.Array) else value for name, value in given.items()}
+        self._trainer.update(step, arrays, hyper, checkpoint, own=fixed)
 
     def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:
         """Looks rows up without a step, for evaluation."""

@@ -75,12 +75,17 @@ def _refuse_learned(ids: Mapping[str, Any]) -> None:
                              "or look the ids up as emberd.Sequences, and multiply their activations by the weights")
 
 
+def _nothing(shape: jax.ShapeDtypeStruct) -> Any:
+    """In the place of activations, or of the number of a step."""
+    return np.full(shape.shape, NO_STEP if shape.dtype == np.int32 else 0, shape.dtype)
+
+
 class Lookups:
     """The function that `Embedding.in_jit` is made of.
 
     `failure` is what the last callback raised: JAX makes an error of its own of it, and what was donated to the jitted function
-    is lost. Hence `loops`, of Keras: where an update is refused the step is skipped, with a warning, and `raise_refused` raises. Where
-    something else fails, the activations are zero, nothing is updated, and the loop that the step belongs to raises it.
+    is lost. Hence `loops`, of Keras: where an update is refused the step is skipped, with a warning, and `raise_refused`
+    raises. Where something else fails, the activations are zero, nothing is updated, and the loop of the step raises it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -143,7 +148,7 @@ class Lookups:
                 self.failure = error
                 if self.loops is None or not self.loops.hand_over(error):
                     raise
-                return jax.tree_util.tree_map(lambda one: np.full(one.shape, NO_STEP if one.dtype == np.int32 else 0, one.dtype), result)
+                return jax.tree_util.tree_map(_nothing, result)
             finally:
                 self._calling = None
 

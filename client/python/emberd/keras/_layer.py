@@ -153,11 +153,12 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
     the layer once, with all features. Evaluation and prediction only look up. An update that is refused, as with a gradient that is
     NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error is raised
-    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What else fails there, as a lookup of an id beyond its
-    table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense part has made that step with activations of zero.
+    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What else fails there, as a
+    lookup of an id beyond its table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense
+    part has made that step with activations of zero.
 
-    The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: they are refused. A loop of one's own that scales it
-    trains tables with scaled gradients.
+    The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: they are refused. A
+    loop of one's own that scales it trains tables with scaled gradients.
 
     The one weight of the layer is a zero, which tells the backend that there is something to differentiate. Saved models hold no
     rows (see `tables`.save_checkpoint) but where the tables are: addresses of the cluster and name of the model, by which a loaded
@@ -229,7 +230,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             store[STEP] = np.array([step])
 
     def load_own_variables(self, store: Any) -> None:
-        """As Keras calls it: also the learning rates of tables, where they were saved. Warns where the tables are at another step than when they were."""
+        """As Keras calls it: also the learning rates of tables, where they were saved. Warns where the tables are at another
+        step than when they were."""
         names = list(store.keys())
         super().load_own_variables({name: store[name] for name in names if name not in (RATES, STEP)})
         if RATES in names:
@@ -532,7 +534,8 @@ def _check_kind(name: str, values: Any) -> None:
         return
     kind = keras.backend.standardize_dtype(values.dtype)
     if not kind.lstrip("u").startswith("int"):
-        raise TypeError(f"feature {name!r}: {kind} is not allowed; ids are int32 or int64, and so is what keras.Input gives: dtype=\"int32\"")
+        raise TypeError(f"feature {name!r}: {kind} is not allowed; ids are int32 or int64, and so is what keras.Input gives: "
+                        'dtype="int32"')
 
 
 def _check_range(feature: Any, ids: Any) -> None:
@@ -541,7 +544,8 @@ def _check_range(feature: Any, ids: Any) -> None:
         rows, lowest = feature.table.vocabulary_size, NONE if _largest(feature) else 0
         for one in (int(ids.min()), int(ids.max())):
             if not lowest <= one < rows:
-                raise OutOfRange(f"feature {feature.name!r}: id {one} is not allowed; table {feature.table.name!r} has the rows [0, {rows})")
+                raise OutOfRange(f"feature {feature.name!r}: id {one} is not allowed; table {feature.table.name!r} has the rows "
+                                 f"[0, {rows})")
 
 
 def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
@@ -551,7 +555,8 @@ def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
         splits, flat, ids = np.asarray(values.row_splits), None, np.asarray(values.flat_values)
         if weights is not None:
             if not hasattr(weights, "row_splits"):
-                raise ValueError(f"{what}: weights: a {type(weights).__name__} is not allowed for a RaggedTensor of ids; they must be one, too")
+                raise ValueError(f"{what}: weights: a {type(weights).__name__} is not allowed for a RaggedTensor of ids; they must "
+                                 "be one, too")
             _check_rows(what, np.diff(np.asarray(weights.row_splits)), np.diff(splits))
             flat = np.asarray(weights.flat_values)
         return _filled(_steps.as_ids(ids if ids.size else np.zeros(0), what, sent), splits, flat)
@@ -573,7 +578,8 @@ def _check_rows(what: str, weights: Any, ids: Any) -> None:
     if len(weights) != len(ids):
         raise ValueError(f"{what}: {len(weights)} rows of weights are not allowed for {len(ids)} rows of ids")
     for place in np.flatnonzero(np.not_equal(weights, ids))[:1]:
-        raise ValueError(f"{what}: {weights[place]} weights in row {place} are not allowed for its {ids[place]} ids; there must be one for each id")
+        raise ValueError(f"{what}: {weights[place]} weights in row {place} are not allowed for its {ids[place]} ids; there must be "
+                         "one for each id")
 
 
 def _filled(values: Any, splits: Any, weights: Any) -> Dict[str, Any]:

@@ -25,12 +25,12 @@ def models_of(frame: Any) -> Iterator[Any]:
 
 def check_policy(policy: Any, name: str) -> None:
     if policy.name == "mixed_float16":
-        raise ValueError(f"layer {name!r}: dtype: mixed_float16 is not allowed: Keras scales losses with it, and tables would be trained with "
-                         f"gradients that are scaled; {HOW}")
+        raise ValueError(f"layer {name!r}: dtype: mixed_float16 is not allowed: Keras scales losses with it, and tables would be "
+                         f"trained with gradients that are scaled; {HOW}")
 
 
 def check_scale(name: str) -> None:
-    """Refuses optimizers that scale the loss: they divide the gradients of variables by it, but those of tables have been sent before."""
+    """Refuses optimizers that scale the loss: they divide gradients of variables by it, but those of tables have been sent."""
     for model in models_of(sys._getframe(1)):
         optimizer: Any = getattr(model, "optimizer", None)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -39,12 +39,12 @@ def check_scale(name: str) -> None:
             what = f"loss_scale_factor={optimizer.loss_scale_factor}"
         else:
             continue
-        raise ValueError(f"layer {name!r}: {what} in the optimizer of model {model.name!r} is not allowed: it scales the loss, and tables would be "
-                         f"trained with gradients that are scaled; {HOW}")
+        raise ValueError(f"layer {name!r}: {what} in the optimizer of model {model.name!r} is not allowed: it scales the loss, and "
+                         f"tables would be trained with gradients that are scaled; {HOW}")
 
 
-# What follows is for JAX. Where a callback raises there, what was donated to the jitted function is lost, which of Keras is the whole model. So callbacks return
-# instead, and the loop of Keras raises what they failed with once it has taken the results of the batch.
+# What follows is for JAX. Where a callback raises there, what was donated to the jitted function is lost, which of Keras is the
+# whole model. So callbacks return instead, and the loop of Keras raises what they failed with once it has the results of the batch.
 TRAINER = "keras.src.backend.jax.trainer"
 OTHERS = ("keras.src.callbacks", "keras.src.trainers.data_adapters", "keras.src.trainers.epoch_iterator")
 LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -86,7 +86,9 @@ def _callbacks_of(loop: Any) -> Any:
 
 def _is_stopping(loop: Any) -> bool:
     callbacks = _callbacks_of(loop)
-    return "jax_state_sync" in vars(loop.f_locals["self"]) if callbacks is None else any(isinstance(one, _Stop) for one in callbacks.callbacks)
+    if callbacks is None:
+        return "jax_state_sync" in vars(loop.f_locals["self"])
+    return any(isinstance(one, _Stop) for one in callbacks.callbacks)
 
 
 def _stop(loop: Any, error: BaseException, thread: int) -> None:
@@ -119,8 +121,8 @@ def hand_over(error: BaseException) -> bool:
 
 
 def watch_interrupts() -> None:
-    """From now on Ctrl-C waits for the end of a batch where a model would lose its variables. The second one does not wait. Elsewhere it is as Python has it,
-    and where somebody else handles it."""
+    """From now on Ctrl-C waits for the end of a batch where a model would lose its variables. The second one does not wait.
+    Elsewhere it is as Python has it, and where somebody else handles it."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
 
@@ -133,7 +135,8 @@ def _interrupted(number: int, frame: Any) -> None:
 
 
 def _in_batch(frame: Any, loop: Any) -> bool:
-    """Whether variables of the model may be in nobody's hands. Not where code of others runs that may take long: callbacks of Keras, and what gives batches."""
+    """Whether variables of the model may be in nobody's hands. Not where code of others runs that may take long: callbacks of
+    Keras, and what gives batches."""
     model = loop.f_locals["self"]
     if loop.f_code.co_name in ("evaluate", "predict") or not (model._jax_state_synced or getattr(model, "_jax_state", None)):
         return True  # they leave a model without variables; and nor has Keras any to put back

@@ -23,7 +23,7 @@ class Turns:
         self.declared = {name: rate for name, rate in rates.items() if rate}
         self.rates = dict(self.declared)
         self.always = False  # whether rates go along with each update, and not only those that have been set
-        self.loaded: Optional[int] = None  # of which step the weights are, until the group is joined, which says at which the tables are
+        self.loaded: Optional[int] = None  # of which step weights are, until it is known at which step the tables are
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, Any]]] = []  # ids and gradients; without those a call has not ended
 
     def look_up(self, ids: Mapping[str, Ids]) -> Any:
@@ -50,8 +50,9 @@ class Turns:
     def _compare(self, step: int) -> None:
         saved, self.loaded = self.loaded, None
         if saved not in (None, step):
-            warnings.warn(f"emberd: weights of step {saved} were loaded, and the tables of model {self.model.name!r} are at step {step}. They go together where "
-                          "both are of the same step: see `request_checkpoint` of the layer, and after client.restore its `restart`", stacklevel=2)
+            warnings.warn(f"emberd: weights of step {saved} were loaded, and the tables of model {self.model.name!r} are at step "
+                          f"{step}. They go together where both are of the same step: see `request_checkpoint` of the layer, and "
+                          "after client.restore its `restart`", stacklevel=2)
 
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
         if self._calls > 1:
