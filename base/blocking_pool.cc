@@ -21,7 +21,7 @@ BlockingPool::~BlockingPool() {
 bool BlockingPool::RunAll(absl::Span<std::function<void()>> tasks) {
   MutexLock lock(&mutex_);
   try {
-    // First: of no thread, no task may stay that the caller believes not to run.
+    // Threads first: if one cannot be had, nothing is queued.
     for (int idle = std::max(idle_ - static_cast<int>(tasks_.size()), 0);
          idle < static_cast<int>(tasks.size()); ++idle) {
       threads_.emplace_back([this] { Work(); });

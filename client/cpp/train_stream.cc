@@ -374,12 +374,14 @@ class GrpcTrainStream final : public TrainStream {
   }
 
   absl::Status OnUpdate(const v1::TrainUpdateResult& message) {
+    std::shared_ptr<const void> memory;  // a caller's code may run where it goes: without the lock
     absl::MutexLock lock(&mutex_);
     if (updates_.empty() || message.step() != updates_.front().step) {
       return absl::InternalError(absl::StrCat("the server answered an update of step ",
                                               message.step(), ", but another step is next"));
     }
     updates_.front().shared.Settle();
+    memory = std::move(updates_.front().memory);
     updates_.pop_front();
     update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
                                message.rows_skipped(), message.checkpoint(),
@@ -388,10 +390,11 @@ class GrpcTrainStream final : public TrainStream {
   }
 
   void OnEnd(const absl::Status& status) {
+    std::vector<std::shared_ptr<const void>> memory;
     absl::MutexLock lock(&mutex_);
     for (SentUpdate& update : updates_) {
       update.shared.Part();
-      update.memory.reset();
+      memory.push_back(std::move(update.memory));
     }
     end_ = status;
   }

@@ -95,7 +95,8 @@ class Transport {
 
   void CancelCalls();
   uint64_t cancellations() const { return cancellations_; }  // how often that was called
-  // Of the calls of this thread, if it makes them for others: cancellations() when those began.
+  // On a thread that makes the calls of others: what cancellations() was when the other's call
+  // began.
   static inline thread_local std::optional<uint64_t> begun_at;
 
   // What every call sends; Call has done so before an attempt. To be called before a call begins.

@@ -104,6 +104,16 @@ TEST_F(ChangeGateTest, APauseOfAGroupHoldsBackItsLaterStepsAlone) {
   EXPECT_THAT(inside_, ElementsAre("run 10", "other 11", "unary", "run 11", "late"));
 }
 
+// Would catch: ranks that all ask for a checkpoint of one step, and stand still. Who waits for the
+// pause of another one keeps its part of the step back; that pause waits for the step.
+TEST_F(ChangeGateTest, OneRankOfAGroupAsksForTheCheckpointOfAStep) {
+  ASSERT_TRUE(gate_.Pause(Request(kPause, "run", 10)).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(gate_.Pause(Request(kOtherPause, "run", 10)).status()));
+  EXPECT_TRUE(absl::IsAborted(gate_.Pause(Request(kOtherPause, "run", 11)).status()));
+  EXPECT_TRUE(absl::IsAborted(gate_.Pause(Request(kOtherPause, "other", 10)).status()));
+  EXPECT_TRUE(gate_.Pause(Request(kPause, "run", 10)).ok()) << "it is renewed";
+}
+
 TEST_F(ChangeGateTest, APauseThatNobodyRenewsEnds) {
   ASSERT_TRUE(gate_.Pause(Request(kPause)).ok());
   Enter("a");

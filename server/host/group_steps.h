@@ -165,7 +165,9 @@ class GroupSteps {
   };
   struct Group {
     GroupGeneration generation;
-    internal::v1::LogGroup kept;                        // by the log; not what the rest tells
+    // Here: size, ended, finished, step_timeout_ms, known, next_step, made_generation, applying.
+    // Its other fields are filled from the members below when it is written.
+    internal::v1::LogGroup kept;
     Step waiting;                                       // the step whose parts come
     absl::StatusOr<RowCounts> last_rows = RowCounts();  // of step next_step - 1
     std::vector<RowsCallback> waiting_rows;             // for last_rows

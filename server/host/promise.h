@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/steady_time.h"
 
 namespace emberd::host {
 
@@ -22,9 +23,9 @@ class Promise {
       state->ready.Notify();
     };
   }
-  // False: there is no value by then.
+  // False: there is no value by then, by SteadyNow.
   bool WaitUntil(absl::Time deadline) const {
-    return state_->ready.WaitForNotificationWithDeadline(deadline);
+    return AwaitSteadily(state_->ready, deadline - SteadyNow());
   }
   T& Wait() {
     state_->ready.WaitForNotification();

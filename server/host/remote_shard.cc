@@ -49,7 +49,6 @@ class Reconnector {
   Reconnector(std::shared_ptr<grpc::Channel> channel, std::string context)
       : channel_(std::move(channel)), context_(std::move(context)) {}
 
-  const std::string& context() const { return context_; }
   absl::Status Explain(const absl::Status& status) {
     if (absl::IsUnavailable(status)) LookAgain();
     return Annotate(status, context_);

@@ -78,6 +78,13 @@ absl::StatusOr<int> ChangeGate::Pause(const internal::v1::PauseChangesRequest& r
   MutexLock lock(&mutex_);
   Gate& gate = gates_[request.model_id()];
   if (gate.pause_id != 0 && gate.pause_id != request.pause_id()) {
+    if (!gate.group.empty() && gate.group == request.group() &&
+        gate.after_step == request.after_step()) {
+      // Who waits for its turn keeps its part of the step back, for which this pause waits.
+      return absl::FailedPreconditionError(
+          absl::StrCat("another rank of group '", gate.group, "' has asked for the checkpoint of ",
+                       "step ", gate.after_step, "; one rank asks for all"));
+    }
     return absl::AbortedError("another checkpoint of the model is being taken; try again");
   }
   gate.pause_id = request.pause_id();
@@ -140,7 +147,8 @@ absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
       return absl::AlreadyExistsError("transfer_id is in use; it must be random");
     }
   }
-  const bool started = tasks_.Submit([transfer, work = std::move(work)] {
+  TaskQueue& tasks = transfer->saves.empty() ? restores_ : saves_;
+  const bool started = tasks.Submit([transfer, work = std::move(work)] {
     const absl::Status status = work(*transfer);
     MutexLock lock(&transfer->mutex);
     transfer->state.set_state(status.ok() ? GetTransferResponse::DONE
@@ -151,7 +159,7 @@ absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
   if (started) return absl::OkStatus();
   GiveUp(transfer_id);
   return absl::ResourceExhaustedError(
-      absl::StrCat(tasks_.tasks(), " saves and restores are under way already; try again later"));
+      absl::StrCat(tasks.tasks(), " saves or restores are under way already; try again later"));
 }
 
 absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChanges(

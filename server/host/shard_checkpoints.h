@@ -91,7 +91,11 @@ class ShardCheckpoints {
   };
   // `copy_bytes`: of rows that change while they are being saved.
   ShardCheckpoints(const ShardPlace& place, int64_t copy_bytes, const Parts& parts)
-      : place_(place), copy_bytes_(copy_bytes), parts_(parts), tasks_(parts.threads, 64, 0) {}
+      : place_(place),
+        copy_bytes_(copy_bytes),
+        parts_(parts),
+        saves_(parts.threads, 64, 0),
+        restores_(parts.threads, 2, 64) {}
   // Gives up what is under way.
   ~ShardCheckpoints();
 
@@ -158,7 +162,9 @@ class ShardCheckpoints {
   absl::flat_hash_map<uint64_t, std::set<std::string>> finished_ ABSL_GUARDED_BY(mutex_);
   // None waits for its turn: a snapshot that nobody reads stops the updates of its model, and these
   // the threads that others read with. Last: its destructor waits for what uses the rest.
-  TaskQueue tasks_;
+  // A snapshot is read from its beginning: while nobody reads, what changes waits for room.
+  TaskQueue saves_;
+  TaskQueue restores_;  // and checks of files
 };
 
 }  // namespace emberd::host

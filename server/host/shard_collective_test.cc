@@ -3,7 +3,6 @@
 // Covers: local_shard.cc, remote_shard.cc, shard_server.cc, verbs.cc
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -224,7 +224,7 @@ using Control = EMBERD_SHARD_VERBS(EMBERD_WITH) Service::Service EMBERD_SHARD_VE
 using ShardServiceBase = Service::WithRawCallbackMethod_Gather<
     Service::WithRawCallbackMethod_Apply<Service::WithCallbackMethod_ShareMemory<Control>>>;
 
-// Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
+// Decodes, hands on to the host, encodes. Blocks no gRPC thread for long.
 class ShardServiceImpl final : public ShardServiceBase {
  public:
   ShardServiceImpl(ShardHost* host, group::Rendezvous* rendezvous,
@@ -237,6 +237,7 @@ class ShardServiceImpl final : public ShardServiceBase {
         local_(local),
         limits_(host->limits()),
         slow_calls_(threads, 1, kMaxQueuedCalls),
+        file_calls_(threads, 4, kMaxQueuedCalls),
         status_calls_(threads, 1, kMaxQueuedCalls) {}
 
   using Context = grpc::CallbackServerContext;
@@ -296,7 +297,9 @@ class ShardServiceImpl final : public ShardServiceBase {
       call->OnCallerGone(verbs_.Run(verb, request, response, end));
       return call;
     }
-    TaskQueue& queue = runs == VerbRuns::kApart ? status_calls_ : slow_calls_;
+    TaskQueue& queue = runs == VerbRuns::kApart     ? status_calls_
+                       : runs == VerbRuns::kOfFiles ? file_calls_
+                                                    : slow_calls_;
     const bool taken = queue.Submit([=, this, request = &request] {
       if (runs == VerbRuns::kIfHeard && context->IsCancelled()) {
         return end(absl::CancelledError("the caller is gone"));
@@ -318,6 +321,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   LocalServer* const local_;     // null: nobody is let in
   const rpc::MessageLimits limits_;
   TaskQueue slow_calls_;
+  TaskQueue file_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.
   TaskQueue status_calls_;
 };

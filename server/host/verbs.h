@@ -22,9 +22,10 @@ class ShardHost;
 
 // Where the work of a verb runs, when it comes by gRPC.
 enum class VerbRuns {
-  kAtOnce,   // on a thread of gRPC: it waits for the disk at most
+  kAtOnce,   // on a thread of gRPC: it does not wait for long
   kInTurn,   // one after another: filling tables takes a while
   kIfHeard,  // in turn, unless the caller is gone by then: nobody would know of the rows
+  kOfFiles,  // a few at a time: the disk may take a while
   kMeets,    // at once, also while the shard recovers; may wait for other ranks
   kApart,  // also while the shard recovers, and apart from those in turn: the caller waits briefly
 };
@@ -48,10 +49,10 @@ enum class VerbRuns {
   EMBERD_OWN_VERB(VERB, PauseChanges, kAtOnce)                                                     \
   EMBERD_OWN_VERB(VERB, ResumeChanges, kAtOnce)                                                    \
   EMBERD_OWN_VERB(VERB, BeginSave, kAtOnce)                                                        \
-  EMBERD_OWN_VERB(VERB, CompleteSave, kAtOnce)                                                     \
+  EMBERD_OWN_VERB(VERB, CompleteSave, kOfFiles)                                                    \
   EMBERD_OWN_VERB(VERB, BeginRestore, kIfHeard)                                                    \
   EMBERD_OWN_VERB(VERB, GetTransfer, kAtOnce)                                                      \
-  EMBERD_OWN_VERB(VERB, CancelTransfer, kInTurn)                                                   \
+  EMBERD_OWN_VERB(VERB, CancelTransfer, kOfFiles)                                                  \
   VERB(ReadRows, internal::v1::ReadShardRowsRequest, internal::v1::ReadShardRowsResponse, kAtOnce) \
   VERB(AssignRows, internal::v1::AssignShardRowsRequest, internal::v1::AssignShardRowsResponse,    \
        kAtOnce)                                                                                    \

@@ -120,7 +120,14 @@ class QuietCluster {
       v1::SetLimitsRequest request;
       request.set_model(before.name());
       *request.mutable_limits() = before.limits().stacks();
-      RETURN_IF_ERROR(coordinator_->resources().registry->SetLimits(request, context).status());
+      const absl::Status set =
+          coordinator_->resources().registry->SetLimits(request, context).status();
+      if (absl::IsInvalidArgument(set)) {  // of other shards
+        Log(LogLevel::kWarning, "a model has the limits again that it was declared with",
+            {{"model", before.name()}, {"reason", std::string(set.message())}});
+      } else {
+        RETURN_IF_ERROR(set);
+      }
     }
     if (!before.pinned()) return absl::OkStatus();
     v1::ChangeMemoryRequest pin;

@@ -17,6 +17,7 @@
 
 namespace emberd::launcher {
 
+// A file in storage.directory, from the begin of a move to its end.
 inline constexpr char kMoving[] = "moving";
 
 // Moves the models, if it is needed, so that the shards of `cluster`, which is complete, can start

@@ -80,15 +80,14 @@ absl::StatusOr<int> Listen(const config::Address& address) {
   addrinfo hints{};
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
+  // Whoever says localhost may say 127.0.0.1 elsewhere.
+  if (host == "localhost") hints.ai_family = AF_INET;
   addrinfo* found = nullptr;
   const int failure =
       getaddrinfo(host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
   if (failure != 0) return absl::UnavailableError(gai_strerror(failure));
   const absl::Cleanup free = [found] { freeaddrinfo(found); };
-  // Whoever says localhost may say 127.0.0.1 elsewhere.
-  const addrinfo* first = found;
-  while (first != nullptr && first->ai_family != AF_INET) first = first->ai_next;
-  return ListenOn(first == nullptr ? *found : *first);
+  return ListenOn(*found);
 }
 
 int StatusOf(const absl::Status& refusal) {

@@ -311,12 +311,12 @@ void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPar
   if (status.ok()) {
     status = InTurn(until, over, [&] {
       pause_ = checkpoints_->MakePause(model_);
-      return pause_->HoldGroup(part.group(), part.step(), context);
+      const absl::Status held = pause_->HoldGroup(part.group(), part.step(), context);
+      if (!held.ok()) pause_ = nullptr;  // no gate stays closed while it is another one's turn
+      return held;
     });
   }
-  if (status.ok()) return;
-  pause_ = nullptr;
-  outcomes_->Add(name, status);
+  if (!status.ok()) outcomes_->Add(name, status);
 }
 
 void StreamCheckpoints::AfterStep(rpc::CallContext* context) {
