@@ -225,10 +225,6 @@ def _are_texts(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind in "US" or (array.dtype.kind == "O" and array.size > 0 and isinstance(array.flat[0], (str, bytes)))
 
 
-def _not_ids(array: npt.NDArray[Any], what: str) -> TypeError:
-    return TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
-
-
 def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     """int32 and int64 stay where they are; other integers are converted."""
     array = as_array(value, what)
@@ -236,7 +232,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
         if array.size == 0 and array.dtype == np.float64:  # an empty list
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
-            raise _not_ids(array, what)
+            raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
         elif array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() >= 2**63:
             raise errors.OutOfRange(f"{what}: {array.max()} is not allowed; ids are below 2^63")
         else:
@@ -245,11 +241,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
 
 
 def as_int32(array: npt.NDArray[Any], what: str, instead: str) -> npt.NDArray[Any]:
-    """For what has no larger integers. An id that does not fit would become another one. instead: what to do."""
-    if array.size and array.dtype.kind not in "iuf":
-        raise _not_ids(array, what)
-    if array.dtype.kind == "f" and (array != np.trunc(array)).any():  # whole ones come of lists of which some are empty
-        raise errors.InvalidArgument(f"{what}: {array[array != np.trunc(array)].flat[0]} is not allowed; ids are whole numbers, int32 or int64")
+    """For what has no larger integers; of integers. An id that does not fit would become another one. instead: what to do."""
     if array.size and array.dtype.itemsize >= 4:
         for one in (array.min(), array.max()):
             if not -2**31 <= one < 2**31:

@@ -345,15 +345,12 @@ class FunctionsTest(Case):
         with self.assertRaisesRegex(ValueError, "structure"):
             self.inputs(features, {"t": np.zeros((8, 2), np.int32)})
         for ids in (np.full((8, 2), 2**32 + 5), [[2**32 + 5]] + [[]] * 7):
-            with self.assertRaisesRegex(IndexError, r"4294967301(.0)? does not fit in int32"):
+            with self.assertRaisesRegex(IndexError, "4294967301 does not fit in int32"):
                 embedding._compressed(ids, None, features[0])
-        for ids in ([[1.9, 2]] + [[]] * 7, np.full((8, 2), 1.5)):
-            with self.assertRaisesRegex(ValueError, r"feature 't': 1\.[59] is not allowed; ids are whole numbers"):
+        for ids in ([["a"]] + [[]] * 7, [[1.9, 2]] + [[]] * 7, np.full((8, 2), "a"), np.full((8, 2), True), np.full((8, 2), 1.5)):
+            with self.assertRaisesRegex(TypeError, r"feature 't': (<U\d+|bool|float64) is not allowed; ids are int32 or int64"):
                 embedding._compressed(ids, None, features[0])
-        for ids in ([["a"]] + [[]] * 7, np.full((8, 2), "a"), np.full((8, 2), True)):
-            with self.assertRaisesRegex(TypeError, r"feature 't': (<U\d+|bool) is not allowed; ids are int32 or int64"):
-                embedding._compressed(ids, None, features[0])
-        with self.assertRaisesRegex(ValueError, r"feature 't': 1\.5 is not allowed; ids are whole numbers"):
+        with self.assertRaisesRegex(TypeError, "feature 't': float64 is not allowed; ids are int32 or int64"):
             embedding.dense_input([np.full((8, 2), 1.5)], features)
         with self.assertRaisesRegex(ValueError, "'DIV' is not allowed"):
             embedding.preprocess_sparse_dense_matmul_input([np.zeros((8, 2))], None, features, 1, 1, sharding_strategy="DIV")
