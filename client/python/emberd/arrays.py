@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Sized, Tuple, TypeVar, Union, cast
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,15 @@ class Dense:
 
 
 def _lists(given: Any, what: str, of: str) -> List[Any]:
-    if not isinstance(given, Iterable):
-        raise _native.refuse_kind(given, what, f"a list of {of} for each sample")
-    lists: List[Any] = list(cast("Iterable[Any]", given))
+    try:
+        lists = list(given)
+    except TypeError as error:
+        raise _native.refuse_kind(given, what, f"a list of {of} for each sample") from error
     for place, one in enumerate(lists):
-        if not isinstance(one, Sized):
-            raise _native.refuse_kind(one, f"{what}[{place}]", f"a list of {of}")
+        try:
+            len(one)
+        except TypeError as error:  # also a tensor without dimensions, though it has __len__
+            raise _native.refuse_kind(one, f"{what}[{place}]", f"a list of {of}") from error
     return lists
 
 

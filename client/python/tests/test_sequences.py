@@ -16,6 +16,19 @@ S = emberd.Sequences
 WIDE = {"initializer": emberd.RowId(), "tables": ("items", "users")}
 
 
+class Items:
+    """As torch.utils.data.Subset: a length and items, and no __iter__."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, place):
+        return self.items[place]
+
+
 class SequencesTest(ClusterTest):
     def test_each_id_gets_its_row_at_its_place(self):
         model = self.declare(initializer=emberd.RowId())
@@ -89,7 +102,9 @@ class SequencesTest(ClusterTest):
         R = emberd.Ragged
         given = R.from_lists((one for one in lists), iter([[0.5] * len(one) for one in lists]))
         self.assertEqual((given.values.tolist(), given.row_splits.tolist(), len(given.weights)), ([1, 2, 3, 4, 5, 6, 7, 8], [0, 3, 3, 4, 8], 8))
+        self.assertEqual(R.from_lists(Items([Items([1, 2]), Items([])])).row_splits.tolist(), [0, 2, 2])
         for wrong, said in ((([[1, 2], 3],), r"samples\[1\]: a int is not allowed; it must be a list of ids$"), ((3,), "samples: a int is not allowed; it must be a list of ids for"),
+                            ((np.array([1, 2]),), r"samples\[0\]: a int64 is not"), (([np.array(1)],), r"samples\[0\]: a ndarray is not"), ((np.array(1),), "samples: a ndarray is not"),
                             (([[1]], [1.0]), r"weights\[0\]: a float is not allowed; it must be a list of weights$")):
             with self.assertRaisesRegex(TypeError, said):
                 R.from_lists(*wrong)
