@@ -20,6 +20,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -40,8 +41,10 @@ _LOOK_SECONDS = 0.5  # between two looks at all processes
 _SHARE_OF_ROWS = 0.75  # of a shard's memory
 _RUNS, _ENDED, _GONE = range(3)  # a process; ended: its actor lives, and starts it again where it was
 _READY = re.compile(r"\bgrpc=(\S+)")
-# Before a command: it is killed when this process ends. No preexec_fn: beside threads it may wait for ever.
-_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"]
+# Before a command: it is killed when this process ends (PR_SET_PDEATHSIG), and has the signals that Python ignores. No preexec_fn: beside
+# threads it may wait for ever. No setpriv: an image may be without it.
+_WITH_PARENT = [sys.executable, "-ISc", "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, 9); "
+                "[signal.signal(one, signal.SIG_DFL) for one in (signal.SIGPIPE, signal.SIGXFSZ)]; os.execv(sys.argv[1], sys.argv[1:])"]
 
 
 class _Process:
