@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 import threading
@@ -132,7 +133,7 @@ class Watch(_native.Uncopied):
             try:
                 self._show(stopped)
             except _FAILURES as error:
-                self._write(f"{self.model.name}: {error}")
+                self._write(f"{self.model.name}: {error}", over=not stopped)
             if stopped:
                 return
 
@@ -145,18 +146,31 @@ class Watch(_native.Uncopied):
             else:
                 self._display.update(self)
         elif last and file.isatty():
-            self._write(str(self))
+            self._write(str(self), over=False)
         else:
-            rows = self.refresh()._rows()
-            self._write(f"{self.model.name}: " + "; ".join(f"{name}: {value}" for name, value in rows), over=file.isatty())
+            rows = [f"{name}: {value}" for name, value in self.refresh()._rows()]
+            if file.isatty():  # what matters most is not cut
+                found = self.scalars()
+                rows[:4] = [f"{_tables.count(found['dropped_ids'])} ids lost"] + [
+                    f"{_tables.count(found[f'{name}_per_second'])} {name}/s" for name in ("examples", "ids", "updates")]
+            self._write(f"{self.model.name}: " + "; ".join(rows), over=not last)
 
-    def _write(self, text: str, over: bool = False) -> None:
+    def _write(self, text: str, over: bool) -> None:
         """On a terminal in place of the line in which the cursor is, and no more: the program that is watched may have written those above. over: the next one comes
-        in place of this one, which is cut to the width of the terminal."""
+        in place of this one, which is cut to the width of the terminal, and ends with a mark before what the program may write behind it."""
         file = self._file or sys.stderr
-        begin = "\r\x1b[K" if file.isatty() else ""
-        file.write(f"{begin}{text[:shutil.get_terminal_size().columns - 1]}" if over else f"{begin}{text}\n")
+        if file.isatty():
+            file.write("\r\x1b[K" + (f"{text[:_width(file) - 4]} | " if over else f"{text}\n"))
+        else:
+            file.write(f"{text}\n")
         file.flush()
+
+
+def _width(terminal: TextIO) -> int:
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns or 80
+    except (OSError, AttributeError):  # what is no real one, as of a test or an IDE
+        return shutil.get_terminal_size().columns
 
 
 def watch(model: Model, interval: float = 1.0, hot_rows: int = 3, file: Optional[TextIO] = None) -> Watch:

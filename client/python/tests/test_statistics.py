@@ -6,11 +6,15 @@ goes on after its block, and a call that blocks the loop of asyncio.
 """
 
 import asyncio
+import fcntl
 import inspect
 import io
+import os
 import re
+import struct
 import sys
 import tempfile
+import termios
 import threading
 import types
 import unittest
@@ -159,6 +163,15 @@ class ShownTest(ClusterTest):
 
 
 class Terminal(io.StringIO):
+    """number: of a terminal whose width this one has."""
+
+    def __init__(self, number=-1):
+        super().__init__()
+        self.number = number
+
+    def fileno(self):
+        return self.number
+
     def isatty(self):
         return True
 
@@ -189,21 +202,26 @@ class WatchTest(ClusterTest):
                 call()
 
     def test_what_the_program_prints_stays_on_a_terminal(self):
-        screen = Terminal()
+        controller, screen = os.openpty()
+        self.addCleanup(os.close, controller)
+        self.addCleanup(os.close, screen)
+        fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 130, 0, 0))
+        screen = Terminal(screen)
         with emberd.watch(self.model, interval=0.01, file=screen):
             for number in range(3):
-                self.wait(lambda: screen.getvalue().count("examples / s"), 3 * number + 1)
-                screen.write(f" loss {number}\n")
+                self.wait(lambda: screen.getvalue().count("examples/s"), 3 * number + 1)
+                screen.write(f"loss {number}\n")
         self.assertNotRegex(screen.getvalue(), "\x1b\\[[0-9]*[A-JL-Z]")  # the cursor moves within its line
         shown = [re.split("\r\x1b\\[K", line)[-1] for line in screen.getvalue().split("\n")]
-        self.assertEqual([line[line.index(" loss"):] for line in shown if " loss" in line], [" loss 0", " loss 1", " loss 2"])
-        self.assertTrue(all(len(line) < 100 for line in shown), shown)
+        self.assertEqual([line[line.index(" | loss"):] for line in shown if "loss" in line], [" | loss 0", " | loss 1", " | loss 2"])
+        self.assertTrue(all(re.match(r".*: 0 ids lost; [\d,.]+ examples/s; [\d,.]+ ids/s; [\d,.]+ updates/s", line) for line in shown if "loss" in line), shown)
+        self.assertEqual({len(line[:line.index("loss")]) for line in shown if "loss" in line}, {129})
         self.assertRegex("\n".join(shown), rf"\n{self.model.name}\nexamples / s +[\d,.]+\nids / s .*\n(.*\n)*hot rows of a ")
 
     def test_a_terminal_is_written_over_and_a_file_is_not(self):
         for file in (Terminal(), io.StringIO()):
             with emberd.watch(self.model, interval=0.01, file=file) as watch:
-                self.wait(lambda: file.getvalue().count("examples / s"), 3)
+                self.wait(lambda: len(re.findall("examples ?/ ?s", file.getvalue())), 3)
                 with self.assertRaisesRegex(RuntimeError, "already"):
                     watch.__enter__()
             said = file.getvalue()
@@ -228,11 +246,12 @@ class WatchTest(ClusterTest):
         self.assertTrue(all("examples / s" in one for one in shown))
 
     def test_failures_are_shown_and_end_nothing(self):
-        file = io.StringIO()
+        file = Terminal()
         with emberd.watch(self.model, interval=0.01, file=file):
             self.client.drop_model(self.model.name)
-            while "there is no model" not in file.getvalue():
+            while file.getvalue().count("there is no model") < 3:
                 pass
+        self.assertEqual(file.getvalue().count("\n"), 1)  # of the last one
         client = self.cluster.connect()
         self.declare(tables=("a", "b"))
         watch = emberd.watch(client.model(self.model.name), interval=0.01, file=file)
