@@ -99,17 +99,8 @@ class _Ahead:
         self.step: Optional[Step] = None
 
 
-class _Lock:
-    """Of a module. A copy has one of its own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+class _Lock(type(threading.RLock())):  # type: ignore[misc]  # pyright: ignore
+    """Of a module. A copy has one of its own. Its `with` is that of the lock, which an interrupt cannot leave held."""
 
     def __reduce__(self) -> Any:
         return _Lock, ()
