@@ -614,10 +614,14 @@ class StateTest(Case):
         sparse.step()
         with self.assertRaisesRegex(RuntimeError, "dense part is at step 3.*are at step 4"):
             net.load_state_dict(state)
+        self.assertEqual(ebc.state_dict()["_extra_state"]["next_step"], 4)
+        ebc({"t": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        self.assertEqual(ebc.state_dict()["_extra_state"]["next_step"], 5)
         ebc.finish()
         again = self.make(model=ebc.model.name)
         again.load_state_dict({"_extra_state": state["0._extra_state"]})
-        with self.assertRaisesRegex(emberd.Error, "dense part is at step 3.*are at step 4"):
+        with self.assertRaisesRegex(emberd.Error, "dense part is at step 3.*are at step 5"):
             again({"t": torch.tensor([1])})
 
     def test_a_state_does_not_join(self):

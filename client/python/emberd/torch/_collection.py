@@ -315,11 +315,12 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             if self._steps.next_step:
                 warn(f"emberd: the state was saved before its module had joined its group, so that its step is not known; the tables of model {self.model.name!r} are at "
                      f"step {self._steps.next_step}")
-        elif self._steps.next_step != step:  # where are they now?
+        elif (own := self._steps.next_step) != step:  # where are they now?
             self._forget()
             try:
                 self._steps.restart(step)
             except RowsLost as error:
+                self._steps.expect(own)  # it goes on from there, as if nothing had been loaded
                 raise RuntimeError(str(error)) from error
 
     def _prepare(self, ids: Any) -> Dict[str, Ids]:
