@@ -131,7 +131,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
     is skipped by the next call: it is counted, and no row changes. Every rank of a group skips it, or none. A call that would
     drop finite gradients so, and backward through a step that is over, raise RuntimeError. In evaluation or under no_grad rows
-    are only looked up, also on other threads than the one that trains. For weights that require a gradient each call also reads the rows of their ids.
+    are only looked up, also on other threads than the one that trains: there they, and `state_dict()`, wait while a step is sent,
+    received or ended, as for other ranks. For weights that require a gradient each call also reads the rows of their ids.
     """
 
     def __init__(self, tables: Sequence[config.TableConfig], *, client: Optional[Client] = None, model: Union[str, Model],
