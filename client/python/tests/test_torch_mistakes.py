@@ -6,6 +6,7 @@ that nobody can wait for.
 
 import concurrent.futures
 import gc
+import io
 import os
 import re
 import tempfile
@@ -181,6 +182,9 @@ class MistakesTest(Case):
         for traced in (lambda ids: ebc({"t": ids})["t"], layer, bag):
             with self.assertRaisesRegex(RuntimeError, "rows are on the cluster, and a trace would keep those of this batch"):
                 torch.jit.trace(traced, (torch.tensor([[1, 2]]),))
+        if not hasattr(torch, "compile"):  # newer versions need packages to export
+            with self.assertRaisesRegex(RuntimeError, "rows are on the cluster, and a trace would keep those of this batch"):
+                torch.onnx.export(torch.nn.Sequential(layer), (torch.tensor([[1, 2]]),), io.BytesIO())
 
     def test_a_step_without_a_gradient_is_warned_of_once(self):
         for accumulate in (False, True):

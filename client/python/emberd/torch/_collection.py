@@ -62,7 +62,7 @@ _uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda met
 
 def refuse_tracing() -> None:
     """RuntimeError while torch makes a graph of what it sees, as torch.jit.trace and torch.onnx.export do: the rows of one batch would be its constants."""
-    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+    if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():  # type: ignore[no-untyped-call]
         raise RuntimeError("rows are on the cluster, and a trace would keep those of this batch: trace the dense part alone, and give it the activations")
 
 
@@ -286,6 +286,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def get_extra_state(self) -> Dict[str, Any]:
         """For state_dict: names and the next step, 0 of a model that serves; no tables. It does not join the group: until that is joined, the step is that of the
         copy, as of copy.deepcopy, or of the state that was loaded; or None, for it is not known."""
+        refuse_tracing()  # an export asks for states before it calls, and takes tensors alone
         with self._lock:
             return {"model": self.model.name, "group": self._steps.group, "next_step": 0 if self._steps.only_looked_up else self._steps.noted}
 
