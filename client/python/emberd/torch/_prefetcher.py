@@ -6,7 +6,8 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 
-from .. import _native, errors
+from .. import _native
+from ..steps import warn
 from ..trainer import ahead, ids_of
 from ._collection import EmbeddingBagCollection
 
@@ -18,7 +19,8 @@ class Prefetcher:
     40 steps are made by turns with the ids of later batches and without, and then the faster way is gone on with. Results are the same.
 
     ids: gives the ids of a batch, those that are given to the module: by default its item or attribute "ids", the first part of a
-      pair as (ids, label), or the batch itself.
+      pair as (ids, label), or the batch itself. Where that has other names than features, a warning
+      says so, and no ids are sent ahead.
     depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
     """
 
@@ -29,6 +31,7 @@ class Prefetcher:
         self.ids = ids_of if ids is None else ids
         if not callable(self.ids):
             raise _native.refuse_kind(ids, "ids", "a function")
+        self._sends = True
         self._loop = object()  # the last one that was begun
 
     def __repr__(self) -> str:
@@ -41,21 +44,23 @@ class Prefetcher:
             yield batch
 
     def _send(self, batch: Any, loop: object) -> None:
-        if self.collection.training and torch.is_grad_enabled():
+        if self._sends and self.collection.training and torch.is_grad_enabled():
             ids = self.ids(batch)
             if self.ids is ids_of:
                 self._check_names(ids)
-            self.collection._prefetch(ids, loop)
+            if self._sends:
+                self.collection._prefetch(ids, loop)
 
     def _check_names(self, ids: Any) -> None:
-        """Whoever takes the ids out of a batch later would hear that these were others."""
+        """Of a batch the ids may be taken later; they would be others than these."""
         names = list(ids.keys() if callable(getattr(ids, "keys", None)) else ())
         unknown = [name for name in names if name not in self.collection.model.features]
         if unknown or not callable(getattr(ids, "keys", None)):
+            self._sends = False
             known = ", ".join(map(repr, self.collection.model.features))
-            raise errors.InvalidArgument("ids: " + (f"{unknown[0]!r} of a batch is not allowed, for it is no feature" if unknown else
-                                                    f"a batch that is a {type(ids).__name__} is not allowed without `ids`")
-                                         + f"; say which are the ids of {known}: ids=lambda batch: {{name: batch[name] for name in ({known},)}}")
+            what = f"{unknown[0]!r} of a batch is no feature" if unknown else f"a batch is a {type(ids).__name__}"
+            warn(f"emberd: this Prefetcher sends no ids ahead: {what}; say which are the ids of {known}: "
+                 f"ids=lambda batch: {{name: batch[name] for name in ({known},)}}")
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
