@@ -193,6 +193,16 @@ class TorchCopiesTest(ClusterTest):
             sparse.step()
             average.update_parameters(net)
         self.assertEqual(average.eval()(ids)["t"][0, 0].item(), -3)
+        self.assertEqual(average.state_dict()["module.0._extra_state"]["next_step"], 1)
+        average.module[0].set_extra_state(ebc.get_extra_state())
+        state = average.state_dict()
+        ebc.finish()
+        again = torch.nn.Sequential(copy.deepcopy(ebc))
+        again.register_parameter("bias", torch.nn.Parameter(torch.zeros(1)))
+        again = torch.optim.swa_utils.AveragedModel(again)
+        again.load_state_dict(state)
+        self.assertEqual(again.train()(ids)["t"][0, 0].item(), -3)
+        again.module[0].finish()
         self.assertEqual(ebc.next_step, 3)
 
 
