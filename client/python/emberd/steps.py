@@ -85,6 +85,10 @@ class Steps:
         return {**self.__dict__, "expected": self.noted, "_unread": False, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
                 "checkpoints": {}}
 
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Also of those that were pickled before they had `_unread`."""
+        self.__dict__.update({"_unread": False, **state})
+
     @property
     def next_step(self) -> int:
         """The step whose update is to be given next. Joins the group."""

@@ -179,6 +179,23 @@ class TorchCopiesTest(ClusterTest):
                 best(ids)
         self.assertEqual(ebc.next_step, 4)
 
+    def test_a_module_that_was_pickled_before_it_had_a_lock_looks_up(self):
+        torch, ebc = self.make()
+
+        def without(one, *names):
+            made = type(one).__new__(type(one))
+            made.__setstate__({name: value for name, value in one.__getstate__().items() if name not in names})
+            return made
+
+        old = without(ebc, "_lock", "_has_warned")
+        old._steps = without(ebc._steps, "_unread")
+        self.addCleanup(old.finish)
+        with torch.no_grad():
+            self.assertEqual(old({"t": torch.tensor([1])})["t"].tolist(), [[0] * 4])
+        old({"t": torch.tensor([1])})["t"].sum().backward()
+        old.optimizer().step()
+        self.assertEqual(old.state_dict()["_extra_state"]["next_step"], 1)
+
     def test_an_average_of_a_module_looks_up(self):
         torch, ebc = self.make()
         net = torch.nn.Sequential(ebc)

@@ -198,6 +198,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [], "_spared": 0,
                 "_optimizers": []}
 
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Also of a module that was pickled before it had these."""
+        super().__setstate__({"_lock": _Lock(), "_has_warned": False, **state})
+
     def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
         """Freezes tables, or thaws them, from the next call on. Of a frozen one neither rows nor slots change, bit for bit, whatever its
         rate, decay and momentum; its activations require no gradient. As the module has no parameters, a module around it does not reach
