@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import types
 import unittest
 import unittest.mock
@@ -643,6 +644,98 @@ class LayerTest(Case):
         fit()
         row = layer.tables.read_rows("t", [1])[0, 0]
         self.assertEqual((layer.next_step, row), (step + 101, before - 100 * 8))  # that without its update was skipped
+
+    @unittest.skipUnless(keras.backend.backend() == "jax", "the others lose nothing where a callback raises")
+    def test_ctrl_c_is_never_lost_and_never_comes_later(self):
+        layer = self.make()
+        net, ids, label = self.net(layer), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        trainer = sys.modules["keras.src.backend.jax.trainer"]
+        steps = [lambda: net.train_on_batch(ids, label), lambda: net.test_on_batch(ids, label), lambda: net.predict_on_batch(ids)]
+        loops = [lambda: net.fit(ids, label, batch_size=8, epochs=2, verbose=0), lambda: net.predict(ids, verbose=0),
+                 lambda: net.evaluate(ids, label, verbose=0), *steps,
+                 lambda: net.fit(ids, label, batch_size=8, validation_data=(ids, label), verbose=0)]
+        handler = signal.getsignal(signal.SIGINT)
+        for loop in loops:
+            loop()
+            self.assertIs(signal.getsignal(signal.SIGINT), handler)
+        cases = [(type(net), "jax_state_sync", loop) for loop in loops]
+        cases += [(type(layer.token), "assign", loop) for loop in loops[:-1]]  # within it
+        cases += [(trainer, "pythonify_logs", loop) for loop in (loops[2], *steps[:2])]  # behind it
+        cases += [(type(net), "get_metrics_result", loops[0]), (np, "concatenate", loops[1]), (np, "array", steps[2]), (type(net), "_purge_model_variables", loops[0])]
+        for owner, name, loop in cases:
+            method, pressed = getattr(owner, name), []
+
+            def first(*arguments, **options):
+                around, frame = [], sys._getframe()
+                while frame is not None:
+                    around.append((frame.f_globals.get("__name__"), frame.f_code.co_name))
+                    frame = frame.f_back
+                if not pressed and any(one[0] == trainer.__name__ for one in around) and (name != "assign" or any("sync" in one[1] for one in around)):
+                    pressed.append(name)
+                    signal.raise_signal(signal.SIGINT)
+                return method(*arguments, **options)
+
+            with self.subTest(name=name, loop=loops.index(loop)):
+                with unittest.mock.patch.object(owner, name, first), self.assertRaises(KeyboardInterrupt):
+                    loop()
+                self.assertTrue(pressed)
+                self.assertIs(signal.getsignal(signal.SIGINT), handler)
+                for one in loops:
+                    one()
+        with unittest.mock.patch.object(net, "train_function", side_effect=MemoryError), self.assertRaises(MemoryError):
+            net.train_on_batch(ids, label)
+        for one in loops:
+            one()
+        self.assertIs(signal.getsignal(signal.SIGINT), handler)
+
+    @unittest.skipUnless(keras.backend.backend() == "jax", "the others raise where they are called")
+    def test_a_loop_is_not_told_of_failures_outside_of_it(self):
+        layer, ids, label = self.make(), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        net, other = self.net(layer), keras.Sequential([keras.layers.Dense(1)])
+        net.fit(ids, label, batch_size=8, verbose=0)
+        other.compile(optimizer="sgd", loss="mse")
+        began, done, ended = threading.Event(), threading.Event(), []
+
+        class Waiting(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                began.set()
+                done.wait(60)
+
+        def fit():
+            other.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), batch_size=8, verbose=0, callbacks=[Waiting()])
+            ended.append(other)
+
+        thread = threading.Thread(target=fit)
+        thread.start()
+        self.assertTrue(began.wait(60))
+        try:
+            with self.assertRaisesRegex(Exception, "is 32"):
+                np.asarray(layer(keras.ops.convert_to_tensor(ids + 31)))
+            with self.assertRaisesRegex(IndexError, "is 32"):
+                net.predict(ids + 31, verbose=0)
+        finally:
+            done.set()
+            thread.join()
+        self.assertEqual(ended, [other])
+        # As where JAX calls back on a thread of its own, which begins with what JAX calls.
+        loops, told = type(layer._held.trainer._in_jit.loops), []
+        hand_over = loops.hand_over
+
+        def from_another(*given):
+            thread = threading.Thread(target=lambda: told.append(hand_over(*given)))
+            thread.start()
+            thread.join()
+            return told[-1]
+
+        with unittest.mock.patch.object(loops, "hand_over", from_another), \
+                unittest.mock.patch.object(sys.modules[loops.__module__], "_is_of_jax", lambda frame: True):
+            for loop in (lambda: net.fit(ids + 31, label, batch_size=8, verbose=0), lambda: net.predict(ids + 31, verbose=0),
+                         lambda: net.evaluate(ids + 31, label, verbose=0), lambda: net.train_on_batch(ids + 31, label)):
+                with self.assertRaisesRegex(IndexError, "is 32"):
+                    loop()
+            self.assertEqual(told, [True] * 4)
+            net.fit(ids, label, batch_size=8, verbose=0)
+            self.assertFalse(loops(object()).hand_over(ValueError()))
 
     def test_a_model_that_calls_the_layer_twice_says_so(self):
         layer = self.make()

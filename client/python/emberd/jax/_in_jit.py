@@ -85,7 +85,7 @@ class Lookups:
 
     `failure` is what the last callback raised: JAX makes an error of its own of it, and what was donated to the jitted function
     is lost. Hence `loops`, of Keras: where an update is refused the step is skipped, with a warning, and `raise_refused`
-    raises. Where something else fails, the activations are zero, nothing is updated, and the loop of the step raises it.
+    raises. Where something else fails in a loop of theirs, the activations are zero, nothing is updated, and that loop raises it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -138,15 +138,15 @@ class Lookups:
 
     def _noting(self, callback: Any, result: Any) -> Any:
         """result: shapes of what it returns."""
+        loops = self.loops if self.loops is not None and self.loops.are_around() else None
+
         def noted(*arguments: Any) -> Any:
             self._calling = threading.get_ident()
             try:
-                if self.loops is not None:
-                    self.loops.watch_interrupts()
                 return callback(*arguments)
             except BaseException as error:
                 self.failure = error
-                if self.loops is None or not self.loops.hand_over(error):
+                if loops is None or not loops.hand_over(error):
                     raise
                 return jax.tree_util.tree_map(_nothing, result)
             finally:

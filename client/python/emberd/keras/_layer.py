@@ -219,6 +219,14 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             self.token = self.add_weight(name="token", shape=(), initializer="zeros", dtype="float32")
             self.built = True
 
+    @property
+    def variables(self) -> List[Any]:
+        """As Keras has them."""
+        if keras.backend.backend() == "jax":
+            _loops.note_beginning()
+        found: List[Any] = super().variables
+        return found
+
     def save_own_variables(self, store: Any) -> None:
         """As Keras calls it: also the learning rates of tables, and at which step they are."""
         super().save_own_variables(store)

@@ -68,11 +68,10 @@ def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options
     from ..jax import Embedding
 
     embedding = Embedding(model, **options)
-    embedding._in_jit.loops = _loops  # Keras donates all variables of a model
     embedding._in_jit._trainer = turns = Turns(embedding._trainer, rates, calls)
+    embedding._in_jit.loops = _loops.Loops(turns)  # Keras donates all variables of a model
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
-        _loops.watch_interrupts()  # also while JAX compiles
         found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=hyper)
         return found
 
