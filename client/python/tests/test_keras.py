@@ -219,6 +219,14 @@ class LayerTest(Case):
                     if not said:
                         self.assertEqual(layer.tables.table("t")[1, 0], -0.5 * 16)
         keras.config.set_dtype_policy("mixed_float16")
+        for trainable in (True, False):  # what is not trained is scaled by nobody
+            layer = self.make(model=f"only_looked_up_{trainable}", table=self.table(initializer="ones"), trainable=trainable)
+            net = self.net(layer)
+            self.assertEqual(net.predict(ids, verbose=0)[0, 0], 2)
+            net.evaluate(ids, label, verbose=0)
+            net.compile(optimizer="sgd", loss=net.loss)
+            if not trainable:
+                net.fit(ids, label, batch_size=8, verbose=0)
         layer = self.make(model="not_scaled", dtype="float32")
         net = self.net(layer)
         net.compile(optimizer=keras.optimizers.SGD(0.1), loss=net.loss, auto_scale_loss=False)

@@ -157,7 +157,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     lookup of an id beyond its table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense
     part has made that step with activations of zero.
 
-    The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: they are refused. A
+    The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: training refuses them. A
     loop of one's own that scales it trains tables with scaled gradients.
 
     The one weight of the layer is a zero, which tells the backend that there is something to differentiate. Saved models hold no
@@ -214,7 +214,6 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     def build(self, input_shapes: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as in keras-rs
         """Makes the tables, or finds them."""
         if not self.built:
-            _loops.check_policy(self.dtype_policy, self.name)
             self._held.declare(self.name)
             self.token = self.add_weight(name="token", shape=(), initializer="zeros", dtype="float32")
             self.built = True
@@ -301,6 +300,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         keras.ops.stop_gradient(weights). A sequence, (samples, positions) or (samples, positions, ids of a position), gives
         (samples, positions, embedding_dim)."""
         if training and self.trainable:
+            _loops.check_policy(self.dtype_policy, self.name)
             _loops.check_scale(self.name)
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
