@@ -820,6 +820,21 @@ class LayerTest(Case):
         self.net(layer).fit(np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32), batch_size=8, verbose=0)
         self.assertAlmostEqual(layer.tables.read_rows("t", [1])[0, 0], -16 * 0.01, places=6)
 
+    def test_rates_are_those_of_when_the_layer_is_built(self):
+        ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        for kind, by_fit in ((keras.optimizers.SGD, False), (keras.optimizers.SGD, True), (keras.optimizers.Adam, True)):
+            optimizer = kind(0.5)
+            layer = self.make(table=self.table(optimizer=optimizer), model=f"built_{kind.__name__}_{by_fit}")
+            optimizer.learning_rate = 0.125
+            net = self.net(layer)
+            if not by_fit:
+                layer.build()
+                self.assertEqual(layer.learning_rates, {"t": 0.125})
+            net.fit(ids, label, batch_size=8, verbose=0)
+            layer.finish()
+            self.assertEqual(layer.learning_rates, {"t": 0.125})
+            np.testing.assert_allclose(layer.tables.read_rows("t", [1])[0], -0.125 * (16 if kind is keras.optimizers.SGD else 1), rtol=1e-5)
+
     def test_large_tables_are_made_stretch_by_stretch(self):
         """The same rows as one call makes them, where they depend on their place alone; where they are drawn, no row twice, and of the same spread."""
         shapes = []

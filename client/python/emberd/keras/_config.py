@@ -122,11 +122,13 @@ class TableOptimizer:
         self.of_step: Optional[Callable[[Any], Values]] = None
         self.rate: Optional[float] = None
         self.calls = 1
+        self._given, self._table = given, table
         if isinstance(given, config.Optimizer):
             self.declared, self.rate = given, getattr(given, "learning_rate", None)
             return
         with _eagerly():
             optimizer: Any = keras.optimizers.get(given)
+        self._given = optimizer
         what = f"table {table!r}: optimizer"
         refused = {"clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False, "weight_decay": None,
                    "loss_scale_factor": None, "momentum": 0.0, "nesterov": False, "amsgrad": False, "l2_shrinkage_regularization_strength": 0.0}
@@ -166,6 +168,10 @@ class TableOptimizer:
             self.of_step = corrected
         elif schedule is not None:
             self.of_step = lambda step: {"learning_rate": schedule(step)}
+
+    def as_it_is(self) -> "TableOptimizer":
+        """With the numbers that the optimizer has by now. Makes no variable."""
+        return TableOptimizer(self._given, self._table)
 
 
 def initial_rows(given: Any, rows: int, dim: int) -> Any:

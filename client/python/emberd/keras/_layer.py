@@ -85,7 +85,7 @@ class _Tables:
         options = dict(self.options)
         given, client = options.pop("model"), options.pop("client")
         plan = _plan(options.pop("table_stacking"))
-        optimizers = self.optimizers
+        optimizers = {name: one.as_it_is() for name, one in self.optimizers.items()}  # its rate may have been set since
         calls = {name: one.calls for name, one in optimizers.items()}
         if len(set(calls.values())) > 1:
             raise ValueError(f"gradient_accumulation_steps: {calls} are not allowed; the optimizers of all tables of a layer must have the same")
