@@ -490,8 +490,23 @@ class LayerTest(Case):
             with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model 'test_.*' are at step 3"):
                 again.fit(ids, label, batch_size=8, verbose=0)
             again.fit(ids, label, batch_size=8, verbose=0)
-            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model .* are at step 5"):
+            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model .* are at step 5") as warned:
                 again.load_weights(path)
+            self.assertEqual(warned.filename, __file__)
+            again.layer.finish()
+            for loop in (lambda: reads.predict(ids, verbose=0), lambda: reads.evaluate(ids, label, verbose=0), lambda: reads.predict_on_batch(ids),
+                         lambda: reads(ids)):
+                reads = self.net(self.make(table=self.table(initializer="ones")))
+                reads.layer.build()
+                reads.build((8, 2))
+                reads.load_weights(path)
+                with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model .* been trained for 5 steps or more") as warned:
+                    loop()
+                if keras.backend.backend() != "tensorflow":  # which calls from a thread of its own
+                    self.assertEqual(warned.filename, __file__)
+                loop()
+                reads.save_weights(path)  # of the step that they are of
+            reads.fit(ids, label, batch_size=8, verbose=0)
             kept = {}
             layer.save_own_variables(kept)
             del kept["next_step"]

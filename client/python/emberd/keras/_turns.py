@@ -10,7 +10,7 @@ import numpy as np
 from .. import _native
 from .._records import check_mapping
 from ..arrays import Ids, concatenate, map_arrays
-from ..steps import Steps
+from ..steps import Steps, warn
 from ..trainer import Trainer
 
 
@@ -24,9 +24,12 @@ class Turns:
         self.rates = dict(self.declared)
         self.always = False  # whether rates go along with each update, and not only those that have been set
         self.loaded: Optional[int] = None  # of which step weights are, until it is known at which step the tables are
+        self._unread = self._said = False  # whether nothing has been read since they were loaded; whether a lookup has warned of their step
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, Any]]] = []  # ids and gradients; without those a call has not ended
 
     def look_up(self, ids: Mapping[str, Ids]) -> Any:
+        if self._unread:
+            self._compare_as_far_as_known(self._trainer._behind())
         return self._trainer.look_up(ids)
 
     def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Any]:
@@ -42,17 +45,33 @@ class Turns:
         return number, self._trainer.look_up(ids)
 
     def note_loaded(self, saved: int, steps: Steps) -> None:
-        """Weights of this step have been loaded. Where the tables are at another one, that is said now, or with the next step."""
-        self.loaded = saved
+        """Weights of this step have been loaded. Where the tables are at another one, that is said now, or with the next step or lookup."""
+        self.loaded, self._unread, self._said = saved, True, False
         if steps.joined:
             self._compare(steps.reached)
 
     def _compare(self, step: int) -> None:
         saved, self.loaded = self.loaded, None
-        if saved not in (None, step):
-            warnings.warn(f"emberd: weights of step {saved} were loaded, and the tables of model {self.model.name!r} are at step "
-                          f"{step}. They go together where both are of the same step: see `request_checkpoint` of the layer, and "
-                          "after client.restore its `restart`", stacklevel=2)
+        self._unread = False
+        if saved not in (None, step) and not self._said:
+            self._say(saved, f"are at step {step}")
+
+    def _compare_as_far_as_known(self, steps: Steps) -> None:
+        """Before rows are read. Without joining, which might wait for other ranks."""
+        if steps.joined:
+            self._compare(steps.reached)
+            return
+        self._unread = False
+        if self.loaded is None or self.model.name in self.model.client._restored:
+            return
+        found = self.model._reached_by(steps.group)
+        if found is not None and (found > self.loaded or found == 0 < self.loaded):
+            self._said = True
+            self._say(self.loaded, f"have been trained for {found} steps or more" if found else "are new")
+
+    def _say(self, saved: Optional[int], of_tables: str) -> None:
+        warn(f"emberd: weights of step {saved} were loaded, and the tables of model {self.model.name!r} {of_tables}. They go together where both are of the "
+             "same step: see `request_checkpoint` of the layer, and after client.restore its `restart`")
 
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
         if self._calls > 1:
