@@ -1,0 +1,271 @@
+"""What goes wrong in a loop of Keras: a batch that fails, Ctrl-C, losses that are scaled, weights of another step. KERAS_BACKEND says
+on which backend.
+
+What this would catch: a model that is gone after an error, an error or an interrupt that comes to somebody else, later or
+never, and gradients that are not those of the loss.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import tempfile
+import threading
+import unittest
+import unittest.mock
+import warnings
+
+from cluster import emberd, main
+
+from test_keras import Case  # skips where there is no Keras
+
+import keras
+import numpy as np
+
+
+class FaultsTest(Case):
+    def test_losses_that_are_scaled_are_refused(self):
+        ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+
+        class Around(keras.Model):
+            """Its step is that of another model."""
+
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def call(self, inputs, training=False):
+                return self.inner(inputs, training=training)
+
+        self.addCleanup(keras.config.set_dtype_policy, "float32")
+        for policy, optimizer, said in (
+                ("mixed_float16", {}, "dtype: mixed_float16 is not allowed.*mixed_bfloat16"),
+                ("float32", {"loss_scale_factor": 100.0}, "loss_scale_factor=100.0 in the optimizer of model"),
+                ("float32", None, "a LossScaleOptimizer in the optimizer"), ("mixed_bfloat16", {}, None)):
+            for kind in (lambda net: net, Around):
+                keras.config.set_dtype_policy(policy)
+                layer = self.make(model=f"scaled_{len(self.client.models())}")
+                net = kind(self.net(layer))
+                sgd = keras.optimizers.SGD(0.1, **(optimizer or {}))
+                net.compile(optimizer=sgd if optimizer is not None else keras.optimizers.LossScaleOptimizer(sgd),
+                            loss=self.net(layer).loss)
+                with self.subTest(policy=policy, said=said, kind=kind):
+                    with self.assertRaisesRegex(Exception, said) if said else contextlib.nullcontext():
+                        net.fit(ids, label, batch_size=8, verbose=0)
+                    if not said:
+                        self.assertEqual(layer.tables.table("t")[1, 0], -0.5 * 16)
+        keras.config.set_dtype_policy("mixed_float16")
+        for trainable in (True, False):  # what is not trained is scaled by nobody
+            layer = self.make(model=f"only_looked_up_{trainable}", table=self.table(initializer="ones"), trainable=trainable)
+            net = self.net(layer)
+            self.assertEqual(net.predict(ids, verbose=0)[0, 0], 2)
+            net.evaluate(ids, label, verbose=0)
+            net.compile(optimizer="sgd", loss=net.loss)
+            if not trainable:
+                net.fit(ids, label, batch_size=8, verbose=0)
+        layer = self.make(model="not_scaled", dtype="float32")
+        net = self.net(layer)
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=net.loss, auto_scale_loss=False)
+        net.fit(ids, label, batch_size=8, verbose=0)
+        self.assertEqual(layer.tables.table("t")[1, 0], -0.5 * 16)
+
+    def test_weights_of_another_step_are_loaded_with_a_warning(self):
+        layer = self.make(table=self.table(initializer="ones"))
+        ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        net = self.net(layer)
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            path = os.path.join(folder, "of.weights.h5")
+            net.fit(ids, label, batch_size=8, epochs=2, verbose=0)
+            net.save_weights(path)
+            net.load_weights(path)
+            again, same = (self.net(self.make(table=self.table(initializer="ones"))) for _ in range(2))
+            for one in (again, same):
+                one.layer.build()
+                one.build((8, 2))
+                one.load_weights(path)
+                one.save_weights(path)
+                self.assertFalse(one.layer._behind().joined)
+            same.fit(ids, label, batch_size=8, verbose=0)
+            same.layer.finish()
+            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model 'test_.*' are at step 3"):
+                again.fit(ids, label, batch_size=8, verbose=0)
+            again.fit(ids, label, batch_size=8, verbose=0)
+            with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model .* are at step 5") as warned:
+                again.load_weights(path)
+            self.assertEqual(warned.filename, __file__)
+            again.layer.finish()
+            for loop in (lambda: reads.predict(ids, verbose=0), lambda: reads.evaluate(ids, label, verbose=0), lambda: reads.predict_on_batch(ids),
+                         lambda: reads(ids)):
+                reads = self.net(self.make(table=self.table(initializer="ones")))
+                reads.layer.build()
+                reads.build((8, 2))
+                reads.load_weights(path)
+                with self.assertWarnsRegex(UserWarning, "weights of step 2 were loaded, and the tables of model .* been trained for 5 steps or more") as warned:
+                    loop()
+                if keras.backend.backend() != "tensorflow":  # which calls from a thread of its own
+                    self.assertRegex(os.path.basename(warned.filename), "^test_keras")  # or where Case.net calls the layer
+                loop()
+                reads.save_weights(path)  # of the step that they are of
+            reads.fit(ids, label, batch_size=8, verbose=0)
+            kept = {}
+            layer.save_own_variables(kept)
+            del kept["next_step"]
+            layer.load_own_variables(kept)  # as those that were saved before there was one
+
+    def test_a_model_stays_where_a_batch_fails(self):
+        layer = self.make()
+        net, ids, label = self.net(layer), np.full((8, 2), 31, np.int32), np.zeros((8, 4), np.float32)
+        kind = IndexError if keras.backend.backend() == "jax" else Exception  # TensorFlow has an error of its own
+        for count, loop in enumerate((
+                lambda ids: net.fit(ids, label, batch_size=8, epochs=3, verbose=0), lambda ids: net.evaluate(ids, label, verbose=0),
+                lambda ids: net.predict(ids, verbose=0),
+                lambda ids: net.fit(ids - 1, label, batch_size=8, validation_data=(ids, label), verbose=0),
+                lambda ids: net.train_on_batch(ids, label), lambda ids: net.test_on_batch(ids, label), net.predict_on_batch)):
+            with self.subTest(count):
+                with self.assertRaisesRegex(kind, "is 32"):
+                    loop(ids + 1)
+                loop(ids)
+                self.assertEqual(net.predict(ids, verbose=0).shape, (8, 4))
+        self.assertEqual(layer.next_step, 3 + 2 + 1)
+        with self.assertRaisesRegex(IndexError, r"feature 't': id 32 is not allowed; table 't' has the rows \[0, 32\)"):
+            layer.preprocess(ids + 1)
+
+    @unittest.skipUnless(keras.backend.backend() == "jax", "the others lose nothing where a callback raises")
+    def test_a_model_stays_where_jax_is_interrupted(self):
+        layer = self.make(patience=0.1)
+        net, ids, label = self.net(layer), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+
+        def during(owner, name, happens, loop, raises):
+            method = getattr(owner, name)
+
+            def first(*arguments, **options):
+                happens()
+                return method(*arguments, **options)
+
+            with unittest.mock.patch.object(owner, name, first), self.assertRaises(raises):
+                loop()
+            self.assertEqual(net.predict(ids, verbose=0).shape, (8, 4))
+
+        def press(times):
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+        def gone():
+            raise emberd.Unavailable("nobody is there")
+
+        def fit():
+            net.fit(ids, label, batch_size=8, epochs=100, verbose=0)
+
+        fit()
+        once, twice = functools.partial(press, 1), functools.partial(press, 2)
+        during(emberd.TrainStream, "receive_lookup", once, fit, KeyboardInterrupt)
+        during(emberd.TrainStream, "send_update", once, lambda: net.train_on_batch(ids, label), KeyboardInterrupt)
+        during(emberd.Model, "lookup", once, lambda: net.predict(ids, verbose=0), KeyboardInterrupt)
+        during(emberd.Model, "lookup", once, lambda: net.evaluate(ids, label, verbose=0), KeyboardInterrupt)
+        row = layer.tables.read_rows("t", [1])[0, 0]
+        self.assertEqual((layer.next_step, row), (102, -102 * 8))  # steps that were begun have been made
+        during(emberd.TrainStream, "receive_lookup", twice, fit, KeyboardInterrupt)
+        during(emberd.TrainStream, "receive_lookup", gone, fit, ConnectionError)
+        during(emberd.TrainStream, "send_update", gone, fit, ConnectionError)
+        before, step = layer.tables.read_rows("t", [1])[0, 0], layer.next_step
+        fit()
+        row = layer.tables.read_rows("t", [1])[0, 0]
+        self.assertEqual((layer.next_step, row), (step + 101, before - 100 * 8))  # that without its update was skipped
+
+    @unittest.skipUnless(keras.backend.backend() == "jax", "the others lose nothing where a callback raises")
+    def test_ctrl_c_is_never_lost_and_never_comes_later(self):
+        layer = self.make()
+        net, ids, label = self.net(layer), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        trainer = sys.modules["keras.src.backend.jax.trainer"]
+        steps = [lambda: net.train_on_batch(ids, label), lambda: net.test_on_batch(ids, label), lambda: net.predict_on_batch(ids)]
+        loops = [lambda: net.fit(ids, label, batch_size=8, epochs=2, verbose=0), lambda: net.predict(ids, verbose=0),
+                 lambda: net.evaluate(ids, label, verbose=0), *steps,
+                 lambda: net.fit(ids, label, batch_size=8, validation_data=(ids, label), verbose=0)]
+        handler = signal.getsignal(signal.SIGINT)
+        for loop in loops:
+            loop()
+            self.assertIs(signal.getsignal(signal.SIGINT), handler)
+        cases = [(type(net), "jax_state_sync", loop) for loop in loops]
+        cases += [(type(layer.token), "assign", loop) for loop in loops[:-1]]  # within it
+        cases += [(trainer, "pythonify_logs", loop) for loop in (loops[2], *steps[:2])]  # behind it
+        cases += [(type(net), "get_metrics_result", loops[0]), (np, "concatenate", loops[1]), (np, "array", steps[2]), (type(net), "_purge_model_variables", loops[0])]
+        for owner, name, loop in cases:
+            method, pressed = getattr(owner, name), []
+
+            def first(*arguments, **options):
+                around, frame = [], sys._getframe()
+                while frame is not None:
+                    around.append((frame.f_globals.get("__name__"), frame.f_code.co_name))
+                    frame = frame.f_back
+                if not pressed and any(one[0] == trainer.__name__ for one in around) and (name != "assign" or any("sync" in one[1] for one in around)):
+                    pressed.append(name)
+                    signal.raise_signal(signal.SIGINT)
+                return method(*arguments, **options)
+
+            with self.subTest(name=name, loop=loops.index(loop)):
+                with unittest.mock.patch.object(owner, name, first), self.assertRaises(KeyboardInterrupt):
+                    loop()
+                self.assertTrue(pressed)
+                self.assertIs(signal.getsignal(signal.SIGINT), handler)
+                for one in loops:
+                    one()
+        with unittest.mock.patch.object(net, "train_function", side_effect=MemoryError), self.assertRaises(MemoryError):
+            net.train_on_batch(ids, label)
+        for one in loops:
+            one()
+        self.assertIs(signal.getsignal(signal.SIGINT), handler)
+
+    @unittest.skipUnless(keras.backend.backend() == "jax", "the others raise where they are called")
+    def test_a_loop_is_not_told_of_failures_outside_of_it(self):
+        layer, ids, label = self.make(), np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        net, other = self.net(layer), keras.Sequential([keras.layers.Dense(1)])
+        net.fit(ids, label, batch_size=8, verbose=0)
+        other.compile(optimizer="sgd", loss="mse")
+        began, done, ended = threading.Event(), threading.Event(), []
+
+        class Waiting(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                began.set()
+                done.wait(60)
+
+        def fit():
+            other.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), batch_size=8, verbose=0, callbacks=[Waiting()])
+            ended.append(other)
+
+        thread = threading.Thread(target=fit)
+        thread.start()
+        self.assertTrue(began.wait(60))
+        try:
+            with self.assertRaisesRegex(Exception, "is 32"):
+                np.asarray(layer(keras.ops.convert_to_tensor(ids + 31)))
+            with self.assertRaisesRegex(IndexError, "is 32"):
+                net.predict(ids + 31, verbose=0)
+        finally:
+            done.set()
+            thread.join()
+        self.assertEqual(ended, [other])
+        # As where JAX calls back on a thread of its own, which begins with what JAX calls.
+        loops, told = type(layer._held.trainer._in_jit.loops), []
+        hand_over = loops.hand_over
+
+        def from_another(*given):
+            thread = threading.Thread(target=lambda: told.append(hand_over(*given)))
+            thread.start()
+            thread.join()
+            return told[-1]
+
+        with unittest.mock.patch.object(loops, "hand_over", from_another), \
+                unittest.mock.patch.object(sys.modules[loops.__module__], "_is_of_jax", lambda frame: True):
+            for loop in (lambda: net.fit(ids + 31, label, batch_size=8, verbose=0), lambda: net.predict(ids + 31, verbose=0),
+                         lambda: net.evaluate(ids + 31, label, verbose=0), lambda: net.train_on_batch(ids + 31, label)):
+                with self.assertRaisesRegex(IndexError, "is 32"):
+                    loop()
+            self.assertEqual(told, [True] * 4)
+            net.fit(ids, label, batch_size=8, verbose=0)
+            self.assertFalse(loops(object()).hand_over(ValueError()))
+
+
+if __name__ == "__main__":
+    main()
