@@ -85,7 +85,8 @@ class Lookups:
 
     `failure` is what the last callback raised: JAX makes an error of its own of it, and what was donated to the jitted function
     is lost. Hence `loops`, of Keras: where an update is refused the step is skipped, with a warning, and `raise_refused`
-    raises. Where something else fails in a loop of theirs, the activations are zero, nothing is updated, and that loop raises it.
+    raises. Where something else fails in a loop of theirs, the activations are zero, nothing is updated, and that loop raises
+    it.
     """
 
     def __init__(self, trainer: Trainer) -> None:

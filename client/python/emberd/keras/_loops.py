@@ -218,7 +218,8 @@ def _exchange(old: Any, new: Any) -> None:
 
 def _interrupted(number: int, frame: Any) -> None:
     loop = _loop_of(frame)
-    if loop is None or _is_stopping(loop) or not _in_batch(frame, loop) or not _stop(loop, KeyboardInterrupt(), threading.get_ident()):
+    if (loop is None or _is_stopping(loop) or not _in_batch(frame, loop)
+            or not _stop(loop, KeyboardInterrupt(), threading.get_ident())):
         _exchange(_interrupted, signal.default_int_handler)
         signal.default_int_handler(number, frame)
 

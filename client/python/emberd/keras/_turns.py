@@ -24,7 +24,8 @@ class Turns:
         self.rates = dict(self.declared)
         self.always = False  # whether rates go along with each update, and not only those that have been set
         self.loaded: Optional[int] = None  # of which step weights are, until it is known at which step the tables are
-        self._unread = self._said = False  # whether nothing has been read since they were loaded; whether a lookup has warned of their step
+        self._unread = False  # nothing has been read since they were loaded
+        self._said = False  # a lookup has warned of their step
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, Any]]] = []  # ids and gradients; without those a call has not ended
 
     def look_up(self, ids: Mapping[str, Ids]) -> Any:
@@ -45,7 +46,8 @@ class Turns:
         return number, self._trainer.look_up(ids)
 
     def note_loaded(self, saved: int, steps: Steps) -> None:
-        """Weights of this step have been loaded. Where the tables are at another one, that is said now, or with the next step or lookup."""
+        """Weights of this step have been loaded. Where the tables are at another one, that is said now, or with the next step
+        or lookup."""
         self.loaded, self._unread, self._said = saved, True, False
         if steps.joined:
             self._compare(steps.reached)
@@ -70,8 +72,9 @@ class Turns:
             self._say(self.loaded, f"have been trained for {found} steps or more" if found else "are new")
 
     def _say(self, saved: Optional[int], of_tables: str) -> None:
-        warn(f"emberd: weights of step {saved} were loaded, and the tables of model {self.model.name!r} {of_tables}. They go together where both are of the "
-             "same step: see `request_checkpoint` of the layer, and after client.restore its `restart`")
+        warn(f"emberd: weights of step {saved} were loaded, and the tables of model {self.model.name!r} {of_tables}. They go "
+             "together where both are of the same step: see `request_checkpoint` of the layer, and after client.restore its "
+             "`restart`")
 
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
         if self._calls > 1:
