@@ -16,6 +16,7 @@ import sys
 import tempfile
 import termios
 import threading
+import time
 import types
 import unittest
 import unittest.mock
@@ -176,11 +177,16 @@ class Terminal(io.StringIO):
         return True
 
 
+@unittest.mock.patch.dict(os.environ, COLUMNS="200")
 class WatchTest(ClusterTest):
     def wait(self, shown, count):
         """Until so many tables have been shown."""
-        while shown() < count:
-            train(self.model, 1)
+        self.until(lambda: shown() >= count or train(self.model, 1))
+
+    def until(self, done):
+        end = time.monotonic() + 120
+        while not done():
+            self.assertLess(time.monotonic(), end, "it was never shown")
 
     def setUp(self):
         self.model = self.declare(tables=("a", "b"))
@@ -249,16 +255,14 @@ class WatchTest(ClusterTest):
         file = Terminal()
         with emberd.watch(self.model, interval=0.01, file=file):
             self.client.drop_model(self.model.name)
-            while file.getvalue().count("there is no model") < 3:
-                pass
+            self.until(lambda: file.getvalue().count("there is no model") >= 3)
         self.assertEqual(file.getvalue().count("\n"), 1)  # of the last one
         client = self.cluster.connect()
         self.declare(tables=("a", "b"))
         watch = emberd.watch(client.model(self.model.name), interval=0.01, file=file)
         with watch:
             client.close()
-            while "has been closed" not in file.getvalue():
-                pass
+            self.until(lambda: "has been closed" in file.getvalue())
         self.assertIn("has been closed", watch._repr_html_())
         with self.assertRaisesRegex(ValueError, "has been closed"):
             str(watch)
