@@ -302,7 +302,9 @@ absl::StatusOr<step::MadeMutation> RowAccess::TryAssign(
   ReachFailpoint("assign.votes_are_in");
   RETURN_IF_ERROR(resources_->shards->On(holding, [&](int shard) {
     ReachFailpoint("assign.word_is_next");
-    return resources_->mutations->Commit(shard, mutation, attempt, context->trace()).status();
+    return resources_->mutations
+        ->Commit(shard, mutation, attempt, context->deadline(), context->trace())
+        .status();
   }));
   ReachFailpoint("assign.is_made");
   return step::MadeMutation{{}, /*replayed=*/holding.empty()};

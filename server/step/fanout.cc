@@ -107,6 +107,7 @@ bool StagedUpdate::replayed() const {
 
 absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& batch,
                                  rpc::CallContext* context) {
+  deadline_ = context->deadline();
   rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
   ops::StageTimer timer(fanout_->metrics_, ops::Stage::kStage);
   std::vector<ShardGradients> gradients(fanout_->shards_.size());
@@ -185,7 +186,8 @@ absl::StatusOr<host::RowCounts> StagedUpdate::Commit() {
 
 absl::StatusOr<host::RowCounts> StagedUpdate::DecideAgain(int shard) {
   if (!name_.group_part.has_value()) {
-    return fanout_->mutations_->Commit(shard, name_.mutation, name_.attempt, context_.trace());
+    return fanout_->mutations_->Commit(shard, name_.mutation, name_.attempt, deadline_,
+                                       context_.trace());
   }
   auto request = OfRows<internal::v1::DecideStepRequest>(name_.model_id, histories_[shard]);
   request.set_group(name_.group_part->group());

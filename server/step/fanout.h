@@ -68,6 +68,7 @@ class StagedUpdate {
   Fanout* const fanout_;
   const UpdateName name_;
   rpc::CallContext context_;  // outlives the calls
+  absl::Time deadline_;       // the caller's
   std::vector<std::unique_ptr<host::ApplyCall>> calls_;
   std::vector<bool> staged_;         // false: it had been made there before
   std::vector<uint64_t> histories_;  // by shard, of the rows that the batch has seen

@@ -19,6 +19,7 @@ using internal::v1::FindMutationResponse;
 
 constexpr absl::Duration kAbandonDeadline = absl::Seconds(1);
 constexpr absl::Duration kWordPause = absl::Milliseconds(100);
+constexpr absl::Duration kToAnswer = absl::Seconds(1);  // so that a caller hears why, in time
 constexpr int kMaxTries = 3;
 constexpr int kRandomBits = 10;
 
@@ -127,8 +128,10 @@ absl::StatusOr<host::RowCounts> Mutations::Decide(int shard, const host::Mutatio
 }
 
 absl::StatusOr<host::RowCounts> Mutations::Commit(int shard, const host::Mutation& mutation,
-                                                  uint64_t attempt, const std::string& trace) {
-  return SayUntilHeard(shard_call_, trace, [&](rpc::CallContext* context) {
+                                                  uint64_t attempt, absl::Time deadline,
+                                                  const std::string& trace) {
+  const absl::Duration left = std::max(deadline - SteadyNow() - kToAnswer, kToAnswer);
+  return SayUntilHeard(std::min(left, shard_call_), trace, [&](rpc::CallContext* context) {
     return Decide(shard, mutation, attempt, /*commit=*/true, context);
   });
 }

@@ -42,9 +42,11 @@ class Mutations {
   absl::StatusOr<std::optional<host::RowCounts>> Find(const host::Mutation& mutation,
                                                       rpc::CallContext* context);
 
-  // Says the word of `attempt` to a shard, again and again until it answers or time is over.
+  // Says the word of `attempt` to a shard, again and again until it is heard, shard_call is over,
+  // or the caller's deadline is near: a retry finds what has become of it.
   absl::StatusOr<host::RowCounts> Commit(int shard, const host::Mutation& mutation,
-                                         uint64_t attempt, const std::string& trace);
+                                         uint64_t attempt, absl::Time deadline,
+                                         const std::string& trace);
   // Best effort, under a deadline of its own: what is missed, a retry or SettleLeftovers finds.
   void Abandon(const host::Mutation& mutation, uint64_t attempt);
 
