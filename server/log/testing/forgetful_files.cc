@@ -152,7 +152,7 @@ absl::Status ForgetfulFiles::SyncFolder(const std::string& folder) {
 absl::Status ForgetfulFiles::Remove(const std::string& path) {
   const std::string name = files::RandomName("", "removed-").substr(1);
   MutexLock lock(&mutex_);
-  if (!NoteLocked("")) return Dead(path);
+  if (!NoteLocked(absl::StrCat("removing ", name, " ", path))) return Dead(path);
   if (rename(path.c_str(), files::PathIn(machine_, name).c_str()) != 0) {
     return errno == ENOENT ? absl::OkStatus() : files::FileError(errno, path, "cannot be removed");
   }

@@ -47,6 +47,7 @@ class Machine {
  private:
   absl::Status Replay(int journal, const std::string& line);
   size_t FileAt(const std::string& path);
+  void Removed(const std::string& path, const std::string& name);
   absl::Status LoseNames();
   absl::Status LoseBytes(const std::string& path, const MadeFile& file);
   int Below(int count) { return std::uniform_int_distribution<int>(0, count - 1)(random_); }
@@ -58,6 +59,7 @@ class Machine {
   std::map<std::string, size_t> write_ids_, file_ids_;  // "JOURNAL.ID"
   std::map<std::string, Name> names_;                   // by path
   std::map<size_t, std::string> kept_;                  // removed files: where they are
+  std::map<std::string, std::string> removing_;         // by path: as what it is kept
   PowerLoss loss_;
 };
 
@@ -66,6 +68,10 @@ absl::Status Machine::Replay() {
   for (size_t i = 0; i < journals.size(); ++i) {
     for (const std::string& line : journals[i]) {
       RETURN_IF_ERROR(Replay(static_cast<int>(i), line));
+    }
+    // The process may have been killed after it had moved a file, and before it told.
+    for (const auto& [path, name] : std::exchange(removing_, {})) {
+      if (std::filesystem::exists(files::PathIn(folder_, name))) Removed(path, name);
     }
   }
   return absl::OkStatus();
@@ -113,13 +119,20 @@ absl::Status Machine::Replay(int journal, const std::string& line) {
       if (std::filesystem::path(path).parent_path() != rest) continue;
       name.meanings.erase(name.meanings.begin(), name.meanings.end() - 1);
     }
+  } else if (event == "removing") {
+    removing_[words.second] = words.first;
   } else if (event == "removed") {
-    kept_[FileAt(words.second)] = files::PathIn(folder_, words.first);
-    names_[words.second].meanings.push_back(std::nullopt);
+    removing_.erase(words.second);
+    Removed(words.second, words.first);
   } else {
     return absl::InternalError(absl::StrCat("a journal has the line ", line));
   }
   return absl::OkStatus();
+}
+
+void Machine::Removed(const std::string& path, const std::string& name) {
+  kept_[FileAt(path)] = files::PathIn(folder_, name);
+  names_[path].meanings.push_back(std::nullopt);
 }
 
 // A folder's changes reach the disk in their order, for each name on its own.
