@@ -189,7 +189,7 @@ std::string Encode(const Move& move) {
       absl::StrCat("shards ", move.old.shards, "\npartitions ", move.old.partitions, "\n");
   for (const SavedModel& saved : move.models) {
     absl::StrAppend(&text, saved.model.name(), " ", saved.checkpoint, " ",
-                    absl::BytesToHexString(saved.model.SerializeAsString()), "\n");
+                    absl::WebSafeBase64Escape(saved.model.SerializeAsString()), "\n");
   }
   return text;
 }
@@ -205,8 +205,9 @@ std::optional<Move> Decode(const std::string& text) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ');
     SavedModel& saved = move.models.emplace_back();
     // Earlier versions wrote no more than the two names.
-    if (words.size() < 2 ||
-        (words.size() > 2 && !saved.model.ParseFromString(absl::HexStringToBytes(words[2])))) {
+    std::string model;
+    if (words.size() < 2 || (words.size() > 2 && !(absl::WebSafeBase64Unescape(words[2], &model) &&
+                                                   saved.model.ParseFromString(model)))) {
       return std::nullopt;
     }
     saved.model.set_name(words[0]);
