@@ -195,7 +195,7 @@ typedef struct emberd_gradient {
 
 // A new value for one step, by its name in OptimizerConfig, e.g. "learning_rate".
 typedef struct emberd_hyperparameter {
-  const char* table;  // empty: every table
+  const char* table;  // empty: every table; those of one stack need the same value
   const char* name;
   double value;
 } emberd_hyperparameter;

@@ -114,7 +114,7 @@ struct FeatureGradient {
 // New values of hyper-parameters for one step, by their names in OptimizerConfig:
 // {{"learning_rate", 0.01}}. The same value has the same effect as in the config.
 struct StepHyperparameters {
-  std::string table;  // empty: every table
+  std::string table;  // empty: every table; those of one stack need the same value
   std::map<std::string, double> values;
 };
 

@@ -328,6 +328,39 @@ TEST_F(CoordinatorPartsTest, DecodesHyperparametersAsAWhole) {
   }
 }
 
+// A value that is given for one table of a stack would change the others, too, in silence.
+TEST_F(CoordinatorPartsTest, HyperparametersAreGivenForAllTablesOfAStack) {
+  const auto batch = std::make_shared<step::KeptBatch>();
+  batch->model = Model(R"(
+    name: "m"
+    tables { name: "a" vocabulary_size: 40 embedding_dim: 8 combiner: SUM }
+    tables { name: "b" vocabulary_size: 40 embedding_dim: 8 combiner: SUM }
+    tables { name: "alone" vocabulary_size: 40 embedding_dim: 24 combiner: SUM }
+    features { name: "fa" table: "a" } features { name: "fb" table: "b" }
+    features { name: "fc" table: "alone" })",
+                       1);
+  const auto decode = [&batch](const std::vector<std::string>& tables) {
+    v1::ApplyGradientsRequest request;
+    for (const std::string& table : tables) {
+      v1::StepHyperparameters* step = request.add_hyperparameters();
+      step->set_table(table);
+      (*step->mutable_values())["learning_rate"] = 0.5;
+    }
+    return Read(request, batch).status();
+  };
+  const std::vector<std::string> allowed[] = {
+      {""}, {"alone"}, {"a", "b"}, {"b", "alone", "a"}, {"a", ""}};
+  for (const auto& tables : allowed) EXPECT_TRUE(decode(tables).ok()) << decode(tables);
+  for (const char* one : {"a", "b"}) {
+    const absl::Status refused = decode({"alone", one});
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(absl::StrCat("'learning_rate' is given for table '", one,
+                                       "', but not for table '", *one == 'a' ? "b" : "a",
+                                       "' of the same stack")));
+  }
+}
+
 TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
   step::LookupOutput output;
   output.model = Model(kModel, 1);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -99,6 +100,7 @@ absl::Status ReadFeature(const v1::FeatureGradient& gradient, int feature, const
 struct StackOverrides {
   v1::OptimizerConfig optimizer;  // with the values
   absl::flat_hash_map<std::string, double> values;
+  std::map<std::string, std::set<std::string>> tables;  // each value is for; "": for all
 };
 
 // Sets the values of request.hyperparameters[index], which is for this stack.
@@ -112,6 +114,7 @@ absl::Status AddOverrides(const v1::StepHyperparameters& step, int index,
       return absl::InvalidArgumentError(
           absl::StrCat("hyperparameters[", index, "].values: ", held.status().message()));
     }
+    overrides->tables[name].insert(step.table());
     const auto [known, is_new] = overrides->values.try_emplace(name, *held);
     if (!is_new && known->second != *held) {
       return absl::InvalidArgumentError(
@@ -119,6 +122,23 @@ absl::Status AddOverrides(const v1::StepHyperparameters& step, int index,
                        config::NumberText(*held), " for table '", step.table(), "', but ",
                        config::NumberText(known->second), " for another table of stack '",
                        stack_name, "'; tables of one stack share their optimizer"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A value for one table holds for its stack: where others of it are not named, it would change
+// what nobody has asked for.
+absl::Status CheckAllAreNamed(const StackOverrides& overrides, const preprocess::StackPlan& stack) {
+  for (const auto& [name, tables] : overrides.tables) {
+    if (tables.contains("")) continue;
+    for (const preprocess::TablePlan& table : stack.tables) {
+      if (tables.contains(table.name)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "hyperparameters: '", name, "' is given for table '", *tables.begin(),
+          "', but not for table '", table.name, "' of the same stack '", stack.name,
+          "'; tables of one stack share their optimizer: give all of them the same value, or "
+          "declare the model with tables that are not stacked"));
     }
   }
   return absl::OkStatus();
@@ -153,6 +173,7 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
   // Whether values go together shows when a stack has all of its own, as the shards will see them.
   for (size_t k = 0; k < stacks.size(); ++k) {
     if (overrides[k].values.empty()) continue;
+    RETURN_IF_ERROR(CheckAllAreNamed(overrides[k], stacks[k]));
     const absl::Status together = config::CheckOptimizer(overrides[k].optimizer, "");
     if (!together.ok()) {
       return absl::InvalidArgumentError(

@@ -186,6 +186,8 @@ std::vector<BadCase> BadHyperparameters() {
                   set("users", "learning_rate", 1)(r);
                   set("tags", "learning_rate", 2)(r);
                 }),
+      ApplyCase("OneTableOfAStack", kInvalid, {"learning_rate", "users", "tags", "stack"},
+                set("users", "learning_rate", 1)),
       ApplyCase("NegativeStep", kInvalid, {"step", "-1"}, [](Apply* r) { r->set_step(-1); }),
   };
 }

@@ -218,8 +218,7 @@ TEST_F(SharedTablesTest, GradientsOfTwoNamesMakeOneUpdate) {
       for (const client::Activation& activation : found->activations) {
         values.emplace_back(activation.values.begin(), activation.values.end());
       }
-      const client::ApplyOptions options = {
-          .hyperparameters = {{two ? "u" : "t", {{"learning_rate", 0.5}}}}};
+      const client::ApplyOptions options = {.hyperparameters = {{"", {{"learning_rate", 0.5}}}}};
       const auto applied = client_->ApplyGradients(
           *declared, found->batch, {{"f", values[0], 2}, {"g", values[1], 4}}, options);
       ASSERT_TRUE(applied.ok()) << applied.status();

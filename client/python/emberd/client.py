@@ -732,7 +732,8 @@ class Lookup(_native.Uncopied, Mapping[str, Floats]):
 
         gradients: by feature, of the shape of its activations; float32 is read where it lies.
         step: the number of the step, from 0, for optimizers that count.
-        hyper: for this step only, {"learning_rate": 0.1}, or by table {"users": {"learning_rate": 0.1}}.
+        hyper: for this step only, {"learning_rate": 0.1}, or by table {"users": {"learning_rate": 0.1}}; those of a stack
+          (`Model.tables`) share their optimizer, and need the same values. PlanConfig(auto_stack=False) leaves tables unstacked.
         deadline: as in Model.lookup.
         NotFound if the batch has been applied or released before, or has expired.
         """

@@ -168,6 +168,9 @@ class UpdateTest(ClusterTest):
         for hyper in ({"learning_rate": 0.5}, {"a": {"learning_rate": 0.25}, "b": {"learning_rate": 0.25}}):
             model.lookup({"a": [0], "b": [0]}, train=True).apply({"a": one, "b": one}, hyper=hyper)
         self.assertEqual(model.read_rows("a", [0]).tolist(), [[-0.75] * 4])
+        with self.assertRaisesRegex(emberd.InvalidArgument, "'learning_rate' is given for table 'a', but not for table 'b' of the same stack 'a_b'"):
+            model.lookup({"a": [0], "b": [0]}, train=True).apply({"a": one, "b": one}, hyper={"a": {"learning_rate": 0.25}})
+        self.assertEqual([model.read_rows(name, [0])[0, 0] for name in ("a", "b")], [-0.75] * 2)
 
     def test_hyper_parameters_in_a_wrong_container_are_refused(self):
         model = self.declare(tables=("a", "b"))

@@ -100,7 +100,7 @@ class Embedding(_native.Uncopied, Checkpointed):
                checkpoint: Optional[str] = None) -> None:
         """One update of each row that the step looked up. A feature that is missing has a zero gradient.
 
-        hyper: for this step only, {"learning_rate": 0.1}, or by table; every rank of a group gives the same.
+        hyper: for this step only, {"learning_rate": 0.1}, or by table as in Lookup.apply; every rank of a group gives the same.
         checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`, and
           `request_checkpoint` for steps that `in_jit` makes.
         """
