@@ -499,7 +499,7 @@ class PlanConfig:
     rules: "jax" (default) or "tensorflow".
     sample_layout: "split_then_stack" (default of jax) or "stack_then_split" (of tensorflow).
     bucket_hash: "highway_hash" (default of jax), "id_range" (of tensorflow), "id_modulo" or "local_row_modulo".
-    auto_stack: default true: tables that are in no group are stacked automatically.
+    auto_stack: default true: tables that are in no group are stacked automatically. Those of a stack share the hyper-parameters of each step.
     groups: tables that are stacked together, whatever the rules say.
     rotation: partitions by which each table of a stack is rotated, 0 to 1023. Default: an odd number near 0.618 of the partitions; of
       tensorflow the SparseCores of a shard.

@@ -309,11 +309,23 @@ class FunctionsTest(Case):
         inputs, _ = embedding.preprocess_sparse_dense_matmul_input([[[], [2]]], None, features, 1, 1, num_sc_per_device=4)
         self.assertEqual(inputs.lhs_embedding_ids["t"].tolist(), [2])
 
-    def test_the_clusters_stacks_are_planned_for_the_global_batch(self):
-        for batch, stacks in ((8, 1), (1 << 20, 2)):
-            jax_tpu_embedding.use(self.client, model=f"of_{batch}")
-            model = jax_tpu_embedding.model_of(self.make(specs(batch=batch, names=("t", "u"))))
-            self.assertEqual(len(model.description["stacks"]), stacks)
+    def test_tables_that_are_alone_have_rates_and_limits_of_their_own(self):
+        schedules = [embedding_spec.SGDOptimizerSpec(lambda step, rate=rate: rate / (1 + step)) for rate in (0.5, 0.25)]
+        default = embedding_spec.SGDOptimizerSpec(0.01)  # the cluster's, too, for what has a schedule
+        for place, (optimizers, limits, moves) in enumerate(((schedules, None, [0.5, 0.25]), ([schedules[0], default], None, [0.5, 0.01]),
+                                                             ([default] * 2, {"a": (0.995, None)}, [0.005, 0.01]))):
+            jax_tpu_embedding.use(self.client, model=f"alone_{place}")
+            features = {name: embedding_spec.FeatureSpec(name, embedding_spec.TableSpec(name, 32, 8, jax.nn.initializers.ones, optimizer, "sum"), (4, 1), (4, 8))
+                        for name, optimizer in zip("ab", optimizers)}
+            variables = self.make(features)
+            ids = {name: np.arange(4)[:, None] for name in features}
+            inputs, _ = embedding.preprocess_sparse_dense_matmul_input(ids, None, features, 1, 1, num_sc_per_device=4)
+            embedding.tpu_sparse_dense_matmul(inputs, variables, features, global_device_count=1)
+            variables = embedding.tpu_sparse_dense_matmul_grad({name: jnp.ones((4, 8)) for name in features}, inputs, variables, features, step=0,
+                                                               embedding_var_limits=limits)
+            model = jax_tpu_embedding.model_of(variables)
+            self.assertEqual([model.tables[name].stack for name in "ab"], ["a", "b"])
+            np.testing.assert_allclose([1 - model.read_rows(name, [1])[0, 0] for name in "ab"], moves, atol=1e-6)
 
     def test_stacks_and_their_places(self):
         # The case of upstream's documentation: a (64, 12) and b (120, 10) on 1 device with 4 SparseCores.

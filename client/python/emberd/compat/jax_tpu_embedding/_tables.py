@@ -101,7 +101,7 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, shard
             name, [_declared(table) for table in tables],
             [config.FeatureConfig(feature, table.name, planned_samples(shape[:-1]), shape[:-1] if len(shape) > 2 else None)
              for table in tables for feature, shape in table.feature_shapes.items()],
-            plan=config.PlanConfig(groups=groups) if groups else None), in_stretches if any(map(_is_called, tables)) else None)
+            plan=config.PlanConfig(auto_stack=False, groups=groups or None)), in_stretches if any(map(_is_called, tables)) else None)
         digits = tuple(map(float, secrets.token_bytes(3)))
         _all[digits] = Tables(Embedding(model, _place.group))
         return np.array([[*digits, 0]], np.float32)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from emberd import config, nested
 from emberd._in_tensorflow import numpy_function
 from emberd._place import planned_samples
+from emberd._stacking import apart
 from emberd.arrays import Floats, Ragged
 from emberd.client import Client, Model
 from emberd.trainer import Trainer
@@ -136,9 +137,10 @@ class BaseEmbedding:
                 initializer=table.initial_rows(),
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
         chosen = self._config or SparseCoreEmbeddingConfig()
+        groups = apart({table: one.learning_rate if callable(one.learning_rate) else None for table, one in self._optimizers.items() if one})
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(
             feature.output_shape or (self._batch, feature.max_sequence_length or 1))) for one, feature in self.features.items()],
-                                  plan=config.PlanConfig(rules="tensorflow", auto_stack=not chosen.disable_table_stacking,
+                                  plan=config.PlanConfig(rules="tensorflow", auto_stack=not chosen.disable_table_stacking, groups=groups or None,
                                                          max_ids_per_chip_per_sample=chosen.max_ids_per_chip_per_sample if self._config else None,
                                                          allow_id_dropping=chosen.allow_id_dropping))
 

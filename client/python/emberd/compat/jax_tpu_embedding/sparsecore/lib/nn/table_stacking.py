@@ -1,5 +1,5 @@
-"""Which tables lie in one stack, and where they lie on TPUs. The cluster makes the same stacks of several tables. It has partitions of its own
-number and rotates by its own number of these, and it may stack tables that are alone here: results do not depend on it."""
+"""Which tables lie in one stack, and where they lie on TPUs. The cluster makes the same stacks. It has partitions of its own number and rotates
+by its own number of these: results do not depend on it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,27 @@
+"""Which tables may share a stack: it has one set of hyper-parameters, where users speak of those of tables."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from .config import StackGroup
+
+
+def apart(rates: Mapping[str, Any]) -> List[StackGroup]:
+    """Groups of a plan in which no tables share a stack whose rates may come to differ, though they are declared alike.
+
+    rates: by table, what gives its rate in each step, such as a schedule; None: it is as declared."""
+    each = list(rates.values())
+    if all(rate == each[0] for rate in each):
+        return []
+    return [StackGroup([table]) for table, rate in rates.items() if rate is not None]
+
+
+def unequal(values: Mapping[str, Any], stacks: Mapping[str, Any]) -> Optional[Tuple[str, str]]:
+    """Two tables of one stack with different values; None: there are none. Both by table."""
+    first: Dict[Any, str] = {}
+    for table in values:
+        one = first.setdefault(stacks[table], table)
+        if values[one] != values[table]:
+            return one, table
+    return None
