@@ -1,8 +1,8 @@
-"""What goes wrong in a loop of Keras: a batch that fails, Ctrl-C, losses that are scaled, weights of another step. KERAS_BACKEND says
-on which backend.
+"""What goes wrong in a loop of Keras: a batch that fails, Ctrl-C, losses that are scaled, weights of another step; and learning rates of tables
+that share one. KERAS_BACKEND says on which backend.
 
 What this would catch: a model that is gone after an error, an error or an interrupt that comes to somebody else, later or
-never, and gradients that are not those of the loss.
+never, gradients that are not those of the loss, and the rate of one table for another.
 """
 
 import contextlib
@@ -265,6 +265,76 @@ class FaultsTest(Case):
             self.assertEqual(told, [True] * 4)
             net.fit(ids, label, batch_size=8, verbose=0)
             self.assertFalse(loops(object()).hand_over(ValueError()))
+
+
+class RatesTest(Case):
+    """A stack has one rate."""
+
+    def tables(self, optimizers, **options):
+        """A layer of tables of ones, which are updated with gradients of one."""
+        return self.make({name: emberd.keras.FeatureConfig(name, self.table(name, initializer="ones", optimizer=optimizer), (8,), (8, 4))
+                          for name, optimizer in optimizers.items()}, **options)
+
+    def moves(self, layer):
+        """By how much a step moves each table."""
+
+        class Sum(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                return sum(self.layer(inputs, training=training).values())
+
+        net = Sum()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=lambda _, found: 8 * keras.ops.sum(found, 1))  # of which Keras takes the mean
+        before = {name: layer.tables.read_rows(name, [1])[0, 0] for name in layer.tables.tables}
+        net.train_on_batch({name: np.arange(8, dtype=np.int32) for name in before}, np.zeros(8, np.float32))
+        layer.finish()
+        return {name: round(float(before[name] - layer.tables.read_rows(name, [1])[0, 0]), 5) for name in before}
+
+    def stacks(self, layer):
+        return sorted(one["name"] for one in layer.tables.description["stacks"])
+
+    def test_tables_of_a_stack_have_one_rate(self):
+        def on(tables):
+            emberd.keras.on_tables(keras.callbacks.ReduceLROnPlateau("loss"), layer, tables).set_model(None)
+
+        layer = self.tables({name: keras.optimizers.SGD(0.5) for name in "ab"})
+        self.assertEqual(self.stacks(layer), ["a_b"])
+        for call in (lambda: layer.set_learning_rates({"a": 0.25}), lambda: layer.set_learning_rates({"a": 0.25, "b": 0}),
+                     lambda: on(["b"])):
+            with self.assertRaisesRegex(ValueError, "the tables 'a' and 'b' are not allowed, for they are in one stack.*table_stacking=None"):
+                call()
+        self.assertEqual(layer.learning_rates, {"a": 0.5, "b": 0.5})
+        on(None)
+        on(["b", "a"])
+        layer.set_learning_rates({"a": 0.25, "b": 0.25})
+        self.assertEqual(self.moves(layer), {"a": 0.25, "b": 0.25})
+        layer = self.tables({name: keras.optimizers.SGD(0.5) for name in "ab"}, model="unstacked", table_stacking=None)
+        layer.set_learning_rates({"a": 0.25})
+        self.assertEqual(self.moves(layer), {"a": 0.25, "b": 0.5})
+
+    def test_tables_with_different_schedules_are_not_stacked(self):
+        def of(rate):
+            return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(rate, 100, 0.5))
+
+        layer = self.tables({"a": of(0.5), "b": of(0.25), "c": keras.optimizers.SGD(0.01)})  # the cluster's default rate
+        self.assertEqual(self.moves(layer), {"a": 0.5, "b": 0.25, "c": 0.01})
+        layer = self.tables({"a": of(0.5), "b": of(0.5)}, model="alike")
+        self.assertEqual(self.stacks(layer), ["a_b"])
+        self.assertEqual(self.moves(layer), {"a": 0.5, "b": 0.5})
+        again = type(layer).from_config(layer.get_config())
+        self.addCleanup(again.finish)
+        self.assertEqual(self.stacks(again), ["a_b"])
+        with self.assertRaisesRegex(ValueError, "table 'b': optimizer: a learning rate other than that of table 'a' is not allowed, for they are in one stack"):
+            self.tables({"a": of(0.5), "b": of(0.25)}, model="by_hand", table_stacking=["a", "b"]).tables
+
+    def test_rates_of_a_model_that_is_there(self):
+        layer = self.tables({"a": keras.optimizers.SGD(0.5), "b": keras.optimizers.SGD(0.5), "c": keras.optimizers.SGD(0.25)})
+        model = layer.tables
+        with self.assertRaisesRegex(ValueError, "table 'b': optimizer: a learning rate other than that of table 'a' is not allowed"):
+            self.tables({"a": keras.optimizers.SGD(0.5), "b": keras.optimizers.SGD(0.0), "c": keras.optimizers.SGD(0.25)}, model=model).tables
 
 
 if __name__ == "__main__":

@@ -114,13 +114,14 @@ Values = Dict[str, Any]
 class TableOptimizer:
     """A Keras optimizer as emberd's, and what goes along with each update: traced by JAX, so in operations of Keras.
 
-    rate: None: that of a schedule, or the cluster's default. calls: how many make a step.
+    rate: None: that of a schedule, or the cluster's default. schedule: equal where rates are in each step. calls: how many make a step.
     """
 
     def __init__(self, given: Any, table: str) -> None:
         self.declared: config.Optimizer
         self.of_step: Optional[Callable[[Any], Values]] = None
         self.rate: Optional[float] = None
+        self.schedule: Any = None
         self.calls = 1
         self._given, self._table = given, table
         if isinstance(given, config.Optimizer):
@@ -141,6 +142,10 @@ class TableOptimizer:
         with _eagerly():
             constant: Any = None if schedule else float(np.asarray(keras.ops.convert_to_numpy(rate)))
         self.rate, self.calls = constant, optimizer.gradient_accumulation_steps or 1
+        self.schedule = schedule
+        if schedule is not None:  # described, it is the same when it has been saved and loaded; one of the user's own may have no description
+            with _eagerly(), contextlib.suppress(NotImplementedError, TypeError, ValueError):
+                self.schedule = keras.saving.serialize_keras_object(schedule)
         kind = type(optimizer).__name__
         if kind == "SGD":
             self.declared = config.SGD(constant)

@@ -15,6 +15,7 @@ import numpy as np
 from .. import config
 from .._pace import Paces
 from .._place import checked, default_client, find_again, planned_samples
+from .._stacking import apart, unequal
 from ..arrays import Dense, Ragged, Sequences, as_floats, as_ints, map_arrays
 from ..client import Client, Model
 from ..errors import OutOfRange
@@ -84,7 +85,7 @@ class _Tables:
             return self.model
         options = dict(self.options)
         given, client = options.pop("model"), options.pop("client")
-        plan = _plan(options.pop("table_stacking"))
+        stacking = options.pop("table_stacking")
         optimizers = {name: one.as_it_is() for name, one in self.optimizers.items()}  # its rate may have been set since
         calls = {name: one.calls for name, one in optimizers.items()}
         if len(set(calls.values())) > 1:
@@ -94,7 +95,9 @@ class _Tables:
             model = given
             for feature in self.features.values():
                 _check_feature(model, feature, optimizers[feature.table.name])
+            _check_shared(optimizers, {name: model.tables[name].stack for name in optimizers if model.tables[name].optimizer != "none"})
         else:
+            plan = _plan(stacking, optimizers)
             model = (client or default_client()).declare(config.ModelConfig(
                 given or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
                 [config.FeatureConfig(name, feature.table.name, planned_samples(feature.output_shape[:-1]))
@@ -126,12 +129,22 @@ def _check_feature(model: Model, feature: Any, optimizer: TableOptimizer) -> Non
                          f"(samples, {', '.join(map(str, shape[1:]))}, embedding_dim)")
 
 
-def _plan(table_stacking: Any) -> Optional[config.PlanConfig]:
+def _check_shared(optimizers: Mapping[str, TableOptimizer], stacks: Mapping[str, Any]) -> None:
+    """stacks: by table."""
+    found = unequal({name: (optimizers[name].rate, optimizers[name].schedule) for name in stacks}, stacks)
+    if found:
+        raise ValueError(f"table {found[1]!r}: optimizer: a learning rate other than that of table {found[0]!r} is not allowed, for they are in one stack, "
+                         "whose tables share one; give both the same, or make the layer with table_stacking=None and a model of its own")
+
+
+def _plan(table_stacking: Any, optimizers: Mapping[str, TableOptimizer]) -> Optional[config.PlanConfig]:
     if table_stacking == "auto":
-        return None
+        groups = apart({name: one.schedule for name, one in optimizers.items()})
+        return config.PlanConfig(groups=groups) if groups else None
     if table_stacking is None:
         return config.PlanConfig(auto_stack=False)
     lists = [table_stacking] if table_stacking and isinstance(table_stacking[0], str) else table_stacking
+    _check_shared(optimizers, {name: place for place, names in enumerate(lists) for name in names if name in optimizers})
     return config.PlanConfig(auto_stack=False, groups=[config.StackGroup(list(names)) for names in lists])
 
 
@@ -141,7 +154,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     structure out.
 
     feature_configs: a nested structure of FeatureConfig; those of keras-rs do as well.
-    table_stacking: "auto", None, or names of tables that are to be stacked, in lists. Results do not depend on it.
+    table_stacking: "auto", None, or names of tables that are to be stacked, in lists. Tables of a stack share one learning rate in each step;
+      else results do not depend on it. With "auto", those with different schedules are not stacked.
     update_stats: not needed; the cluster tunes itself.
     client: of the cluster. Default: the one at the address in EMBERD_ADDRESS, or one that is started for this process.
     model: the name under which the tables are declared, by default that of the layer. If they are there already, they are gone
@@ -196,7 +210,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return dict(self._held.turns.rates)
 
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
-        """Rates of some tables, from the next step on. They are saved with the weights of a model. `on_tables` lets callbacks of Keras set them."""
+        """Rates of some tables, from the next step on. Tables of a stack share one. They are saved with the weights of a model. `on_tables` lets callbacks of Keras set them."""
         self._held.declare(self.name)
         self._wait()
         self._held.turns.set_rates(rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Sequence
 
 from ._layer import DistributedEmbedding
@@ -13,7 +14,7 @@ def on_tables(callback: Any, layer: DistributedEmbedding, tables: Optional[Seque
 
         net.fit(..., callbacks=[keras.callbacks.ReduceLROnPlateau("loss"), on_tables(keras.callbacks.ReduceLROnPlateau("loss"), layer)])
 
-    tables: default: all whose optimizer has a number as its rate. It sees the rate of the first; those of the others keep their proportion to it.
+    tables: default: all whose optimizer has a number as its rate; those of a stack go together. It sees the rate of the first; those of the others keep their proportion to it.
     """
     set_model = callback.set_model
     callback.set_model = lambda model: set_model(_Model(model, _Rates(layer, tables)))
@@ -29,6 +30,7 @@ class _Rates:
         if not self._tables or not known.keys() >= set(self._tables):
             raise ValueError(f"tables: {', '.join(self._tables) or 'none'} is not allowed; they must be of those with a number above 0 as their rate: "
                              f"{', '.join(known) or 'there are none'}")
+        layer._held.turns.check_shared(dict.fromkeys(self._tables, math.inf))  # any new one
 
     @property
     def learning_rate(self) -> float:

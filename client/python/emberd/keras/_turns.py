@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _native
 from .._records import check_mapping
+from .._stacking import unequal
 from ..arrays import Ids, concatenate, map_arrays
 from ..steps import Steps, warn
 from ..trainer import Trainer
@@ -110,4 +111,14 @@ class Turns:
                                  f"{', '.join(self.declared) or 'there are none'}")
             if rate < 0:
                 raise ValueError(f"rates: {name!r}: {rate} is not allowed; it must be >= 0")
+        self.check_shared(given)
         self.rates.update(given)
+
+    def check_shared(self, rates: Mapping[str, float]) -> None:
+        """Refuses rates that leave tables of a stack with different ones."""
+        both = {**self.rates, **rates}
+        new = {name: None if both.get(name) == self.declared.get(name) else both[name] for name in self.model.tables}
+        found = unequal(new, {name: table.stack for name, table in self.model.tables.items()})
+        if found:
+            raise ValueError(f"rates: different ones for the tables {found[0]!r} and {found[1]!r} are not allowed, for they are in one stack, whose tables share "
+                             "one; give both the same, or make the layer with table_stacking=None")
