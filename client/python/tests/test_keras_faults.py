@@ -335,6 +335,8 @@ class RatesTest(Case):
         model = layer.tables
         with self.assertRaisesRegex(ValueError, "table 'b': optimizer: a learning rate other than that of table 'a' is not allowed"):
             self.tables({"a": keras.optimizers.SGD(0.5), "b": keras.optimizers.SGD(0.0), "c": keras.optimizers.SGD(0.25)}, model=model).tables
+        frozen = self.tables({"a": keras.optimizers.SGD(0.125), "b": keras.optimizers.SGD(0.125), "c": keras.optimizers.SGD(0.0)}, model=model, group="other")
+        self.assertEqual(self.moves(frozen), {"a": 0.125, "b": 0.125, "c": 0})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class Turns:
         self.model, self.partial = trainer.model, trainer.partial
         self._trainer, self._calls = trainer, calls
         self.declared = {name: rate for name, rate in rates.items() if rate}
+        self._frozen = [name for name, rate in rates.items() if rate == 0]
         self.rates = dict(self.declared)
         self.always = False  # whether rates go along with each update, and not only those that have been set
         self.loaded: Optional[int] = None  # of which step weights are, until it is known at which step the tables are
@@ -95,7 +96,9 @@ class Turns:
         self._parts = []
 
     def _with_rates(self, hyper: Optional[Mapping[str, Any]]) -> Mapping[str, Any]:
-        values = {name: dict(one) for name, one in (hyper or {}).items()}
+        values: Dict[str, Any] = {name: dict(one) for name, one in (hyper or {}).items()}
+        if self.always:
+            values.update((name, {"learning_rate": 0.0}) for name in self._frozen)
         for name, rate in self.rates.items():
             if self.always or rate != self.declared[name]:
                 one = values.setdefault(name, {})  # a rate in it is corrected by the step
