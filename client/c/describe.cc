@@ -70,8 +70,10 @@ std::string Describe(const client::CheckpointProgress& progress) {
                 {"elapsed_ms", absl::ToInt64Milliseconds(progress.elapsed)}});
 }
 
-std::string DescribeEnd(const std::string& checkpoint, const std::string& error) {
-  return Print({{"checkpoint", checkpoint}, {"error", error}});
+std::string DescribeEnd(const client::TrainUpdateResult& result) {
+  return Print({{"checkpoint", result.checkpoint},
+                {"error", result.checkpoint_error},
+                {"step", result.checkpoint_step}});
 }
 
 std::string Describe(const client::Model& model) {

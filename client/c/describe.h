@@ -23,8 +23,8 @@ std::string Describe(const client::SavedCheckpoint& saved);
 std::string Describe(const client::CheckpointInfo& checkpoint);
 std::string Describe(const client::CheckpointList& list);
 std::string Describe(const client::CheckpointProgress& progress);
-// `error` empty: it has been saved.
-std::string DescribeEnd(const std::string& checkpoint, const std::string& error);
+// Of its checkpoint.
+std::string DescribeEnd(const client::TrainUpdateResult& result);
 // `times` null: there are none.
 std::string Describe(const client::BatchStatistics& statistics, const client::StepTimes* times);
 

@@ -397,8 +397,8 @@ EMBERD_API void emberd_floats_free(emberd_floats* floats);
 EMBERD_API emberd_error* emberd_stream_send_skip(emberd_stream* stream, int64_t step,
                                                  const char* checkpoint);
 // The outcome of a checkpoint that this stream has asked for: a JSON object with checkpoint, its
-// name, and error, empty if it has been saved. It comes with the answer to a later update; NULL:
-// with none of those received so far, or it has been taken.
+// name, error, empty if it has been saved, and step, which has asked for it. It comes with the
+// answer to a later update; NULL: with none of those received so far, or it has been taken.
 EMBERD_API emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream);
 // 1: the memory of the update is no longer read.
 EMBERD_API int32_t emberd_lease_released(const emberd_lease* lease);

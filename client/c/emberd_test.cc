@@ -519,7 +519,9 @@ TEST_F(CInterfaceTest, CheckpointsAreListedAndDeleted) {
 
 TEST_F(CInterfaceTest, AStreamAsksForACheckpoint) {
   service_.damage_train = [](emberd::v1::TrainResponse* response) {
-    if (response->has_update()) response->mutable_update()->set_checkpoint("k7");
+    if (!response->has_update()) return;
+    response->mutable_update()->set_checkpoint("k7");
+    response->mutable_update()->set_checkpoint_step(7);
   };
   const Held<emberd_stream> stream = Open();
   ASSERT_EQ(emberd_stream_send_update_and_checkpoint(stream.get(), 7, nullptr, 0, nullptr, 0, "k7",
@@ -531,7 +533,7 @@ TEST_F(CInterfaceTest, AStreamAsksForACheckpoint) {
   ASSERT_EQ(emberd_stream_receive_update(stream.get(), -1, &update, &error), 1);
   const Held<emberd_text> end(emberd_stream_take_checkpoint(stream.get()));
   ASSERT_NE(end, nullptr);
-  EXPECT_STREQ(emberd_text_string(end.get()), R"({"checkpoint":"k7","error":""})");
+  EXPECT_STREQ(emberd_text_string(end.get()), R"({"checkpoint":"k7","error":"","step":7})");
   EXPECT_EQ(emberd_stream_take_checkpoint(stream.get()), nullptr) << "given twice";
   EXPECT_EQ(service_.train_requests().back().update().checkpoint(), "k7");
 }

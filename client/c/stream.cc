@@ -145,8 +145,7 @@ int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds
     *update = {updated.step, updated.rows_updated, updated.rows_skipped, 0};
     if (!updated.checkpoint.empty()) {
       emberd::MutexLock lock(&stream->mutex);
-      stream->checkpoints.push_back(
-          emberd::c::DescribeEnd(updated.checkpoint, updated.checkpoint_error));
+      stream->checkpoints.push_back(emberd::c::DescribeEnd(updated));
     }
     return absl::OkStatus();
   }));

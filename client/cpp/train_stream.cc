@@ -385,7 +385,7 @@ class GrpcTrainStream final : public TrainStream {
     updates_.pop_front();
     update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
                                message.rows_skipped(), message.checkpoint(),
-                               message.checkpoint_error()});
+                               message.checkpoint_error(), message.checkpoint_step()});
     return absl::OkStatus();
   }
 

@@ -89,6 +89,7 @@ struct TrainUpdateResult {
   // this name; empty: it has been saved.
   std::string checkpoint = {};
   std::string checkpoint_error = {};
+  int64_t checkpoint_step = 0;  // which has asked for it: several may ask for one name
 };
 
 struct TrainLookupOptions {

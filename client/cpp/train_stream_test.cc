@@ -76,6 +76,7 @@ TEST_F(TrainStreamTest, AsksForACheckpointAndHearsOfItsEnd) {
     if (response->update().step() != 8) return;
     response->mutable_update()->set_checkpoint("k7");
     response->mutable_update()->set_checkpoint_error("the disk is full");
+    response->mutable_update()->set_checkpoint_step(7);
   };
   Open();
   ASSERT_TRUE(stream_->SendUpdate(7, Gradients(), {.checkpoint = "k7"}).ok());
@@ -87,6 +88,7 @@ TEST_F(TrainStreamTest, AsksForACheckpointAndHearsOfItsEnd) {
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(second->checkpoint, "k7");
   EXPECT_EQ(second->checkpoint_error, "the disk is full");
+  EXPECT_EQ(second->checkpoint_step, 7);
   const std::vector<v1::TrainRequest> requests = Requests();
   ASSERT_THAT(requests, SizeIs(3));
   EXPECT_EQ(requests[0].update().checkpoint(), "");  // a part of it: asked once, with its last

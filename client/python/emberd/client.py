@@ -58,6 +58,7 @@ class Applied:
     # name; "": it has been saved.
     checkpoint: str = ""
     checkpoint_error: str = ""
+    checkpoint_step: int = -1  # which has asked for it: several may ask for one name
 
 
 @dataclass(frozen=True)

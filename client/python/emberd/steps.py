@@ -226,7 +226,7 @@ class Steps:
                 assert self._stream is not None
                 self.applied = self._stream.receive_update()
                 if self.applied.checkpoint:
-                    self._note_end(self.applied.checkpoint, self.applied.checkpoint_error)
+                    self._note_end(self.applied.checkpoint, self.applied.checkpoint_error, self.applied.checkpoint_step)
                 self._under_way.popleft()
 
         while ready():
@@ -276,9 +276,11 @@ class Steps:
         if self.checkpoints[name]:
             raise errors.FailedPrecondition(f"checkpoint {name!r} was not saved: {self.checkpoints[name]}")
 
-    def _note_end(self, name: str, error: str) -> None:
-        self.checkpoints[name] = error
-        self._asked.pop(name, None)
+    def _note_end(self, name: str, error: str, step: int) -> None:
+        """Of what this step has asked for. It is not the end of a later one's, where that has asked for the name again."""
+        if self._asked.get(name) == step:
+            self.checkpoints[name] = error
+            del self._asked[name]
         if error:
             warnings.warn(f"checkpoint {name!r} of model {self.model.name!r} was not saved: {error}", RuntimeWarning, stacklevel=2)
 
@@ -287,7 +289,7 @@ class Steps:
             found = self._saved(name)
             if found:
                 fits = self._holds(found, after + 1)
-                self._note_end(name, "" if fits else f"there is another checkpoint {name!r}, of another step")
+                self._note_end(name, "" if fits else f"there is another checkpoint {name!r}, of another step", after)
             elif time.monotonic() > end:
                 raise errors.DeadlineExceeded(f"checkpoint {name!r} has not been saved yet; the log of the server says why")
             else:

@@ -93,7 +93,7 @@ class CheckpointTest(unittest.TestCase):
                 stream.lookup({"t": [3]})
                 applied = stream.update({"t": ONE}, checkpoint=name if step == 1 else None)
                 if applied.checkpoint:
-                    self.assertEqual(applied.checkpoint, name)
+                    self.assertEqual((applied.checkpoint, applied.checkpoint_step), (name, 1))
                     return applied.checkpoint_error
         self.fail("nobody heard of its end")
 
@@ -200,6 +200,26 @@ class CheckpointTest(unittest.TestCase):
         self.make_steps(trainer, checkpoint="a")
         trainer.finish()
         self.assertEqual((trainer.checkpoints, trainer.next_step), ({"a": ""}, 2))
+
+    def test_a_name_that_is_used_again_waits_for_its_own_end(self):
+        trainer = self.trainer()
+        name = trainer.model.name
+        for step in range(3):  # as the best so far is kept
+            trainer.request_checkpoint("best")
+            self.make_steps(trainer)  # hears of the end of the one before, too
+            trainer.wait_checkpoint("best")
+            self.assertEqual([(one.name, one.groups["run"]) for one in self.client.checkpoints(name)], [("best", step + 1)])
+            self.client.delete_checkpoint(name, "best")
+        self.make_steps(trainer, checkpoint="best")
+        trainer.finish()
+        self.assertEqual([(one.name, one.groups["run"]) for one in self.client.checkpoints(name)], [("best", 4)])
+        self.assertEqual(trainer.checkpoints, {"best": ""})
+        self.make_steps(trainer, checkpoint="kept")
+        trainer.wait_checkpoint("kept")
+        with self.assertWarnsRegex(RuntimeWarning, "'kept' of model .* was not saved"):
+            self.make_steps(trainer, checkpoint="kept")
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "'kept' was not saved: "):
+                trainer.wait_checkpoint("kept")
 
     def test_names_that_no_checkpoint_has_are_refused(self):
         trainer = self.trainer()

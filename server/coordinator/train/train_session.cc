@@ -293,9 +293,10 @@ void TrainSession::LogIfSlow(int64_t step, absl::Duration time, const v1::StepTi
             {"trace", rpc::TraceId(context_->trace())}});
 }
 
-void StreamCheckpoints::Outcomes::Add(const std::string& name, const absl::Status& status) {
+void StreamCheckpoints::Outcomes::Add(const std::string& name, int64_t step,
+                                      const absl::Status& status) {
   MutexLock lock(&mutex);
-  known.push_back({name, status});
+  known.push_back({name, step, status});
 }
 
 void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPart& part,
@@ -316,17 +317,18 @@ void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPar
       return held;
     });
   }
-  if (!status.ok()) outcomes_->Add(name, status);
+  if (!status.ok()) outcomes_->Add(name, part.step(), status);
 }
 
 void StreamCheckpoints::AfterStep(rpc::CallContext* context) {
   if (pause_ == nullptr) return;
+  const auto ended = [outcomes = outcomes_, name = save_.name,
+                      step = save_.before->next_step() - 1](const absl::Status& status) {
+    outcomes->Add(name, step, status);
+  };
   auto save = checkpoints_->BeginSave(model_, save_, std::move(pause_), context);
-  if (!save.ok()) return outcomes_->Add(save_.name, save.status());
-  checkpoints_->FinishLater(*std::move(save),
-                            [outcomes = outcomes_, name = save_.name](const absl::Status& status) {
-                              outcomes->Add(name, status);
-                            });
+  if (!save.ok()) return ended(save.status());
+  checkpoints_->FinishLater(*std::move(save), ended);
 }
 
 void StreamCheckpoints::Tell(v1::TrainUpdateResult* result) {
@@ -335,6 +337,7 @@ void StreamCheckpoints::Tell(v1::TrainUpdateResult* result) {
   const Outcome outcome = std::move(outcomes_->known.front());
   outcomes_->known.pop_front();
   result->set_checkpoint(outcome.name);
+  result->set_checkpoint_step(outcome.step);
   if (!outcome.status.ok()) {
     result->set_checkpoint_error(std::string(outcome.status.message()));
   }

@@ -48,13 +48,14 @@ class StreamCheckpoints {
  private:
   struct Outcome {
     std::string name;
+    int64_t step;  // that has asked
     absl::Status status;
   };
   // Shared with the background, which may outlive the stream.
   struct Outcomes {
     Mutex mutex;
     std::deque<Outcome> known ABSL_GUARDED_BY(mutex);
-    void Add(const std::string& name, const absl::Status& status);
+    void Add(const std::string& name, int64_t step, const absl::Status& status);
   };
 
   Checkpoints* const checkpoints_;
