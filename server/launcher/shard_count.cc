@@ -5,18 +5,18 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <vector>
 
+#include <google/protobuf/text_format.h>
 #include <unistd.h>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/blocking_pool.h"
+#include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "emberd/internal/v1/log.pb.h"
@@ -37,19 +37,20 @@ namespace {
 
 using files::IsThere;
 using files::PathIn;
+using internal::v1::ShardMove;
 using ops::Log;
 using ops::LogLevel;
 
 constexpr char kShard[] = "shard-";
 constexpr char kOldShards[] = "old-shards";
 
-struct SavedModel {
-  internal::v1::HostedModel model;
-  std::string checkpoint;
-};
-
 std::string MovedName(absl::Time time) {
   return absl::StrCat("moved-", absl::FormatTime("%Y%m%d-%H%M%E3S", time, absl::UTCTimeZone()));
+}
+
+std::string Text(int shards, int partitions) {
+  return absl::StrCat(shards, shards == 1 ? " shard with " : " shards with ", partitions / shards,
+                      " SparseCores each");
 }
 
 // The shards of a storage.directory in this process, where nobody can call them: to save and to
@@ -79,25 +80,29 @@ class QuietCluster {
     return started;
   }
 
-  // A checkpoint of each model that is trained. `stopped`, when it says so, ends it with CANCELLED.
-  absl::StatusOr<std::vector<SavedModel>> SaveAll(const std::function<bool()>& stopped) {
+  // Adds a checkpoint of each model that is trained to `move`. `stopped`, when it says so, ends it
+  // with CANCELLED.
+  absl::Status SaveAll(const std::function<bool()>& stopped, ShardMove* move) {
     rpc::CallContext context(absl::InfiniteFuture());
     ASSIGN_OR_RETURN(const internal::v1::ListModelsResponse list,
                      shards_[0]->ListModels({}, &context));
-    std::vector<SavedModel> saved;
     for (const internal::v1::HostedModel& model : list.models()) {
       if (!model.serving() || model.has_serves()) continue;
-      ASSIGN_OR_RETURN(saved.emplace_back(), Save(model, stopped));
+      ShardMove::Model* const moved = move->add_models();
+      moved->set_name(model.name());
+      *moved->mutable_limits() = model.limits();
+      moved->set_pinned(model.pinned());
+      ASSIGN_OR_RETURN(*moved->mutable_checkpoint(), Save(model.name(), stopped));
     }
-    return saved;
+    return absl::OkStatus();
   }
 
-  absl::Status Restore(const SavedModel& saved, const std::function<bool()>& stopped) {
+  absl::Status Restore(const ShardMove::Model& moved, const std::function<bool()>& stopped) {
     rpc::CallContext context(absl::InfiniteFuture());
     coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
     v1::RestoreCheckpointRequest request;
-    request.set_model(saved.model.name());
-    request.set_name(saved.checkpoint);
+    request.set_model(moved.name());
+    request.set_name(moved.checkpoint());
     const auto report = [&](const v1::CheckpointProgress&) {
       return stopped() ? absl::CancelledError("stopped while a model was being restored")
                        : absl::OkStatus();
@@ -105,17 +110,17 @@ class QuietCluster {
     ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
                      checkpoints.Restore(request, report, &context));
     ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
-                     checkpoints.store().Read(saved.model.name(), saved.checkpoint));
+                     checkpoints.store().Read(moved.name(), moved.checkpoint()));
     // This coordinator does not know that there are logs.
     RETURN_IF_ERROR(checkpoints.store().SetBeginning(manifest, done.history()));
-    return KeepSettings(saved.model, &context);
+    return KeepSettings(moved, &context);
   }
 
  private:
   explicit QuietCluster(int threads) : metrics_("up"), threads_(threads) {}
 
   // What operators set while the model was served, which no checkpoint holds.
-  absl::Status KeepSettings(const internal::v1::HostedModel& before, rpc::CallContext* context) {
+  absl::Status KeepSettings(const ShardMove::Model& before, rpc::CallContext* context) {
     if (before.limits().version() > 0) {
       v1::SetLimitsRequest request;
       request.set_model(before.name());
@@ -141,12 +146,12 @@ class QuietCluster {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<SavedModel> Save(const internal::v1::HostedModel& model,
-                                  const std::function<bool()>& stopped) {
+  // Its name.
+  absl::StatusOr<std::string> Save(const std::string& model, const std::function<bool()>& stopped) {
     rpc::CallContext context(absl::InfiniteFuture());
     const coordinator::CoordinatorResources& resources = coordinator_->resources();
     coordinator::Checkpoints& checkpoints = *resources.checkpoints;
-    ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model.name(), &context));
+    ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
     const coordinator::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
                                               .incremental = true,
                                               .automatic = true};
@@ -158,7 +163,7 @@ class QuietCluster {
     };
     ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                      checkpoints.FinishSave(save.get(), report, &context));
-    return SavedModel{model, info.name()};
+    return info.name();
   }
 
   ops::Metrics metrics_;
@@ -167,53 +172,25 @@ class QuietCluster {
   std::unique_ptr<coordinator::Coordinator> coordinator_;
 };
 
-// A number of shards and of partitions.
-struct Shape {
-  int shards = 0;  // 0: there are no logs
-  int partitions = 0;
-};
-
-std::string Text(const Shape& shape) {
-  return absl::StrCat(shape.shards, shape.shards == 1 ? " shard with " : " shards with ",
-                      shape.partitions / shape.shards, " SparseCores each");
+std::string ChecksumLine(absl::string_view text) {
+  return absl::StrCat("# crc32c ",
+                      absl::Hex(ExtendCrc32c(0, absl::MakeConstSpan(text.data(), text.size()))));
 }
 
-// What the file `moving` says.
-struct Move {
-  Shape old;
-  std::vector<SavedModel> models;
-};
-
-std::string Encode(const Move& move) {
-  std::string text =
-      absl::StrCat("shards ", move.old.shards, "\npartitions ", move.old.partitions, "\n");
-  for (const SavedModel& saved : move.models) {
-    absl::StrAppend(&text, saved.model.name(), " ", saved.checkpoint, " ",
-                    absl::WebSafeBase64Escape(saved.model.SerializeAsString()), "\n");
-  }
-  return text;
+// The file `moving`: a line with the checksum of the others, and these.
+std::string Encode(const ShardMove& move) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(move, &text);
+  return absl::StrCat(ChecksumLine(text), "\n", text);
 }
 
-std::optional<Move> Decode(const std::string& text) {
-  std::istringstream file(text);
-  Move move;
-  std::string word;
-  if (!(file >> word >> move.old.shards >> word >> move.old.partitions >> std::ws)) {
-    return std::nullopt;
-  }
-  for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ');
-    SavedModel& saved = move.models.emplace_back();
-    // Earlier versions wrote no more than the two names.
-    std::string model;
-    if (words.size() < 2 || (words.size() > 2 && !(absl::WebSafeBase64Unescape(words[2], &model) &&
-                                                   saved.model.ParseFromString(model)))) {
-      return std::nullopt;
-    }
-    saved.model.set_name(words[0]);
-    saved.checkpoint = words[1];
-  }
-  return move;
+std::optional<ShardMove> Decode(const std::string& file) {
+  const std::pair<absl::string_view, std::string> parts =
+      absl::StrSplit(file, absl::MaxSplits('\n', 1));
+  ShardMove move;
+  const bool whole = parts.first == ChecksumLine(parts.second) &&
+                     google::protobuf::TextFormat::ParseFromString(parts.second, &move);
+  return whole ? std::make_optional(std::move(move)) : std::nullopt;
 }
 
 // Of how many shards the log is; 0: it had hardly begun.
@@ -280,22 +257,23 @@ class LogMove {
       : cluster_(cluster),
         stopped_(stopped),
         folder_(cluster.storage().directory()),
-        wanted_{cluster.shards_size(), cluster.shards_size() * cluster.sparsecores_per_shard()} {}
+        shards_(cluster.shards_size()),
+        partitions_(shards_ * cluster.sparsecores_per_shard()) {}
 
   // Whether there is anything to do.
   absl::StatusOr<bool> Needed() const {
     ASSIGN_OR_RETURN(const bool moving, IsThere(PathIn(folder_, kMoving)));
     if (moving) return true;
     ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
-    return shards != 0 && shards != wanted_.shards;
+    return shards != 0 && shards != shards_;
   }
 
   absl::Status Run() {
-    ASSIGN_OR_RETURN(std::optional<Move> move, ReadMove());
+    ASSIGN_OR_RETURN(std::optional<ShardMove> move, ReadMove());
     if (move.has_value()) {
-      RETURN_IF_ERROR(CheckPartitions(move->old));
+      RETURN_IF_ERROR(CheckPartitions(*move));
       Log(LogLevel::kInfo, "an interrupted move to another number of shards goes on",
-          {{"folder", folder_}, {"from", move->old.shards}, {"to", wanted_.shards}});
+          {{"folder", folder_}, {"from", move->shards()}, {"to", shards_}});
     } else {
       ASSIGN_OR_RETURN(move, Begin());
     }
@@ -303,60 +281,65 @@ class LogMove {
     RETURN_IF_ERROR(SetLogsAside(*move));
     Log(LogLevel::kInfo, "moved the old logs aside", {{"folder", PathIn(folder_, kOldShards)}});
     RETURN_IF_ERROR(Restore(*move));
-    Log(LogLevel::kInfo, "moved all models", {{"shards", wanted_.shards}});
+    Log(LogLevel::kInfo, "moved all models", {{"shards", shards_}});
     return CheckNotStopped();
   }
 
  private:
-  absl::StatusOr<std::optional<Move>> ReadMove() const {
+  absl::StatusOr<std::optional<ShardMove>> ReadMove() const {
     const absl::StatusOr<std::string> text = files::ReadFileWhole(PathIn(folder_, kMoving));
     if (absl::IsNotFound(text.status())) return std::nullopt;
     RETURN_IF_ERROR(text.status());
-    std::optional<Move> move = Decode(*text);
+    std::optional<ShardMove> move = Decode(*text);
     if (move.has_value()) return move;
-    return files::DamagedFile(PathIn(folder_, kMoving), "does not name the checkpoints to restore");
+    return files::DamagedFile(
+        PathIn(folder_, kMoving),
+        "is damaged, or of an earlier version of emberd, which can end this move; the old logs are "
+        "in old-shards, and in shard-* those that are not there");
   }
 
-  absl::Status CheckPartitions(const Shape& old) const {
-    if (old.partitions == wanted_.partitions) return absl::OkStatus();
-    const int each = old.partitions / wanted_.shards;
+  absl::Status CheckPartitions(const ShardMove& move) const {
+    if (move.partitions() == partitions_) return absl::OkStatus();
+    const int each = move.partitions() / shards_;
     return absl::FailedPreconditionError(absl::StrCat(
-        folder_, " holds the logs of ", Text(old), " (", old.partitions, " partitions), but ",
-        Text(wanted_), " have ", wanted_.partitions, " partitions; ",
+        folder_, " holds the logs of ", Text(move.shards(), move.partitions()), " (",
+        move.partitions(), " partitions), but ", Text(shards_, partitions_), " have ", partitions_,
+        " partitions; ",
         each > 0 ? absl::StrCat("use --sparsecores ", each, " (sparsecores_per_shard)")
-                 : absl::StrCat("use at most ", old.partitions, " shards"),
+                 : absl::StrCat("use at most ", move.partitions(), " shards"),
         ", or, to change the number of partitions, save checkpoints and restore them in a cluster "
         "with another storage.directory"));
   }
 
-  absl::StatusOr<Move> Begin() const {
+  absl::StatusOr<ShardMove> Begin() const {
+    ShardMove move;
     ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
+    move.set_shards(shards);
     ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
     ASSIGN_OR_RETURN(const std::optional<int> sparsecores, SparseCoresOf(logs.front()));
-    const Shape old = {shards,
-                       sparsecores.has_value() ? shards * *sparsecores : wanted_.partitions};
-    RETURN_IF_ERROR(CheckPartitions(old));
+    move.set_partitions(sparsecores.has_value() ? shards * *sparsecores : partitions_);
+    RETURN_IF_ERROR(CheckPartitions(move));
     Log(LogLevel::kInfo, "moving the models to another number of shards",
-        {{"folder", folder_}, {"from", old.shards}, {"to", wanted_.shards}});
-    return Save(old);
+        {{"folder", folder_}, {"from", shards}, {"to", shards_}});
+    RETURN_IF_ERROR(Save(&move));
+    return move;
   }
 
-  // Of the shards that the logs are of; writes the file `moving`.
-  absl::StatusOr<Move> Save(const Shape& old) const {
-    Move move = {.old = old, .models = {}};
+  // What the shards have that the logs are of; writes the file `moving`.
+  absl::Status Save(ShardMove* move) const {
     {
-      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, old.shards));
-      ASSIGN_OR_RETURN(move.models, cluster->SaveAll(stopped_));
+      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, move->shards()));
+      RETURN_IF_ERROR(cluster->SaveAll(stopped_, move));
     }
     ReachFailpoint("move.models_are_saved");
     // Of an earlier move, which has ended: what is to become of them would be unclear.
     RETURN_IF_ERROR(files::RemoveFolder(PathIn(folder_, kOldShards)));
-    RETURN_IF_ERROR(files::WriteFileWhole(folder_, kMoving, Encode(move)));
+    RETURN_IF_ERROR(files::WriteFileWhole(folder_, kMoving, Encode(*move)));
     ReachFailpoint("move.checkpoints_count");
-    return move;
+    return absl::OkStatus();
   }
 
-  absl::Status SetLogsAside(const Move& move) const {
+  absl::Status SetLogsAside(const ShardMove& move) const {
     const std::string old_shards = PathIn(folder_, kOldShards);
     RETURN_IF_ERROR(files::MakeFolders(old_shards));
     ASSIGN_OR_RETURN(const std::vector<std::string> names, files::FoldersIn(folder_));
@@ -367,7 +350,7 @@ class LogMove {
       const std::string from = PathIn(folder_, name);
       const std::string to = PathIn(old_shards, name);
       ASSIGN_OR_RETURN(const bool aside, IsThere(to));
-      if (shard >= move.old.shards || aside) {
+      if (shard >= move.shards() || aside) {
         // Was in the making when an earlier attempt ended.
         RETURN_IF_ERROR(files::RemoveFolder(from));
       } else if (rename(from.c_str(), to.c_str()) != 0) {
@@ -379,11 +362,11 @@ class LogMove {
     return files::SyncFolder(folder_);
   }
 
-  absl::Status Restore(const Move& move) const {
+  absl::Status Restore(const ShardMove& move) const {
     {
-      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, wanted_.shards));
-      for (const SavedModel& saved : move.models) {
-        RETURN_IF_ERROR(cluster->Restore(saved, stopped_));
+      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, shards_));
+      for (const ShardMove::Model& moved : move.models()) {
+        RETURN_IF_ERROR(cluster->Restore(moved, stopped_));
       }
     }
     ReachFailpoint("move.models_are_restored");
@@ -404,7 +387,8 @@ class LogMove {
   const v1::ClusterConfig& cluster_;
   const std::function<bool()>& stopped_;
   const std::string folder_;
-  const Shape wanted_;
+  const int shards_;  // those that are wanted
+  const int partitions_;
 };
 
 }  // namespace

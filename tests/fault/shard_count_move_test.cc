@@ -107,6 +107,14 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
     EXPECT_EQ(up_->exit_status(), -SIGKILL) << ReadFile(log_);
   }
 
+  // Ends at the start, and says so.
+  void ExpectRefused(int shards, const std::string& why, int sparsecores = 0) {
+    ASSERT_NO_FATAL_FAILURE(Launch(shards, sparsecores));
+    ASSERT_TRUE(up_->WaitFor(kPatience)) << ReadFile(log_);
+    EXPECT_EQ(up_->exit_status(), 1);
+    EXPECT_THAT(ReadFile(log_), HasSubstr(why));
+  }
+
   client::Model ModelOf(const std::string& name) {
     const auto model = Await([&] { return client_->DescribeModel(name); });
     EXPECT_TRUE(model.ok()) << model.status();
@@ -227,13 +235,39 @@ TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
   ASSERT_NO_FATAL_FAILURE(Train(0));
   const std::string before = Tables();
   ASSERT_NO_FATAL_FAILURE(Kill());
-  ASSERT_NO_FATAL_FAILURE(Launch(4, /*sparsecores=*/2));
-  ASSERT_TRUE(up_->WaitFor(kPatience));
-  EXPECT_EQ(up_->exit_status(), 1);
-  EXPECT_THAT(ReadFile(log_), HasSubstr("(4 partitions)"));
+  ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "(4 partitions)", /*sparsecores=*/2));
   EXPECT_THAT(ReadFile(log_), HasSubstr("--sparsecores 1"));
   ASSERT_NO_FATAL_FAILURE(Start(2));
   EXPECT_EQ(Tables(), before);
+}
+
+// A move that goes on by a file that says less than was written would drop models and their logs.
+TEST_P(ShardCountMoveTest, ADamagedFileOfTheMoveIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  for (const char* name : {"mixed", "other"}) {
+    const auto model = client_->DeclareModel(MixedModel(name));
+    ASSERT_TRUE(model.ok()) << model.status();
+  }
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  const std::string before = TablesOf(*client_, ModelOf("mixed"), ModelOf("other"));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(ExpectDiesAt("move.checkpoints_count", 4));
+  const std::string moving = data_.Path("moving");
+  const std::string whole = ReadFile(moving);
+  const size_t second = whole.rfind("models {");
+  ASSERT_GT(second, whole.find("models {")) << whole;
+  std::string changed = whole;
+  changed.replace(changed.find("moved-"), 6, "saved-");
+  for (const std::string& damaged :
+       {std::string(), whole.substr(0, second), changed, std::string("shards 0\npartitions 4\n")}) {
+    SCOPED_TRACE(damaged);
+    WriteFile(moving, damaged);
+    ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, moving + ": is damaged"));
+    EXPECT_FALSE(std::filesystem::exists(data_.Path("old-shards")));
+  }
+  WriteFile(moving, whole);
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  EXPECT_EQ(TablesOf(*client_, ModelOf("mixed"), ModelOf("other")), before);
 }
 
 // What operators set is in no checkpoint, and in the file `moving` if the move is interrupted.
