@@ -10,6 +10,7 @@
 #include <google/protobuf/text_format.h>
 #include <unistd.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -22,6 +23,7 @@
 #include "emberd/internal/v1/log.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
+#include "server/coordinator/shard_models.h"
 #include "server/files/files.h"
 #include "server/host/shard_backend.h"
 #include "server/log/inspect.h"
@@ -53,6 +55,13 @@ std::string Text(int shards, int partitions) {
                       " SparseCores each");
 }
 
+// Whether no shard has served rows of it yet: who declares it again loses none.
+bool IsBeingDeclared(const coordinator::ShardModels& models, uint64_t model_id) {
+  return models.Judge(model_id, /*known=*/0).history == 0 &&
+         absl::c_none_of(models.HistoriesOf(model_id),
+                         [](const auto& history) { return history.restored(); });
+}
+
 // The shards of a storage.directory in this process, where nobody can call them: to save and to
 // restore their models. Not thread-safe. It saves nothing by itself. Shards have the disk write
 // what they log before the destructor returns (not with fsync NEVER).
@@ -73,33 +82,49 @@ class QuietCluster {
       ASSIGN_OR_RETURN(started->shards_.emplace_back(),
                        host::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_));
     }
+    const v1::StorageConfig storage = cluster.storage();
     // So that no checkpoint comes or goes by itself.
     cluster.mutable_storage()->set_durability(v1::StorageConfig::MEMORY);
     started->coordinator_ = std::make_unique<coordinator::Coordinator>(
         cluster, /*index=*/0, started->shards_, &started->metrics_, &started->threads_);
+    // These know that there are logs, and keep the checkpoints that logs begin with.
+    const coordinator::CoordinatorResources& resources = started->coordinator_->resources();
+    started->checkpoints_.emplace(storage, *resources.shards, resources.mutations,
+                                  resources.registry, &started->threads_.blocking);
     return started;
   }
 
-  // Adds a checkpoint of each model that is trained to `move`. `stopped`, when it says so, ends it
-  // with CANCELLED.
+  // Adds a checkpoint of each model that is trained to `move`; saves none unless all can be moved.
+  // DATA_LOSS, UNAVAILABLE: a model is lost, or was being reset, restored or dropped. `stopped`,
+  // when it says so, ends it with CANCELLED.
   absl::Status SaveAll(const std::function<bool()>& stopped, ShardMove* move) {
     rpc::CallContext context(absl::InfiniteFuture());
-    ASSIGN_OR_RETURN(const internal::v1::ListModelsResponse list,
-                     shards_[0]->ListModels({}, &context));
-    for (const internal::v1::HostedModel& model : list.models()) {
-      if (!model.serving() || model.has_serves()) continue;
+    const coordinator::CoordinatorResources& resources = coordinator_->resources();
+    const auto there = coordinator::ShardModels::Ask(*resources.shards, &context);
+    RETURN_IF_ERROR(there.complete());
+    std::vector<step::ServedModelPtr> models;
+    for (const auto& [shard, hosted] : there.EveryTrained()) {
+      if (IsBeingDeclared(there, hosted.model_id())) {
+        Log(LogLevel::kWarning, "a model whose declaration had not ended is not moved",
+            {{"model", hosted.name()}});
+        continue;
+      }
+      const auto model = resources.registry->Find(hosted.model_id(), &context);
+      RETURN_IF_ERROR(Annotate(model.status(), absl::StrCat("model '", hosted.name(), "'")));
+      models.push_back(*model);
+    }
+    for (const step::ServedModelPtr& model : models) {
       ShardMove::Model* const moved = move->add_models();
-      moved->set_name(model.name());
-      *moved->mutable_limits() = model.limits();
-      moved->set_pinned(model.pinned());
-      ASSIGN_OR_RETURN(*moved->mutable_checkpoint(), Save(model.name(), stopped));
+      moved->set_name(model->config.name());
+      *moved->mutable_limits() = there.LimitsOf(model->id, model->history);
+      moved->set_pinned(there.IsPinned(model->id));
+      ASSIGN_OR_RETURN(*moved->mutable_checkpoint(), Save(model, stopped));
     }
     return absl::OkStatus();
   }
 
   absl::Status Restore(const ShardMove::Model& moved, const std::function<bool()>& stopped) {
     rpc::CallContext context(absl::InfiniteFuture());
-    coordinator::Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
     v1::RestoreCheckpointRequest request;
     request.set_model(moved.name());
     request.set_name(moved.checkpoint());
@@ -107,12 +132,7 @@ class QuietCluster {
       return stopped() ? absl::CancelledError("stopped while a model was being restored")
                        : absl::OkStatus();
     };
-    ASSIGN_OR_RETURN(const v1::CheckpointProgress done,
-                     checkpoints.Restore(request, report, &context));
-    ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
-                     checkpoints.store().Read(moved.name(), moved.checkpoint()));
-    // This coordinator does not know that there are logs.
-    RETURN_IF_ERROR(checkpoints.store().SetBeginning(manifest, done.history()));
+    RETURN_IF_ERROR(checkpoints_->Restore(request, report, &context).status());
     return KeepSettings(moved, &context);
   }
 
@@ -147,22 +167,21 @@ class QuietCluster {
   }
 
   // Its name.
-  absl::StatusOr<std::string> Save(const std::string& model, const std::function<bool()>& stopped) {
+  absl::StatusOr<std::string> Save(const step::ServedModelPtr& model,
+                                   const std::function<bool()>& stopped) {
     rpc::CallContext context(absl::InfiniteFuture());
-    const coordinator::CoordinatorResources& resources = coordinator_->resources();
-    coordinator::Checkpoints& checkpoints = *resources.checkpoints;
-    ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
     const coordinator::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
                                               .incremental = true,
                                               .automatic = true};
-    ASSIGN_OR_RETURN(const auto save,
-                     checkpoints.BeginSave(found, options, checkpoints.MakePause(found), &context));
+    ASSIGN_OR_RETURN(
+        const auto save,
+        checkpoints_->BeginSave(model, options, checkpoints_->MakePause(model), &context));
     const auto report = [&](int64_t, int64_t) {
       return stopped() ? absl::CancelledError("stopped while a model was being saved")
                        : absl::OkStatus();
     };
     ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
-                     checkpoints.FinishSave(save.get(), report, &context));
+                     checkpoints_->FinishSave(save.get(), report, &context));
     return info.name();
   }
 
@@ -170,6 +189,7 @@ class QuietCluster {
   ThreadPools threads_;
   std::vector<std::shared_ptr<host::ShardBackend>> shards_;
   std::unique_ptr<coordinator::Coordinator> coordinator_;
+  std::optional<coordinator::Checkpoints> checkpoints_;
 };
 
 std::string ChecksumLine(absl::string_view text) {
@@ -321,7 +341,9 @@ class LogMove {
     RETURN_IF_ERROR(CheckPartitions(move));
     Log(LogLevel::kInfo, "moving the models to another number of shards",
         {{"folder", folder_}, {"from", shards}, {"to", shards_}});
-    RETURN_IF_ERROR(Save(&move));
+    RETURN_IF_ERROR(
+        Annotate(Save(&move), absl::StrCat("nothing was moved, and ", Text(shards, partitions_),
+                                           " can still be started, to mend this")));
     return move;
   }
 

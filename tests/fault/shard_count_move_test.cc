@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -78,14 +79,15 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
     up_ = *std::move(process);
   }
   // The same, until it serves.
-  void Start(int shards) {
-    ASSERT_NO_FATAL_FAILURE(Launch(shards));
+  void Start(int shards, const std::string& failpoint = "") {
+    ASSERT_NO_FATAL_FAILURE(Launch(shards, 0, failpoint));
     address_.clear();
     Eventually([&] {
       const std::string log = ReadFile(log_);
       if (!absl::StrContains(log, " pids=")) return !up_->Running();
       for (absl::string_view word : absl::StrSplit(log, absl::ByAnyChar(" \n"))) {
         if (absl::ConsumePrefix(&word, "coordinator=")) address_ = std::string(word);
+        if (absl::ConsumePrefix(&word, "pids=")) pid_ = std::string(word.substr(0, word.find(',')));
       }
       return true;
     });
@@ -95,6 +97,11 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
       ASSERT_TRUE(connected.ok()) << connected.status();
       *client = *std::move(connected);
     }
+  }
+  // Until the process of the coordinator stands still.
+  bool AwaitStandstill() {
+    return Eventually(
+        [&] { return absl::StrContains(ReadFile(absl::StrCat("/proc/", pid_, "/stat")), ") T "); });
   }
   void Kill() {
     up_->Signal(SIGKILL);
@@ -163,6 +170,7 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
   bool evicts_ = false;  // the cluster has `eviction`, so that models can be pinned
   std::unique_ptr<ChildProcess> up_;
   std::string address_;
+  std::string pid_;  // of the coordinator
   std::unique_ptr<client::Client> client_;
   std::unique_ptr<client::Client> trainer_;  // the same one in each life of the cluster
 };
@@ -238,6 +246,69 @@ TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
   ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "(4 partitions)", /*sparsecores=*/2));
   EXPECT_THAT(ReadFile(log_), HasSubstr("--sparsecores 1"));
   ASSERT_NO_FATAL_FAILURE(Start(2));
+  EXPECT_EQ(Tables(), before);
+}
+
+// A disk that is not mounted looks like a shard that has lost its log. What was only being declared
+// holds nothing up.
+TEST_P(ShardCountMoveTest, AModelThatAShardHasLostIsNotMoved) {
+  ASSERT_NO_FATAL_FAILURE(Start(2, "model.is_made=die@3"));
+  for (const auto& model : {MixedModel("mixed"), GroupModel("group", 0)}) {
+    ASSERT_TRUE(client_->DeclareModel(model).ok());
+  }
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  const std::string before = Tables();
+  client::ClientOptions options;
+  options.addresses = {address_};
+  options.max_attempts = 1;
+  const auto impatient = client::Client::Connect(options);
+  ASSERT_TRUE(impatient.ok()) << impatient.status();
+  EXPECT_TRUE(absl::IsUnavailable((*impatient)->DeclareModel(MixedModel("begun")).status()));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+
+  const std::string log = data_.Path("shard-0000");
+  std::filesystem::rename(log, logs_.Path("elsewhere"));
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "is lost: shard 0 no longer has its rows"));
+    EXPECT_THAT(ReadFile(log_), HasSubstr("2 shards with 2 SparseCores each can still be started"));
+  }
+  for (const char* name : {"moving", "old-shards"}) {
+    EXPECT_FALSE(std::filesystem::exists(data_.Path(name))) << name;
+  }
+  std::filesystem::remove_all(log);
+  std::filesystem::rename(logs_.Path("elsewhere"), log);
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  EXPECT_EQ(Tables(), before);
+  EXPECT_TRUE(absl::IsNotFound(client_->DescribeModel("begun").status()));
+}
+
+// Its rows are in a checkpoint alone, which nobody restores after the move.
+TEST_P(ShardCountMoveTest, AModelThatIsHalfRestoredIsNotMoved) {
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  for (const auto& model : {MixedModel("mixed"), GroupModel("group", 0)}) {
+    ASSERT_TRUE(client_->DeclareModel(model).ok());
+  }
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  const std::string before = Tables();
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "saved"}).ok());
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Start(2, "model.is_made=stop"));
+  ModelOf("mixed");  // waits until it is served
+  std::thread restoring(
+      [&] { EXPECT_FALSE(client_->RestoreCheckpoint("mixed", {.name = "saved"}).ok()); });
+  EXPECT_TRUE(AwaitStandstill()) << ReadFile(log_);
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  client_->CancelCalls();
+  restoring.join();
+  ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "model 'mixed': "));
+  EXPECT_FALSE(std::filesystem::exists(data_.Path("moving")));
+
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  const auto restored =
+      Await([&] { return client_->RestoreCheckpoint("mixed", {.name = "saved"}); });
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Start(4));
   EXPECT_EQ(Tables(), before);
 }
 
