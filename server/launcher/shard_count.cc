@@ -20,6 +20,7 @@
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
@@ -111,6 +112,9 @@ class QuietCluster {
       }
       const auto model = resources.registry->Find(hosted.model_id(), &context);
       RETURN_IF_ERROR(Annotate(model.status(), absl::StrCat("model '", hosted.name(), "'")));
+      for (const step::ServedModelPtr& other : models) {
+        RETURN_IF_ERROR(CheckShareNothing(other->config, (*model)->config));
+      }
       models.push_back(*model);
     }
     for (const step::ServedModelPtr& model : models) {
@@ -164,6 +168,16 @@ class QuietCluster {
     Log(LogLevel::kWarning, "a model that was pinned is not pinned any more",
         {{"model", before.name()}, {"reason", std::string(pinned.message())}});
     return absl::OkStatus();
+  }
+
+  // A restored model has new rows, which no other one may have in common with it.
+  static absl::Status CheckShareNothing(const v1::ModelConfig& a, const v1::ModelConfig& b) {
+    const std::string resource = config::CommonResource(a, b);
+    if (resource.empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "models '", a.name(), "' and '", b.name(), "' share the tables of resource '", resource,
+        "', and cannot be moved to another number of shards; keep the number, or drop one of them "
+        "(`emberctl model drop`)"));
   }
 
   // Its name.

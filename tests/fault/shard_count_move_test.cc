@@ -312,6 +312,29 @@ TEST_P(ShardCountMoveTest, AModelThatIsHalfRestoredIsNotMoved) {
   EXPECT_EQ(Tables(), before);
 }
 
+TEST_P(ShardCountMoveTest, ModelsThatShareATableAreNotMoved) {
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  for (const char* name : {"a", "b"}) {
+    const auto model = client_->DeclareModel(absl::StrCat(
+        "name: '", name, "' enable_variable_deduplication: true",
+        " tables { name: 't' vocabulary_size: 100 embedding_dim: 8 resource { name: 'r' } }",
+        " features { name: 'f' table: 't' }"));
+    ASSERT_TRUE(model.ok()) << model.status();
+  }
+  const auto before = Digest(*client_, ModelOf("b"));
+  ASSERT_TRUE(before.ok()) << before.status();
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "share the tables of resource 'r'"));
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  ModelOf("a");  // waits until it is served
+  ASSERT_TRUE(client_->DropModel("a").ok());
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  const auto after = Digest(*client_, ModelOf("b"));
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(*after, *before);
+}
+
 // A move that goes on by a file that says less than was written would drop models and their logs.
 TEST_P(ShardCountMoveTest, ADamagedFileOfTheMoveIsRefused) {
   ASSERT_NO_FATAL_FAILURE(Start(2));
