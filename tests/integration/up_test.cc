@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/child_process.h"
 #include "base/file_descriptor.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
@@ -175,6 +176,36 @@ TEST(UpTest, EmbeddedClusterTrainsAndShowsItsMetrics) {
   EXPECT_THAT(Get(fields["http"][0], "/models.json"), HasSubstr("\"name\":\"m\""));
   up.Signal(SIGTERM);
   EXPECT_EQ(up.Wait(), 0) << up.Err();
+}
+
+// A log collector that dies, or `| head`, takes no rows along.
+TEST(UpTest, GoesOnWhenNobodyReadsItsLog) {
+  const TempDir directory = TempDir::Create().value();
+  for (const bool processes : {false, true}) {
+    SCOPED_TRACE(processes);
+    const std::string path = directory.Path(processes ? "processes" : "embedded");
+    const FileDescriptor out(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    int ends[2];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    FileDescriptor reader(ends[0]), writer(ends[1]);
+    const auto started = ChildProcess::Start(
+        Up(processes ? std::vector<std::string>{"--processes"} : std::vector<std::string>{}),
+        {.output = out.get(), .error = writer.get()});
+    ASSERT_TRUE(started.ok()) << started.status();
+    ChildProcess& up = **started;
+    std::string ready;
+    ASSERT_TRUE(Eventually([&] {
+      std::ifstream file(path);
+      return (std::getline(file, ready) && !file.eof()) || !up.Running();
+    }));
+    auto fields = Fields(ready);
+    ASSERT_THAT(fields["coordinator"], SizeIs(1)) << ready;
+    reader.Close();
+    ASSERT_NO_FATAL_FAILURE(Train(fields["coordinator"][0]));  // logs the new model
+    up.Signal(SIGTERM);
+    ASSERT_TRUE(up.WaitFor(kPatience));
+    EXPECT_EQ(up.exit_status(), 0) << up.End();
+  }
 }
 
 class ProcessesTest : public ::testing::Test {
