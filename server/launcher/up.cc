@@ -158,9 +158,11 @@ class ProcessCluster {
   Supervisor supervisor_;
 };
 
-// What SIGHUP does with a log file. Without one, it ends the process, as when a terminal is closed.
+// What SIGHUP does with a file of the log or of spans. Without any, it ends the process, as when a
+// terminal is closed.
 std::function<void()> OnHangup(const v1::LoggingConfig& logging, std::function<void()> with_file) {
-  return logging.file().empty() ? nullptr : std::move(with_file);
+  if (logging.file().empty() && logging.span_file().empty()) return nullptr;
+  return with_file;
 }
 
 absl::Status CheckAllAddresses(const UpOptions& options) {

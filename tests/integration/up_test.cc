@@ -306,6 +306,23 @@ TEST_F(ProcessesTest, SighupLetsTheLogGoOnInANewFile) {
   reopens(&embedded, {"up"});
 }
 
+TEST_F(ProcessesTest, SighupLetsSpansGoOnInANewFile) {
+  const TempDir directory = TempDir::Create().value();
+  const std::string path = directory.path() + "/spans";
+  const auto reopens = [&](TestingProgram* up) {
+    std::filesystem::rename(path, path + ".1");
+    up->Signal(SIGHUP);
+    EXPECT_TRUE(Eventually([&] { return std::filesystem::exists(path); })) << up->Err();
+    up->Signal(SIGTERM);
+    EXPECT_EQ(up->Wait(), 0) << up->Err();
+  };
+  ASSERT_NO_FATAL_FAILURE(StartUp({"--span-file", path}));
+  reopens(up_.get());
+  TestingProgram embedded(Up({"--span-file", path}));
+  ASSERT_NE(embedded.WaitForLine("emberd: ready"), "");
+  reopens(&embedded);
+}
+
 TEST_F(ProcessesTest, ADeadShardStaysDeadIfAskedTo) {
   ASSERT_NO_FATAL_FAILURE(StartUp({"--no-restart"}));
   kill(pids_[1], SIGKILL);
