@@ -52,7 +52,9 @@ absl::StatusOr<ReadyInfo> Supervisor::WaitReady(int index) {
   const absl::Time deadline = SteadyNow() + options_.ready_timeout;
   while (SteadyNow() < deadline) {
     if (!process.child->Running()) {
-      return absl::UnavailableError(
+      const bool misconfigured = process.child->exit_status() == 2;  // as main.cc has it
+      return absl::Status(
+          misconfigured ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kUnavailable,
           absl::StrCat(process.spec.name, " ", process.child->End(), " before it was ready"));
     }
     absl::StatusOr<ReadyInfo> info = ReadyFileOf(process.spec, process.child->pid());

@@ -55,8 +55,8 @@ class Supervisor {
 
   // Starts a process and gives its number, 0, 1, ... Does not wait for it.
   absl::StatusOr<int> Start(ProcessSpec spec);
-  // CANCELLED: a stop was asked for. UNAVAILABLE: the process ended first. DEADLINE_EXCEEDED: not
-  // ready in time.
+  // CANCELLED: a stop was asked for. UNAVAILABLE: the process ended first; INVALID_ARGUMENT: with
+  // status 2, for its flags or configuration are wrong. DEADLINE_EXCEEDED: not ready in time.
   absl::StatusOr<ReadyInfo> WaitReady(int process);
 
   // Watches over the processes until a stop is asked for (OK), or until all are dead and may not be

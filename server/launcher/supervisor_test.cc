@@ -153,19 +153,22 @@ TEST_F(SupervisorTest, WaitReadySaysWhatWentWrong) {
   SupervisorOptions options = Options();
   options.ready_timeout = absl::Milliseconds(300);
   Supervisor supervisor(options);
-  const auto dies = supervisor.Start(Script("shard-0", ":", "exit 2"));
+  const auto dies = supervisor.Start(Script("shard-0", ":", "exit 1"));
+  const auto wrong = supervisor.Start(Script("coordinator-0", ":", "exit 2"));
   const auto killed = supervisor.Start(Script("shard-1", ":", "kill -9 $$"));
   const auto hangs = supervisor.Start(Script("shard-2", ":", "exec sleep 100"));
   const auto missing =
       supervisor.Start({.name = "x", .argv = {"/no/such"}, .ready_file = Path("x")});
-  ASSERT_TRUE(dies.ok() && killed.ok() && hangs.ok() && missing.ok());
+  ASSERT_TRUE(dies.ok() && wrong.ok() && killed.ok() && hangs.ok() && missing.ok());
   const auto message = [&](int process, absl::StatusCode code) {
     const absl::Status status = supervisor.WaitReady(process).status();
     EXPECT_EQ(status.code(), code) << status;
     return std::string(status.message());
   };
   EXPECT_EQ(message(*dies, absl::StatusCode::kUnavailable),
-            "shard-0 exited with status 2 before it was ready");
+            "shard-0 exited with status 1 before it was ready");
+  EXPECT_EQ(message(*wrong, absl::StatusCode::kInvalidArgument),
+            "coordinator-0 exited with status 2 before it was ready");
   EXPECT_EQ(message(*killed, absl::StatusCode::kUnavailable),
             "shard-1 was killed by signal 9 (Killed) before it was ready");
   EXPECT_THAT(message(*hangs, absl::StatusCode::kDeadlineExceeded), HasSubstr("shard-2"));

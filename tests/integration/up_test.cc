@@ -208,6 +208,17 @@ TEST(UpTest, GoesOnWhenNobodyReadsItsLog) {
   }
 }
 
+// So that a service manager does not start it again: what only its processes find wrong, too.
+TEST(UpTest, AWrongConfigurationEndsItWithTwo) {
+  std::vector<std::string> arguments = {"--span-file", "/no/such/folder/spans"};
+  for (const bool processes : {false, true}) {
+    if (processes) arguments.emplace_back("--processes");
+    TestingProgram up(Up(arguments));
+    EXPECT_EQ(up.Wait(), 2) << processes;
+    EXPECT_THAT(up.Err(), HasSubstr("'/no/such/folder/spans' cannot be opened")) << processes;
+  }
+}
+
 class ProcessesTest : public ::testing::Test {
  protected:
   void StartUp(const std::vector<std::string>& more = {}) {
