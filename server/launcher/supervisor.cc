@@ -101,12 +101,14 @@ void Supervisor::Watch(Process* process) {
   const absl::StatusOr<ReadyInfo> info = ReadyFileOf(process->spec, process->child->pid());
   if (!info.ok()) return;
   process->ready = true;
+  if (std::exchange(process->hangup, false)) process->child->Signal(SIGHUP);
   Log(LogLevel::kInfo, "serves again", {{"child", process->spec.name}, {"grpc", info->grpc}});
 }
 
 void Supervisor::PassHangup() {
   for (Process& process : processes_) {
-    if (process.child != nullptr && process.ready) process.child->Signal(SIGHUP);
+    process.hangup = process.child == nullptr || !process.ready;
+    if (!process.hangup) process.child->Signal(SIGHUP);
   }
 }
 

@@ -74,6 +74,7 @@ class Supervisor {
     ProcessSpec spec;
     std::unique_ptr<ChildProcess> child;  // null: waits for next_start
     bool ready = false;
+    bool hangup = false;  // is to get SIGHUP when it is ready
     absl::Time started;
     absl::Time next_start = absl::InfiniteFuture();
     absl::Duration backoff;
@@ -81,7 +82,7 @@ class Supervisor {
 
   absl::Status Launch(Process* process);
   void Watch(Process* process);
-  // SIGHUP to those that are ready: others do not know yet what it means.
+  // SIGHUP to those that are ready; others, which do not know yet what it means, get it then.
   void PassHangup();
   void OnDeath(Process* process);
   // Whether the kernel has killed a process for want of memory since the last look but one.

@@ -4,11 +4,13 @@
 // earlier run that is taken for this one's. The children are shell scripts.
 #include "server/launcher/supervisor.h"
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 
 namespace emberd::launcher {
 namespace supervisor_test {
@@ -188,6 +191,31 @@ TEST_F(SupervisorTest, AnEarlierRunsReadyFileDoesNotCount) {
   const auto ready = supervisor.WaitReady(*process);
   ASSERT_TRUE(ready.ok()) << ready.status();
   EXPECT_EQ(ready->grpc, "127.0.0.1:1");
+}
+
+// One that has opened its log, but does not serve yet, would go on in a file that was moved away.
+TEST_F(SupervisorTest, AHangupReachesAProcessThatIsBeingStartedAgain) {
+  SupervisorOptions options = Options();
+  bool hangup = false;
+  options.take_hangup = [&hangup] { return std::exchange(hangup, false); };
+  Supervisor supervisor(options);
+  // From its second start on, it waits until the hangup was taken.
+  const std::string setup =
+      absl::StrCat("trap 'echo >> ", Path("hangups"), "' HUP; if [ -e ", Path("once"),
+                   " ]; then touch ", Path("again"), "; while [ ! -e ", Path("go"),
+                   " ]; do sleep 0.01; done; fi; touch ", Path("once"));
+  const auto process = supervisor.Start(Script("shard-0", "while :; do sleep 0.01; done", setup));
+  ASSERT_TRUE(process.ok() && supervisor.WaitReady(*process).ok());
+  kill(supervisor.pid(*process), SIGKILL);
+  bool given = false;
+  const absl::Time end = absl::Now() + kPatience;
+  stop_ = [&] {
+    if (!given && std::filesystem::exists(Path("again"))) given = hangup = true;
+    if (given && !hangup) std::ofstream(Path("go")).flush();
+    return std::filesystem::exists(Path("hangups")) || absl::Now() > end;
+  };
+  EXPECT_TRUE(supervisor.Run().ok());
+  EXPECT_TRUE(std::filesystem::exists(Path("hangups")));
 }
 
 TEST_F(SupervisorTest, HigherStagesStopFirst) {
