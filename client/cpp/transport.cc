@@ -8,6 +8,7 @@
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/random/random.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -265,6 +266,8 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     context.set_deadline(ToSystemTime(deadline));
     Authorize(&context);
     if (!Register(&context, begun)) return absl::CancelledError("CancelCalls was called");
+    // Also where `attempt` throws, as a sink may, and what has no memory for an answer.
+    const absl::Cleanup forget = [&] { RemoveCall(&context); };
     // Where there is no connection, nothing has been sent.
     const bool may_try = !settings.once || Connects(*coordinator->channel,
                                                     std::min(SteadyNow() + kSilence, deadline));
@@ -272,7 +275,6 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
         may_try
             ? ToAbslStatus(attempt(*coordinator, &context))
             : absl::UnavailableError(absl::StrCat("no connection to ", options_.addresses[index]));
-    RemoveCall(&context);
     if (!absl::IsUnavailable(status)) return status;
     if (settings.once && may_try) {
       return absl::UnavailableError(
@@ -331,11 +333,11 @@ std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator
     progress.on_lane = call.get();
     if (progress.cancelled) call->Cancel();
   }
-  const std::optional<lanes::Answer> answer = call->Receive(deadline);
-  {
+  const absl::Cleanup leave = [&] {
     absl::MutexLock lock(&mutex_);
     in_progress_[context].on_lane = nullptr;
-  }
+  };
+  const std::optional<lanes::Answer> answer = call->Receive(deadline);
   if (!answer.has_value()) return std::nullopt;
   if (!answer->status.ok()) {
     return grpc::Status(static_cast<grpc::StatusCode>(answer->status.code()),

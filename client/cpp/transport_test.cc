@@ -1,5 +1,6 @@
 #include "client/cpp/transport.h"
 
+#include <new>
 #include <string>
 #include <thread>
 
@@ -135,6 +136,26 @@ TEST(TransportTest, GivesUpEarlyWhenTheNextPauseWouldOutlastTheDeadline) {
     return grpc::Status(grpc::UNAVAILABLE, "shard 3 is gone");
   });
   EXPECT_EQ(status, absl::UnavailableError("shard 3 is gone"));
+}
+
+// Over what was on the stack.
+[[gnu::noinline]] void Scribble() {
+  volatile char bytes[1 << 14];
+  for (volatile char& byte : bytes) byte = 0x7f;
+}
+
+// The C interface makes an error of an exception, and its client lives on.
+TEST(TransportTest, ACallThatThrewIsForgotten) {
+  FakeService service;
+  absl::StatusOr<std::unique_ptr<Transport>> transport =
+      Transport::Connect(FastOptions({service.address()}));
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  const auto throws = [](const Coordinator&, grpc::ClientContext*) -> grpc::Status {
+    throw std::bad_alloc();
+  };
+  EXPECT_THROW((*transport)->Call({}, throws).IgnoreError(), std::bad_alloc);
+  Scribble();
+  (*transport)->CancelCalls();
 }
 
 TEST(TransportTest, CancelEndsAPause) {
