@@ -292,16 +292,19 @@ MHD_Daemon* HttpServer::Launch(const std::optional<HttpTls>& tls) {
 
 absl::Status HttpServer::Renew(HttpTls tls) {
   if (!tls_.has_value()) return absl::FailedPreconditionError("HTTP is served in plain text");
-  if (tls == *tls_ && daemon_ != nullptr) return absl::OkStatus();
+  if (tls == *tls_) return absl::OkStatus();
   StopIdle();
+  std::optional<HttpTls> renewed = std::move(tls);
+  MHD_Daemon* const daemon = Launch(renewed);
+  if (daemon == nullptr) {
+    return absl::InvalidArgumentError(
+        "the web server refuses the new certificate, or has no descriptor or thread for it, and "
+        "keeps the old one");
+  }
   Retire();
-  std::swap(*tls_, tls);
-  daemon_ = Launch(tls_);
-  if (daemon_ != nullptr) return absl::OkStatus();
-  std::swap(*tls_, tls);
-  daemon_ = Launch(tls_);  // as before; without a thread for it, the next Renew tries again
-  return absl::InvalidArgumentError(
-      "the web server refuses the new certificate and keeps the old one");
+  daemon_ = daemon;
+  tls_.swap(renewed);
+  return absl::OkStatus();
 }
 
 void HttpServer::StopIdle() {

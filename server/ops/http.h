@@ -112,7 +112,7 @@ class HttpServer {
   const int port_;
   RateLimitedLog uncertified_{absl::Minutes(1)};
   FileDescriptor listening_;
-  MHD_Daemon* daemon_ = nullptr;  // null: it could not be started again
+  MHD_Daemon* daemon_ = nullptr;  // null: it could not be started
   struct Retired {
     MHD_Daemon* daemon;
     FileDescriptor socket;  // which it took connections from; must not be closed before it stops

@@ -12,6 +12,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
@@ -320,6 +321,26 @@ TEST(HttpServerTest, KeepsItsCertificateWhereTheNewOneIsDamaged) {
     EXPECT_EQ(Curl(ca, (*server)->port(), ""), "200");
   }
   EXPECT_TRUE((*server)->Renew(TlsOf(ca, "")).ok());
+}
+
+// Nobody renews it again for a day.
+TEST(HttpServerTest, KeepsItsCertificateWhereItHasNoDescriptorForTheNewOne) {
+  const config::TestCa ca, next;
+  const auto server = HttpServer::Start(
+      {.address = "127.0.0.1:0", .routes = {Page("/a", "page a")}, .tls = TlsOf(ca, "")});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const HttpTls renewed = TlsOf(next, "");
+  rlimit files;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const rlimit none = {0, files.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status refused = (*server)->Renew(renewed);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_EQ(Curl(ca, (*server)->port(), ""), "200");
+  EXPECT_TRUE((*server)->Renew(renewed).ok());
+  EXPECT_EQ(Curl(next, (*server)->port(), ""), "200");
+  EXPECT_EQ(Curl(ca, (*server)->port(), ""), "000");
 }
 
 TEST(HttpServerTest, AsksForACertificateOfItsAuthority) {
