@@ -62,6 +62,10 @@ absl::Status OverrideStorage(const Overrides& overrides, v1::ClusterConfig* clus
 
 absl::Status CheckIndex(const char* kind, int index, int count) {
   if (index >= 0 && index < count) return absl::OkStatus();
+  if (count == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kind, ": the configuration lists none; add at least one"));
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("--index: ", index, " is not allowed; it must be in [0, ", count - 1,
                    "], the number of one of the configuration's ", kind));

@@ -175,6 +175,15 @@ TEST_F(LoadClusterForTest, IndexOutOfRange) {
   }
 }
 
+// As `emberd up` says it, too, which has no --index.
+TEST_F(LoadClusterForTest, NothingToIndex) {
+  std::ofstream(path_) << "shards { address: 'a:1' }";
+  const absl::Status status = LoadClusterFor(path_, Role::kCoordinator, 0, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              StartsWith("coordinators: the configuration lists none; add at least one"));
+}
+
 TEST(ReadyTextTest, LineIsForScripts) {
   ClusterInfo info;
   info.cluster.add_shards();
