@@ -206,7 +206,8 @@ std::string SafetensorsStart(const std::string& name,
 PartialFile::PartialFile(const std::string& path)
     : path_(path),
       partial_(IsOther(path) ? path : path + ".partial"),
-      file_(partial_, std::ios::binary) {}
+      file_(partial_, std::ios::binary),
+      error_(file_ ? 0 : errno) {}
 
 PartialFile::~PartialFile() {
   file_.close();
@@ -220,6 +221,8 @@ absl::Status PartialFile::Write(absl::string_view bytes) {
 }
 
 absl::Status PartialFile::Close() {
+  file_.flush();
+  RETURN_IF_ERROR(Written());  // closing it forgets what the system has said
   file_.close();
   return Written();
 }
@@ -227,14 +230,14 @@ absl::Status PartialFile::Close() {
 absl::Status PartialFile::Keep() {
   std::error_code error;
   if (partial_ != path_) std::filesystem::rename(partial_, path_, error);
-  if (error) file_.setstate(std::ios::failbit);
-  return Written();
+  return error ? absl::ErrnoToStatus(error.value(), absl::StrCat(path_, ": cannot be written"))
+               : Written();
 }
 
-absl::Status PartialFile::Written() const {
+absl::Status PartialFile::Written() {
   if (file_) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      path_, ": cannot be written; check that the folder exists, permissions and free space"));
+  if (error_ == 0) error_ = errno == 0 ? EIO : errno;
+  return absl::ErrnoToStatus(error_, absl::StrCat(path_, ": cannot be written"));
 }
 
 absl::StatusOr<std::vector<TensorInFile>> ReadTensorHeaders(const std::string& path) {

@@ -52,18 +52,19 @@ class PartialFile {
   PartialFile(const PartialFile&) = delete;
   PartialFile& operator=(const PartialFile&) = delete;
 
-  // PERMISSION_DENIED, with the path: this or something before has failed.
+  // With the path and what the system says: this or something before has failed.
   absl::Status Write(absl::string_view bytes);
   absl::Status Close();
   // Gives a closed file its name.
   absl::Status Keep();
 
  private:
-  absl::Status Written() const;
+  absl::Status Written();
 
   const std::string path_;
   const std::string partial_;
   std::ofstream file_;
+  int error_;  // what the system has said first; 0: nothing
 };
 
 // The matrices of a file whose name ends with .npy or .safetensors; a vector is a matrix of one

@@ -1,7 +1,9 @@
 #include "client/emberctl/tensor_file.h"
 
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -99,6 +101,24 @@ TEST(TensorFileTest, SaysWhatIsWrongWithASafetensorsFile) {
               HasSubstr("\"six\" has the type I32; only F32 is read"));
   EXPECT_THAT(ErrorOf("e.safetensors", entry("F32", "[3,2,1]", "[0,24]")),
               HasSubstr("has the shape [3, 2, 1]; it must be a matrix"));
+}
+
+TEST(PartialFileTest, SaysWhatTheSystemSays) {
+  const std::string folder = WriteTestFile("a_file", "") + "_no_more";
+  ASSERT_TRUE(std::filesystem::create_directory(folder));
+  const std::tuple<std::string, absl::StatusCode, const char*> cases[] = {
+      {folder + "/none/x", absl::StatusCode::kNotFound, "No such file or directory"},
+      {"/dev/full", absl::StatusCode::kResourceExhausted, "No space left on device"},
+      {folder, absl::StatusCode::kFailedPrecondition, "Is a directory"}};
+  for (const auto& [path, code, reason] : cases) {
+    PartialFile file(path);
+    absl::Status status = file.Write("x");
+    if (status.ok()) status = file.Close();
+    if (status.ok()) status = file.Keep();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_EQ(status.message(), absl::StrCat(path, ": cannot be written: ", reason));
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(TensorFileTest, AFileThatIsNotThereIsNamed) {

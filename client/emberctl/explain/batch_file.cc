@@ -246,7 +246,7 @@ absl::Status AddPath(const std::string& path, const v1::ModelConfig& model, Batc
        entry.increment(error)) {
     if (entry->path().extension() == ".npy") files.push_back(entry->path());
   }
-  if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
+  if (error) return absl::ErrnoToStatus(error.value(), path);
   std::sort(files.begin(), files.end());
   for (const std::string& file : files) {
     const std::string name = std::filesystem::path(file).filename().string();

@@ -239,7 +239,7 @@ class Exporter {
 absl::Status MakeFolder(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) return absl::PermissionDeniedError(absl::StrCat(folder, ": ", error.message()));
+  if (error) return absl::ErrnoToStatus(error.value(), folder);
   if (fs::is_empty(folder, error)) return absl::OkStatus();
   return absl::AlreadyExistsError(
       absl::StrCat(folder, ": is not empty; name a new or empty folder"));
@@ -322,7 +322,7 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
     const std::string ending = entry->path().extension();
     if (ending == ".npy" || ending == ".safetensors") files.push_back(entry->path().string());
   }
-  if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
+  if (error) return absl::ErrnoToStatus(error.value(), path);
   if (files.empty()) {
     return absl::NotFoundError(absl::StrCat(path, ": contains no .safetensors and no .npy file"));
   }
