@@ -96,6 +96,8 @@ TEST(LimitsTest, SuggestsWhatBatchesNeeded) {
   EXPECT_THAT(shown.out, ContainsRegex("t +ids per partition +10 +10 +10 +100 +100 +16 +152"));
   EXPECT_THAT(shown.out, ContainsRegex("t +unique ids per partition +10 +10 +10 +30 +30 +16 +48"));
   EXPECT_THAT(limits({"--json"}).out, HasSubstr("\"suggested\": 120"));
+  EXPECT_THAT(limits({"--headroom", "1.5", "--out", "/dev/stdout"}).out,
+              HasSubstr("max_ids_per_partition: 152"));
 
   // A file that cannot be written anew stays as it was.
   ASSERT_TRUE(std::filesystem::create_directory(path + ".partial"));

@@ -103,9 +103,13 @@ absl::Status PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOp
   return PrintJson(Json{{"model", options.model}, {"stacks", std::move(stacks)}}, out);
 }
 
-absl::Status WriteConfig(const v1::ModelConfig& model, const std::string& path) {
+absl::Status WriteConfig(const v1::ModelConfig& model, const std::string& path, std::ostream& out) {
   std::string text;
   google::protobuf::TextFormat::PrintToString(model, &text);
+  if (path == "/dev/stdout") {  // behind what stands there; it may lead to a file
+    out << text;
+    return absl::OkStatus();
+  }
   PartialFile file(path);  // it may be the description that the model was made of
   RETURN_IF_ERROR(file.Write(text));
   RETURN_IF_ERROR(file.Close());
@@ -163,7 +167,8 @@ absl::Status Limits(Session& session, const LimitsOptions& options) {
     PrintLimits(limits, options.headroom, session.out);
   }
   if (!options.out.empty()) {
-    RETURN_IF_ERROR(WriteConfig(WithSuggestedLimits(model, limits, options.headroom), options.out));
+    RETURN_IF_ERROR(WriteConfig(WithSuggestedLimits(model, limits, options.headroom), options.out,
+                                session.out));
     if (!session.json) session.out << "wrote " << options.out << "\n";
   }
   if (!options.apply && !options.declared) return absl::OkStatus();
