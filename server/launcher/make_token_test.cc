@@ -115,6 +115,16 @@ TEST_F(MakeTokenTest, CallsAtTheSameTimeLoseNoToken) {
   EXPECT_EQ(FilesThere(), 1);
 }
 
+// It waited for ever.
+TEST_F(MakeTokenTest, SaysThatItsFolderIsLocked) {
+  NewToken token{temporary_.path() + "/tokens", "alice", v1::Token::TRAINER};
+  token.patience = absl::ZeroDuration();
+  const absl::Status status = MakeToken(token).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(temporary_.path() + ": cannot be locked"));
+  EXPECT_FALSE(std::filesystem::exists(token.file));
+}
+
 TEST_F(MakeTokenTest, KeepsLinksAndTheModeOfTheFile) {
   const std::string link = file_ + ".link";
   std::filesystem::create_symlink("tokens", link);

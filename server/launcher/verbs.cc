@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "base/file_descriptor.h"
 #include "base/local_server.h"
 #include "base/sha256.h"
@@ -46,13 +47,23 @@ std::shared_ptr<grpc::Channel> Connect(const HealthOptions& options) {
 
 constexpr size_t kTokenBytes = 32;
 
-// The right to change files of a folder, which one process has at a time.
-absl::StatusOr<FileDescriptor> LockFolderOf(const std::filesystem::path& file) {
+// The right to change files of a folder, which one process has at a time. Leaves no file there,
+// which another user's call could not open.
+absl::StatusOr<FileDescriptor> LockFolderOf(const std::filesystem::path& file,
+                                            absl::Duration patience) {
   const std::string folder = file.parent_path();
+  const absl::Time give_up = SteadyNow() + patience;
   FileDescriptor lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  int failed = lock.get() < 0 ? -1 : 0;
-  while (failed == 0 && flock(lock.get(), LOCK_EX) != 0) failed = errno == EINTR ? 0 : -1;
-  if (failed != 0) return absl::ErrnoToStatus(errno, absl::StrCat(folder, ": cannot be locked"));
+  if (lock.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat(folder, ": cannot be opened"));
+  while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK ? SteadyNow() >= give_up : errno != EINTR) {
+      return absl::ErrnoToStatus(
+          errno, absl::StrCat(folder,
+                              ": cannot be locked; if another process keeps it locked, as "
+                              "emberd does with its temporary folders, name a file elsewhere"));
+    }
+    absl::SleepFor(absl::Milliseconds(10));
+  }
   return lock;
 }
 
@@ -118,7 +129,7 @@ absl::Status MakeToken(const NewToken& token,
   std::error_code error;  // reading the file says what is wrong
   const auto target =
       std::filesystem::weakly_canonical(std::filesystem::absolute(token.file), error);
-  ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolderOf(target));
+  ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolderOf(target, token.patience));
   ASSIGN_OR_RETURN(std::string text, OldText(token.file));
   ASSIGN_OR_RETURN(const std::string random, RandomBytes(kTokenBytes));
   const std::string secret = absl::WebSafeBase64Escape(random);

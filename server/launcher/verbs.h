@@ -29,12 +29,14 @@ struct NewToken {
   std::string file;  // a TokenFile as text proto; made if it is not there
   std::string name;
   v1::Token::Role role = v1::Token::ROLE_UNSPECIFIED;
+  absl::Duration patience = absl::Seconds(30);  // to wait for those that change the folder
 };
 
 // Draws a random token, hands it to `keep`, as it is nowhere else, and then adds its digest to the
 // file; calls at the same time wait for each other. Running processes see it within about two
 // seconds. INVALID_ARGUMENT: the name is taken or not allowed, or the file is not as it must be.
-// After any error, also one of `keep`, the file is as it was.
+// UNAVAILABLE: somebody else has locked its folder. After any error, also one of `keep`, the file
+// is as it was.
 absl::Status MakeToken(const NewToken& token,
                        absl::FunctionRef<absl::Status(const std::string& secret)> keep);
 
