@@ -292,10 +292,9 @@ int ExitStatus(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   RaiseLimitOfFiles();
-  // A file that reaches the limit of its size (ulimit -f) is an error like a full disk, and not the
-  // end of the process.
+  // A file that reaches the limit of its size (ulimit -f) is an error like a full disk, and a log
+  // that nobody reads any more (`emberd up 2>&1 | head`) is none: neither ends the process.
   std::signal(SIGXFSZ, SIG_IGN);
-  // Nor is it the end that nobody reads the log any more, as after `emberd up 2>&1 | head`.
   std::signal(SIGPIPE, SIG_IGN);
 #ifdef NDEBUG
   // Where Abseil is packaged as for debugging, each lock of its mutexes is noted in a graph, which

@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "base/blocking_pool.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
@@ -47,13 +46,14 @@ using ops::LogLevel;
 constexpr char kShard[] = "shard-";
 constexpr char kOldShards[] = "old-shards";
 
-std::string MovedName(absl::Time time) {
-  return absl::StrCat("moved-", absl::FormatTime("%Y%m%d-%H%M%E3S", time, absl::UTCTimeZone()));
-}
-
 std::string Text(int shards, int partitions) {
   return absl::StrCat(shards, shards == 1 ? " shard with " : " shards with ", partitions / shards,
                       " SparseCores each");
+}
+
+absl::Status CheckNotStopped(const std::function<bool()>& stopped) {
+  return stopped() ? absl::CancelledError("stopped while models were being moved")
+                   : absl::OkStatus();
 }
 
 // Whether no shard has served rows of it yet: who declares it again loses none.
@@ -132,10 +132,7 @@ class QuietCluster {
     v1::RestoreCheckpointRequest request;
     request.set_model(moved.name());
     request.set_name(moved.checkpoint());
-    const auto report = [&](const v1::CheckpointProgress&) {
-      return stopped() ? absl::CancelledError("stopped while a model was being restored")
-                       : absl::OkStatus();
-    };
+    const auto report = [&](const v1::CheckpointProgress&) { return CheckNotStopped(stopped); };
     RETURN_IF_ERROR(checkpoints_->Restore(request, report, &context).status());
     return KeepSettings(moved, &context);
   }
@@ -184,16 +181,12 @@ class QuietCluster {
   absl::StatusOr<std::string> Save(const step::ServedModelPtr& model,
                                    const std::function<bool()>& stopped) {
     rpc::CallContext context(absl::InfiniteFuture());
-    const coordinator::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
-                                              .incremental = true,
-                                              .automatic = true};
     ASSIGN_OR_RETURN(
         const auto save,
-        checkpoints_->BeginSave(model, options, checkpoints_->MakePause(model), &context));
-    const auto report = [&](int64_t, int64_t) {
-      return stopped() ? absl::CancelledError("stopped while a model was being saved")
-                       : absl::OkStatus();
-    };
+        checkpoints_->BeginSave(
+            model, {.name = coordinator::AutomaticName(), .incremental = true, .automatic = true},
+            checkpoints_->MakePause(model), &context));
+    const auto report = [&](int64_t, int64_t) { return CheckNotStopped(stopped); };
     ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                      checkpoints_->FinishSave(save.get(), report, &context));
     return info.name();
@@ -311,12 +304,12 @@ class LogMove {
     } else {
       ASSIGN_OR_RETURN(move, Begin());
     }
-    RETURN_IF_ERROR(CheckNotStopped());
+    RETURN_IF_ERROR(CheckNotStopped(stopped_));
     RETURN_IF_ERROR(SetLogsAside(*move));
     Log(LogLevel::kInfo, "moved the old logs aside", {{"folder", PathIn(folder_, kOldShards)}});
     RETURN_IF_ERROR(Restore(*move));
     Log(LogLevel::kInfo, "moved all models", {{"shards", shards_}});
-    return CheckNotStopped();
+    return CheckNotStopped(stopped_);
   }
 
  private:
@@ -413,11 +406,6 @@ class LogMove {
     RETURN_IF_ERROR(files::SyncFolder(folder_));
     ReachFailpoint("move.is_over");
     return absl::OkStatus();
-  }
-
-  absl::Status CheckNotStopped() const {
-    return stopped_() ? absl::CancelledError("stopped while models were being moved")
-                      : absl::OkStatus();
   }
 
   const v1::ClusterConfig& cluster_;

@@ -351,7 +351,7 @@ TEST_P(ShardCountMoveTest, ADamagedFileOfTheMoveIsRefused) {
   const size_t second = whole.rfind("models {");
   ASSERT_GT(second, whole.find("models {")) << whole;
   std::string changed = whole;
-  changed.replace(changed.find("moved-"), 6, "saved-");
+  changed.replace(changed.find("auto-"), 5, "save-");
   for (const std::string& damaged :
        {std::string(), whole.substr(0, second), changed, std::string("shards 0\npartitions 4\n")}) {
     SCOPED_TRACE(damaged);
