@@ -212,6 +212,17 @@ class CollectionTest(ClusterTest):
             ebc.load_state_dict({})
         self.assertEqual([tuple(one.shape) for one in ebc.to("cpu").parameters()], [(8, 2)])
 
+    def test_a_state_is_loaded_whole_or_not_at_all(self):
+        ebc, key = self.make(), "embedding_bags.t.weight"
+        weight = torch.arange(16, dtype=torch.bfloat16).reshape(8, 2)
+        with unittest.mock.patch("emberd._loading.STRETCH_BYTES", 3 * 8):  # 3 rows
+            ebc.load_state_dict({key: weight})
+            bad = torch.full((8, 2), 7.0)
+            bad[7, 1] = torch.nan
+            with self.assertRaisesRegex(ValueError, r"weights\[7, 1\] is not finite"):
+                ebc.load_state_dict({key: bad})
+        torch.testing.assert_close(ebc.state_dict()[key], weight.float())
+
 
 class JaggedTest(unittest.TestCase):
     def test_keys_are_taken_apart_and_put_together(self):

@@ -32,6 +32,7 @@ import torch
 from .. import config
 from .._filling import Part
 from .._jagged import learned_weights, split_jagged
+from .._loading import stretches
 from .._place import checked, default_client
 from ..arrays import Ids, Ragged
 from ..client import Client, Model
@@ -42,8 +43,6 @@ from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor",
            "PoolingType", "RowWiseAdagrad", "apply_optimizer_in_backward", "use"]
-
-_ROWS_AT_A_TIME = 1 << 16
 
 
 class PoolingType(enum.Enum):
@@ -193,14 +192,9 @@ class _Table(torch.nn.Module):
             error_msgs.append(f"{prefix}weight: the shape {list(weight.shape)} is not allowed; it must be "
                               f"{list(self.weight.shape)}")
         else:
-            self._collection[0]._assign(self.described.name, weight)
-            self._collection[0]._declared()._known = True  # who loads goes on
-
-
-def _in_stretches(weight: torch.Tensor) -> Iterator[Tuple[Any, Any]]:
-    for begin in range(0, len(weight), _ROWS_AT_A_TIME):
-        rows = weight[begin:begin + _ROWS_AT_A_TIME].detach().cpu().numpy()
-        yield np.arange(begin, begin + len(rows)), rows
+            model = self._collection[0]._declared()
+            model.load_table(self.described.name, weight)
+            model._known = True  # who loads goes on
 
 
 class _Pull(torch.autograd.Function):
@@ -332,13 +326,8 @@ class EmbeddingBagCollection(torch.nn.Module):
                 filled = weight if made is None else made
                 if tuple(filled.shape) != tuple(weight.shape):
                     raise ValueError(f"table {one.name!r}: init_fn: the shape {list(filled.shape)} is not allowed; it must be {list(weight.shape)}")
-                for ids, rows in _in_stretches(filled):
-                    yield one.name, "", ids, rows
-
-    def _assign(self, table: str, weight: torch.Tensor) -> None:
-        model = self._declared()
-        for ids, rows in _in_stretches(weight):
-            model.assign_rows(table, ids, rows)
+                for begin, end in stretches(tuple(filled.shape)):
+                    yield one.name, "", np.arange(begin, end), filled[begin:end]
 
     def _update(self, step: Step, gradient: torch.Tensor) -> None:
         if step is not self._current:
