@@ -203,6 +203,9 @@ class CollectionTest(ClusterTest):
             self.look_up(ebc, 1, 2)
         with self.assertRaisesRegex(ValueError, "weights: they require a gradient.*detach"):
             self.look_up(ebc, 1, 2, weights=weights.requires_grad_())
+        mean = compat.EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=8, pooling=compat.PoolingType.MEAN)
+        with self.assertRaisesRegex(ValueError, "table 't': PoolingType.MEAN is not allowed with is_weighted"):
+            compat.EmbeddingBagCollection([mean], is_weighted=True)
 
     def test_states_that_do_not_fit(self):
         ebc = self.make()

@@ -16,6 +16,7 @@ What differs from torchrec: parameters have the shape of their table but no memo
 apply_optimizer_in_backward alone; the optimizer's state is the cluster's; each row that a batch looked up gets one update,
 also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
 being summed: DistributedDataParallel goes around the dense part alone, for it refuses a module with such parameters. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
+is_weighted together with PoolingType.MEAN is refused, as by torchrec's modules that are not sharded; sharded ones divide by the number of ids.
 """
 
 from __future__ import annotations
@@ -220,6 +221,9 @@ class EmbeddingBagCollection(torch.nn.Module):
         super().__init__()
         self._configs, self._is_weighted = list(tables), is_weighted
         for table in tables:
+            if is_weighted and table.pooling is PoolingType.MEAN:
+                raise ValueError(f"table {table.name!r}: PoolingType.MEAN is not allowed with is_weighted, for it could divide by the sum of the weights or by the number of "
+                                 "ids; give PoolingType.SUM, and weights that are divided already")
             table.feature_names = list(table.feature_names) or [table.name]
         names = [name for table in tables for name in table.feature_names]
         # (output, feature, table): as torchrec has it, a feature of several tables gives an output for each.
