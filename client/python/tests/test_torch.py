@@ -309,6 +309,18 @@ class ModuleTest(Case):
         self.assertEqual(found.values().grad.tolist(), [[1] * 4] * 2)
         self.assertEqual(ebc.model.read_rows("b", [4])[0, 0], 0)
 
+    def test_columns_are_in_the_order_of_the_features_whatever_that_of_a_batch_is(self):
+        """A dense part knows columns by their places: a loader with another order of keys would feed it those of another feature."""
+        from emberd.compat.jagged import KeyedJaggedTensor
+        for name, options in (("steps", {}), ("parts", {"accumulate": True}), ("frozen", {})):
+            ebc = self.make(model=f"order_{name}", described=tables("a", "b", dim=2, initializer=emberd.RowId()), **options)
+            if name == "frozen":
+                ebc.requires_grad_(False, tables=["a"])
+            for keys, ids in ((["a", "b"], [1, 2]), (["b", "a"], [2, 1])):
+                for module in (ebc.train(), ebc.eval()):
+                    found = module(KeyedJaggedTensor(keys, torch.tensor(ids), lengths=torch.tensor([1, 1])))
+                    self.assertEqual((found.keys(), found.values().tolist()), (["a", "b"], [[1, 1, 2, 2]]), (name, keys))
+
     def test_a_jagged_tensor_with_variable_batch_sizes_is_cut_by_them_or_refused(self):
         jagged = Jagged()
         jagged.stride_per_key = lambda: [2, 2]  # as torchrec has it where batches are of one size

@@ -8,7 +8,7 @@ import functools
 import threading
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps, warn
 from ..trainer import Checkpointed
 from ._optimizer import EmbeddingOptimizer
+
+Value = TypeVar("Value")
 
 
 class KeyedTensor:
@@ -174,7 +176,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     @_uncompiled
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], or as FeatureConfig.output_shape says; emberd.Ragged, Sparse, Dense or
-        Sequences; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim]."""
+        Sequences; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim], in the order of the features."""
         refuse_tracing()
         weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
         moving = self._moving(ids)
@@ -238,7 +240,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         if frozen:
             still = self.model.lookup(self._prepare(frozen), partial=True)
         result = {name: found[name] if name in found else torch.from_numpy(still[name]) for name in given}
-        return KeyedTensor(result) if self._side_by_side(ids) else result
+        return KeyedTensor(self._in_order(result)) if self._side_by_side(ids) else result
 
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, or the same ids, in the same order. Errors
@@ -332,8 +334,12 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 raise RuntimeError(str(error)) from error
 
     def _prepare(self, ids: Any) -> Dict[str, Ids]:
-        """What forward is given, as it is sent."""
-        return prepare(ids)
+        """What forward is given, as it is sent. What becomes columns is in the order of the model, whatever that of a batch is: the dense part knows them by their places."""
+        return self._in_order(prepare(ids)) if is_jagged(ids) else prepare(ids)
+
+    def _in_order(self, by_feature: Dict[str, Value]) -> Dict[str, Value]:
+        known = {name: by_feature[name] for name in self.model.features if name in by_feature}
+        return {**known, **by_feature}  # with those that are refused later
 
     def _prepare_own(self, ids: Any) -> Dict[str, Ids]:
         """The same, in memory of its own: a loader may fill its buffers anew before the step, which may be sent again, has ended."""
