@@ -286,9 +286,17 @@ class TorchTest(ClusterTest):
 
     def test_the_mask_is_what_attention_takes(self):
         import torch
+
+        from emberd.compat.jagged import JaggedTensor
         made = self.collection(tables=("a", "b"), padding_idx={"a": 5})
         ids = {"a": torch.tensor([[1, 5], [5, 2]]), "b": torch.tensor([[1, 5], [5, 2]])}
         self.assertEqual({name: one.tolist() for name, one in made.mask(ids).items()}, {"a": [[True, False], [False, True]], "b": [[True, True]] * 2})
+        self.assertEqual(made.mask({"a": [[1, 5]]})["a"].tolist(), [[True, False]])
+        for given in (emberd.Ragged([1, 5], [0, 2]), JaggedTensor(ids["a"][0], lengths=torch.tensor([2]))):
+            with self.assertRaisesRegex(TypeError, f'ids: feature "a": a {type(given).__name__} is not allowed; it must be a tensor of ids, which may hold padding'):
+                made.mask({"a": given})
+        with self.assertRaisesRegex(ValueError, "feature 'c': the model has no such feature; there are a, b"):
+            made.mask({"c": ids["a"]})
         attention = torch.nn.MultiheadAttention(4, 1, batch_first=True)
         found, mask = made(ids)["a"], made.mask(ids)["a"]
         attention(found, found, found, key_padding_mask=~mask)[0].sum().backward()

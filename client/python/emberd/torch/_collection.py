@@ -630,13 +630,16 @@ class EmbeddingCollection(EmbeddingBagCollection):
 
     def mask(self, ids: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
         """Where an id stands that is not padding: bool, of the shapes of the ids, by feature. `~mask` is what
-        torch.nn.MultiheadAttention takes as key_padding_mask."""
+        torch.nn.MultiheadAttention takes as key_padding_mask. TypeError for ids that have no padding, as emberd.Ragged."""
         def of(name: str, given: Any) -> torch.Tensor:
+            if isinstance(given, (Ragged, Dense, Sparse)) or has_lengths(given):
+                raise _native.refuse_kind(given, f'ids: feature "{name}"', "a tensor of ids, which may hold padding: the activations of others have lengths, and no mask")
             found: Any = prepare({name: given if isinstance(given, Sequences) else Sequences(given, self._padding_of(name))})[name]
             device = getattr(given.ids if isinstance(given, Sequences) else given, "device", "cpu")
             return torch.as_tensor(found.mask).to(device)
 
-        return {name: of(name, value) for name, value in _checked(ids).items()}
+        _records.check_features(_checked(ids), self.model.features, partial=True)
+        return {name: of(name, value) for name, value in ids.items()}
 
     def _padding_of(self, name: str) -> Optional[int]:
         return self.padding_idx.get(name)
