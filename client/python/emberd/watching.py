@@ -99,13 +99,21 @@ class Watch(_native.Uncopied):
     def __repr__(self) -> str:
         return f"emberd.Watch({self.model.name!r})"
 
+    def _asked(self) -> "Watch":
+        """With figures to show. Rates of a few milliseconds are chance: a thread that shows itself has those of its last interval, and who has none waits for them."""
+        if self._thread is None:
+            time.sleep(max(0.0, self._now[0] + self.interval - time.monotonic()))
+        if self._thread in (None, threading.current_thread()):
+            self.refresh()
+        return self
+
     def __str__(self) -> str:
-        """The table, as it is now."""
-        return f"{self.model.name}\n{_tables.in_text(self.refresh()._rows())}"
+        """The table, with the rates of the last `interval`."""
+        return f"{self.model.name}\n{_tables.in_text(self._asked()._rows())}"
 
     def _repr_html_(self) -> str:
         try:
-            return _tables.in_html(f"emberd model {self.model.name}", (), self.refresh()._rows())
+            return _tables.in_html(f"emberd model {self.model.name}", (), self._asked()._rows())
         except _FAILURES as error:
             return _tables.in_html(f"emberd model {self.model.name}", (), [(error,)])
 
@@ -122,10 +130,11 @@ class Watch(_native.Uncopied):
 
     def close(self) -> None:
         """Shows itself for a last time, and no more."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
         if thread is not None and not _native.forked():
             self._stop.set()
             thread.join()
+        self._thread = None
 
     def _run(self) -> None:
         while True:
@@ -177,7 +186,7 @@ def watch(model: Model, interval: float = 1.0, hot_rows: int = 3, file: Optional
     """The rates of a model, the ids that it lost, its hot rows and its memory, as a small table.
 
     In a `with` block it shows itself every `interval` seconds: in a notebook below the cell, in a terminal on stderr as one line in place of the one before, and
-    at the end as a table, elsewhere as a line. Printed, or as the last line of a cell, it shows what is now. `Watch.write` writes to TensorBoard.
+    at the end as a table, elsewhere as a line. Printed, or as the last line of a cell, it shows what is now, once `interval` has passed since it asked before. `Watch.write` writes to TensorBoard.
 
     hot_rows: that are shown of each table, 0 to 100. file: instead of stderr.
     Counts are those of the coordinator that the client calls. NotFound if the model has been dropped.

@@ -202,6 +202,13 @@ class WatchTest(ClusterTest):
         self.assertAlmostEqual(found["examples_per_second"] / found["updates_per_second"], 128)
         self.assertGreater(found["hottest_share"], 0.3)
         self.assertEqual((found["dropped_ids"], found["table_bytes"]), (0, self.model.statistics().table_bytes))
+        watch = emberd.watch(self.model, interval=0.2)
+        for show in (str, emberd.watching.Watch._repr_html_):
+            train(self.model, 1)
+            shown = show(watch)
+            self.assertGreaterEqual(watch._now[0] - watch._before[0], watch.interval, "rates of a shorter time are chance")
+            self.assertGreater(watch.scalars()["updates_per_second"], 0)
+            self.assertEqual(shown.startswith(self.model.name), show is str)
         self.assertRegex(str(watch), rf"^{self.model.name}\nexamples / s +[\d,.]+\nids / s .*\n(.*\n)*hot rows of a +7 \(")
         for call, said in ((lambda: watch.write(None, 1), "writer: a NoneType"), (lambda: emberd.watch("m"), "model: a str"), (lambda: emberd.watch(self.model, file=1), "file: a int")):
             with self.assertRaisesRegex(TypeError, said):
