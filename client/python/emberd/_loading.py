@@ -59,7 +59,7 @@ def load(model: "Model", table: str, weights: Any, slots: Mapping[str, Any], fir
             columns = 1  # the server knows which
         arrays.check_shape(values, what, values.shape == (count, columns), f"[rows, {info.embedding_dim}]" if not slot else
                            f"[{count}, {info.embedding_dim}], or [{count}, 1] of a slot with one value per row")
-        _check_finite(values, what)
+        check_finite(values, what)
     if first + count > info.vocabulary_size:
         raise errors.OutOfRange(f"first_row, weights: {first} and {count} rows are not allowed; table {table!r} has {info.vocabulary_size} rows")
 
@@ -71,7 +71,13 @@ def load(model: "Model", table: str, weights: Any, slots: Mapping[str, Any], fir
     _assign(model, parts(), Reports(sum(4 * math.prod(values.shape) for values in given.values()), progress))
 
 
-def _check_finite(values: Any, what: str) -> None:
+def assign_in_parts(model: "Model", table: str, ids: Any, values: Any, slot: str) -> None:
+    """Model.assign_rows of any number of rows, which have been checked."""
+    for begin, end in stretches(values.shape):
+        model.assign_rows(table, ids[begin:end], values[begin:end], slot=slot)
+
+
+def check_finite(values: Any, what: str) -> None:
     """Before a part of them is sent."""
     for begin, end in stretches(values.shape):
         bad = np.argwhere(~np.isfinite(arrays.as_given_rows(values[begin:end], what)))

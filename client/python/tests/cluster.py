@@ -3,9 +3,11 @@
 usage of each test file: test_….py FOLDER_OF_PROGRAMS LIBRARY
 """
 
+import contextlib
 import os
 import sys
 import unittest
+import unittest.mock
 
 if len(sys.argv) > 2 and os.path.isdir(sys.argv[1]):
     os.environ["EMBERD_PROGRAMS"], os.environ["EMBERD_LIBRARY"] = sys.argv[1:3]
@@ -25,6 +27,16 @@ def counting_model(name, tables=("t",), dim=4, rows=64, optimizer=SGD, initializ
         tables=[emberd.TableConfig(one, rows, dim, combiner="sum", initializer=initializer, optimizer=optimizer, **table)
                 for one in tables],
         features=[emberd.FeatureConfig(one, one) for one in tables])
+
+
+@contextlib.contextmanager
+def parts_of_rows(rows, columns):
+    """What is read and assigned in parts has so many rows in each, where they have so many columns; and no message has more."""
+    with unittest.mock.patch("emberd._loading.STRETCH_BYTES", rows * columns * 4), contextlib.ExitStack() as patches:
+        calls = [patches.enter_context(unittest.mock.patch.object(emberd.Model, name, autospec=True, side_effect=getattr(emberd.Model, name)))
+                 for name in ("read_rows", "assign_rows")]
+        yield
+    assert max((len(call.args[2]) for one in calls for call in one.call_args_list), default=0) == rows
 
 
 def has_torch():

@@ -11,7 +11,7 @@ import types
 import unittest
 import unittest.mock
 
-from cluster import ClusterTest, main
+from cluster import ClusterTest, main, parts_of_rows
 
 try:
     import flax
@@ -432,7 +432,8 @@ class CheckpointTest(Case):
                 other, other_optimizer, other_specs, other_model = self.made(sparsecores, stacked)
                 self.assertGreater(np.abs(other_model.table("b") - kept["b"][0]).max(), 0.01)
                 if stacked:
-                    checkpoint_utils.restore_checkpoint(input_checkpoint_path=folder, step=None, model=other, optimizer=other_optimizer)
+                    with parts_of_rows(10, 8):
+                        checkpoint_utils.restore_checkpoint(input_checkpoint_path=folder, step=None, model=other, optimizer=other_optimizer)
                 else:
                     checkpoint_utils.restore_cross_topology_checkpoint(
                         cross_topology_checkpoint_restore_path=folder, model=other, optimizer=other_optimizer,

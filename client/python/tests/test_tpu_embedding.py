@@ -11,7 +11,7 @@ import sys
 import unittest
 import unittest.mock
 
-from cluster import ClusterTest, main
+from cluster import ClusterTest, main, parts_of_rows
 
 try:
     import tensorflow as tf
@@ -252,7 +252,15 @@ class ServingTest(Case):
         trained = tpu.TPUEmbeddingV2(config, tpu.SGD(1.0))
         trained.build()
         for table in trained.embedding_tables.values():
-            table.assign(np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32))
+            values = np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32)
+            with parts_of_rows(10, 4):
+                table.assign(values)
+            bad = np.zeros_like(values)
+            bad[31, 3] = np.inf
+            for wrong, said in ((bad, r"value\[31, 3\] is not finite"), (values[1:], r"value: the shape \[31, 4\] is not allowed; it must be \[32, 4\]")):
+                with parts_of_rows(0, 4), self.assertRaisesRegex(ValueError, said):
+                    table.assign(wrong)
+            np.testing.assert_array_equal(table.numpy(), values)
         tpu.use(self.client, model=name)
         serving = tpu.TPUEmbeddingForServing(config, None)  # without slots, of which the model has none either
         self.assertEqual(serving.model.name, trained.model.name)
@@ -365,7 +373,8 @@ class OnChipsTest(Case):
             expected = np.stack([before[0], np.where(kept[1] == 0, 0, value)])
             np.testing.assert_array_equal(placed(self.rows(slot), 2, 2), expected)
             np.testing.assert_array_equal(np.stack([variable.read_from_device(one) for one in variable.devices]), expected)
-            variable.assign(variable.numpy()[::-1] + 1)
+            with parts_of_rows(10, 6):
+                variable.assign(variable.numpy()[::-1] + 1)
             np.testing.assert_array_equal(variable.numpy(), np.where(np.concatenate(kept) == 0, 0, np.concatenate(expected)[::-1] + 1))
 
     def test_what_is_refused_changes_nothing(self):

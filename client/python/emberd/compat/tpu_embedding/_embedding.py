@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from emberd import config, nested
 from emberd._in_tensorflow import numpy_function
+from emberd._loading import assign_in_parts, check_finite
 from emberd._place import planned_samples
 from emberd._stacking import apart
-from emberd.arrays import Floats, Ragged
+from emberd.arrays import Floats, Ragged, check_shape
 from emberd.client import Client, Model
 from emberd.trainer import Trainer
 from .._in_turn import InTurn, Place
@@ -66,7 +67,10 @@ class EmbeddingTable:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def assign(self, value: Any) -> "EmbeddingTable":
-        self.model.assign_rows(self._table, np.arange(len(self)), np.asarray(value), slot=self._slot)
+        values = np.asarray(value)
+        check_shape(values, "value", values.ndim == 2 and len(values) == len(self) and values.shape[1] > 0, str(self.shape.as_list()))
+        check_finite(values, "value")  # before the first part is assigned
+        assign_in_parts(self.model, self._table, np.arange(len(self)), values, self._slot)
         return self
 
     def read_from_device(self, device: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 import tensorflow as tf
 
+from emberd._loading import assign_in_parts, stretches
 from emberd.arrays import Floats
 from emberd.client import Model
 
@@ -74,7 +75,8 @@ class StackedTable:
     def _read(self, first: int, chips: int) -> Floats:
         block = np.zeros([chips * self._cores * self._rows, self.shape[1]], np.float32)
         for table, dim, ids, rows in self._places(first, chips):
-            block[rows, :dim] = self.model.read_rows(table, ids, slot=self._slot)
+            for begin, end in stretches((len(ids), dim)):
+                block[rows[begin:end], :dim] = self.model.read_rows(table, ids[begin:end], slot=self._slot)
         return block
 
     def _assign(self, first: int, chips: int, value: Any) -> None:
@@ -86,4 +88,4 @@ class StackedTable:
             if not np.isfinite(mine).all():
                 raise ValueError(f"value: a number that is not finite is not allowed; row {ids[~np.isfinite(mine).all(1)][0]} of table {table!r} has one")
         for table, ids, mine in found:
-            self.model.assign_rows(table, ids, mine, slot=self._slot)
+            assign_in_parts(self.model, table, ids, mine, self._slot)

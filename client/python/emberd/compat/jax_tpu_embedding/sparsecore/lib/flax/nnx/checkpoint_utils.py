@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.experimental import multihost_utils
 
+from emberd._loading import assign_in_parts
 from emberd.client import Model
 from emberd.compat.jax_tpu_embedding._tables import model_of
 from ...nn import embedding
@@ -223,7 +224,7 @@ def _assign(model: Model, stacks: Mapping[str, Any], spec: Any) -> None:
     if jax.process_index() == 0:
         for name, values, slot in writes:
             wide = values.shape[1] == model.read_rows(name, [0], slot=slot).shape[1]
-            model.assign_rows(name, np.arange(len(values)), values if wide else values[:, :1], slot=slot)
+            assign_in_parts(model, name, np.arange(len(values)), values if wide else values[:, :1], slot)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("emberd_restored")
     model._known = True  # who restores goes on
