@@ -27,6 +27,7 @@ except ImportError as error:
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental import io_callback
 
 import emberd.jax  # noqa: E402
 import emberd.jax.nnx  # noqa: E402
@@ -337,6 +338,10 @@ class InJitTest(Case):
             self.assertIsInstance(raised.exception.__cause__, jax.errors.JaxRuntimeError)
         with self.assertRaisesRegex(ZeroDivisionError, "mine"), emb.typed_errors():
             raise ZeroDivisionError("mine")
+        with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "mine"), emb.typed_errors():  # not of ours, behind one that was caught
+            with self.assertRaises(jax.errors.JaxRuntimeError):
+                jax.block_until_ready(jax.jit(lambda ids: emb.in_jit(emb.token(), {"t": ids}))(jnp.array([ROWS])))
+            jax.block_until_ready(jax.jit(lambda: io_callback(unittest.mock.Mock(side_effect=OSError("mine")), jax.ShapeDtypeStruct((), jnp.float32)))())
         self.assertEqual(emb.model.read_rows("t", [1])[0, 0], 0.25)
         with emb.typed_errors():
             grad(emb.token(), {"t": np.array([1])}, 1.0)

@@ -608,6 +608,10 @@ class InputsTest(Case):
         with self.assertRaisesRegex(IndexError, r"feature 'a': id at position 2 is 32; allowed: \[0, 32\)") as raised, tpu.typed_errors():
             tf.function(lambda ids: embedding({"a": ids})[0])(tf.constant([1, 2, 32]))
         self.assertIsInstance(raised.exception.__cause__, tf.errors.OpError)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "mine"), tpu.typed_errors():  # not of ours, behind one that was caught
+            with self.assertRaises(tf.errors.OpError):
+                tf.function(lambda ids: embedding({"a": ids})[0])(tf.constant([1, 2, 32]))
+            tf.debugging.Assert(False, ["mine"])
         with self.assertRaises(tf.errors.InvalidArgumentError), tpu.typed_errors():  # not of ours
             tf.function(lambda place: tf.gather([1, 2], place))(tf.constant(5))
         _, kept = embedding({"a": tf.constant([1, 2, 3])})

@@ -163,7 +163,7 @@ class Embedding(_native.Uncopied, Checkpointed):
             self._in_jit.wait()
         except jax.errors.JaxRuntimeError as error:
             failure = self._in_jit.failure
-            if failure is None:
+            if failure is None or str(failure) not in str(error):  # another one, behind one that the block has caught
                 raise
             raise failure from error
 
