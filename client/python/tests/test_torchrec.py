@@ -240,6 +240,15 @@ class JaggedTest(unittest.TestCase):
         again = compat.KeyedJaggedTensor.concat(swapped.split([1, 1]))
         self.assertEqual((again.keys(), again.values().tolist()), (swapped.keys(), swapped.values().tolist()))
         self.assertEqual(again.to("cpu").weights().tolist(), swapped.weights().tolist())
+        twice = compat.KeyedJaggedTensor.concat([whole.permute([1, 1]), whole])
+        self.assertEqual((twice.keys(), twice.values().tolist(), twice.length_per_key()), (["b", "b", "a", "b"], [2, 3, 4, 2, 3, 4, 0, 1, 2, 3, 4], [3, 3, 2, 3]))
+        self.assertEqual(whole.permute([-1]).values().tolist(), [2, 3, 4])
+        none, both = whole.split([0, 2])
+        self.assertEqual((none.keys(), none.values().dtype, none.weights().tolist(), none.length_per_key(), none.offset_per_key()), ([], torch.int64, [], [], [0]))
+        self.assertEqual((both.keys(), both.values().tolist()), (["a", "b"], [0, 1, 2, 3, 4]))
+        with self.assertRaisesRegex(ValueError, r"lengths: \[1, 3\] samples are not allowed together"):
+            compat.KeyedJaggedTensor.from_jt_dict({name: compat.JaggedTensor(torch.arange(3), lengths=lengths)
+                                                   for name, lengths in (("a", torch.ones(3, dtype=torch.int64)), ("b", torch.tensor([3])))})
         with self.assertRaisesRegex(ValueError, "multiple"):
             compat.KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1, 1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -109,18 +110,12 @@ class KeyedJaggedTensor(_Jagged):
 
     @staticmethod
     def from_jt_dict(tensors: Mapping[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        weights = [one.weights_or_none() for one in tensors.values()]
-        given = [one for one in weights if one is not None]
-        if given and len(given) != len(weights):
-            raise ValueError("weights: they must be given for all keys, or for none")
-        return KeyedJaggedTensor(list(tensors), torch.cat([one.values() for one in tensors.values()]),
-                                 torch.cat(given) if given else None,
-                                 lengths=torch.cat([one.lengths() for one in tensors.values()]))
+        return _joined(list(tensors), list(tensors.values()))
 
     @staticmethod
     def concat(tensors: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         """The keys of all, for the same samples."""
-        return KeyedJaggedTensor.from_jt_dict({key: one[key] for one in tensors for key in one.keys()})
+        return _joined([key for one in tensors for key in one.keys()], [one._part(place) for one in tensors for place in range(len(one.keys()))])
 
     def keys(self) -> List[str]:
         return list(self._keys)
@@ -130,7 +125,7 @@ class KeyedJaggedTensor(_Jagged):
         return len(self._lengths) // len(self._keys) if self._keys else 0
 
     def length_per_key(self) -> List[int]:
-        counts: List[int] = self._lengths.reshape(len(self._keys), -1).sum(1).tolist()
+        counts: List[int] = self._lengths.reshape(len(self._keys), self.stride()).sum(1).tolist()
         return counts
 
     def offset_per_key(self) -> List[int]:
@@ -140,24 +135,26 @@ class KeyedJaggedTensor(_Jagged):
         return result
 
     def __getitem__(self, key: str) -> JaggedTensor:
-        place, samples = self._keys.index(key), self.stride()
-        begin, end = self.offset_per_key()[place:place + 2]
+        return self._part(self._keys.index(key))
+
+    def _part(self, place: int, count: int = 1) -> JaggedTensor:
+        """Of so many keys from this one on."""
+        offsets, samples = self.offset_per_key(), self.stride()
+        begin, end = offsets[place], offsets[place + count]
         return JaggedTensor(self._values[begin:end], None if self._weights is None else self._weights[begin:end],
-                            lengths=self._lengths[place * samples:(place + 1) * samples])
+                            lengths=self._lengths[place * samples:(place + count) * samples])
 
     def to_dict(self) -> Dict[str, JaggedTensor]:
         return {key: self[key] for key in self._keys}
 
     def permute(self, indices: Sequence[int]) -> "KeyedJaggedTensor":
         """The keys of these places, in this order."""
-        return KeyedJaggedTensor.from_jt_dict({self._keys[place]: self[self._keys[place]] for place in indices})
+        places = [range(len(self._keys))[place] for place in indices]  # also where one counts from the end
+        return _joined([self._keys[place] for place in places], [self._part(place) for place in places] or [self._part(0, 0)])
 
     def split(self, segments: Sequence[int]) -> List["KeyedJaggedTensor"]:
         """So many keys each."""
-        places, result = iter(range(len(self._keys))), []
-        for count in segments:
-            result.append(self.permute([next(places) for _ in range(count)]))
-        return result
+        return [self.permute(range(end - count, end)) for count, end in zip(segments, accumulate(segments))]
 
     def to(self, device: Any, non_blocking: bool = False) -> "KeyedJaggedTensor":
         """On the CPU, where the client reads ids."""
@@ -168,6 +165,18 @@ class KeyedJaggedTensor(_Jagged):
 
     def pin_memory(self) -> "KeyedJaggedTensor":
         return self
+
+
+def _joined(keys: Sequence[str], parts: Sequence[JaggedTensor]) -> KeyedJaggedTensor:
+    """parts: one for each key, which may be there twice; without keys, one that is empty."""
+    samples = sorted({len(one.lengths()) for one in parts})
+    if len(samples) > 1:
+        raise ValueError(f"lengths: {samples} samples are not allowed together; all keys must have the same number of samples")
+    weights = [one.weights_or_none() for one in parts]
+    given = [one for one in weights if one is not None]
+    if given and len(given) != len(weights):
+        raise ValueError("weights: they must be given for all keys, or for none")
+    return KeyedJaggedTensor(keys, torch.cat([one.values() for one in parts]), torch.cat(given) if given else None, lengths=torch.cat([one.lengths() for one in parts]))
 
 
 class KeyedTensor(_KeyedTensor):
