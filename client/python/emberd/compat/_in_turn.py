@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
-from emberd._filling import Parts
-from emberd._place import checked, default_client
-from emberd.arrays import Floats, Hyper, Ragged, are_same
-from emberd.client import Client, Model
-from emberd.errors import NotFound
-from emberd.trainer import Trainer
+from .._filling import Parts
+from .._place import checked, default_client
+from ..arrays import Floats, Hyper, Ragged, are_same
+from ..client import Client, Model
+from ..errors import NotFound
+from ..trainer import Trainer
 
 Ids = Mapping[str, Ragged]
 
@@ -23,9 +23,16 @@ class Place:
     def __init__(self, model: str) -> None:
         self.use(None, model, "train")
 
-    def use(self, client: Optional[Client], model: str, group: str) -> None:
-        self._client, self.group = checked(client), group
+    def use(self, client: Optional[Client], model: str, group: str, **options: Any) -> None:
+        """options: of Steps."""
+        self._client, self.group, self.options = checked(client), group, options
         self._model, self._made = model, 0
+
+    def take(self) -> Tuple[Client, str]:
+        """Where a model is declared later, and by which name."""
+        name = self._name()
+        self._made += 1
+        return self._client or default_client(), name
 
     def declare(self, make: Any, parts: Optional[Parts] = None) -> Model:
         """make: gives the description of a model of a name. parts: rows of tables whose initializer is Assigned()."""

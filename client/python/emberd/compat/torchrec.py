@@ -34,12 +34,12 @@ from .. import config
 from .._filling import Part
 from .._jagged import learned_weights, split_jagged
 from .._loading import stretches
-from .._place import checked, default_client
 from ..arrays import Ids, Ragged
 from ..client import Client, Model
 from ..errors import AlreadyExists
 from ..steps import Step, Steps
 from ..torch._collection import _rank_and_size, refuse_tracing
+from ._in_turn import Place
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor",
@@ -134,11 +134,7 @@ def apply_optimizer_in_backward(optimizer_class: Type[torch.optim.Optimizer], pa
         owner._set_optimizer(made)
 
 
-class _Place:
-    client: Optional[Client] = None
-    model = "torchrec"
-    options: Dict[str, Any] = {"group": "train"}
-    made = 0  # collections
+_place = Place("torchrec")
 
 
 def use(client: Client, *, model: str = "torchrec", group: str = "train", **options: Any) -> None:
@@ -148,7 +144,7 @@ def use(client: Client, *, model: str = "torchrec", group: str = "train", **opti
     address in EMBERD_ADDRESS is taken, or one is started. options: rank, size, patience, step_timeout, ... of
     emberd.steps.Steps.
     """
-    _Place.client, _Place.model, _Place.options, _Place.made = checked(client), model, {"group": group, **options}, 0
+    _place.use(client, model, group, **options)
 
 
 def _feature(output: str) -> str:
@@ -231,11 +227,8 @@ class EmbeddingBagCollection(torch.nn.Module):
                          for table in tables for name in table.feature_names]
         self._tables = {table.name: _Table(table, self) for table in tables}
         self.embedding_bags = torch.nn.ModuleDict(self._tables)
-        number = _Place.made
-        _Place.made += 1
-        self._client = _Place.client or default_client()
-        self._name = f"{_Place.model}_{number}" if number else _Place.model
-        self._options = dict(_Place.options)
+        self._client, self._name = _place.take()
+        self._options: Dict[str, Any] = {"group": _place.group, **_place.options}
         self._model: Optional[Model] = None
         self._steps: Optional[Steps] = None
         self._trigger = torch.zeros((), device="cpu", requires_grad=True)
