@@ -27,8 +27,9 @@ constexpr absl::Duration kHeartbeat = absl::Seconds(10);
 // Shards have their logs on the disk first, which may be storage.log_bytes.
 constexpr absl::Duration kCompleteDeadline = absl::Minutes(2);
 
-std::string TimeName(absl::Time time) {
-  return absl::FormatTime("%Y%m%d-%H%M%S", time, absl::UTCTimeZone());
+// To the millisecond: a script may save twice within a second.
+std::string TimeName() {
+  return absl::FormatTime("%Y%m%d-%H%M%E3S", absl::Now(), absl::UTCTimeZone());  // a date
 }
 
 // How far a save, restore or the like is: turns the progress of one phase into messages, at most
@@ -129,10 +130,7 @@ bool IsSameCheckpoint(const internal::v1::CheckpointSource& a,
 
 }  // namespace
 
-std::string AutomaticName() {
-  return absl::StrCat("auto-", absl::FormatTime("%Y%m%d-%H%M%E3S", absl::Now(),  // a date
-                                                absl::UTCTimeZone()));
-}
+std::string AutomaticName() { return absl::StrCat("auto-", TimeName()); }
 
 CheckpointSave::CheckpointSave(const step::ShardSet& shards,
                                const checkpoint::CheckpointStore* store,
@@ -198,11 +196,10 @@ absl::Status CheckpointSave::CheckStep(const ChangePause::Answers& answers) cons
 void CheckpointSave::FillManifest(const ChangePause::Answers& answers, SavedModel* saved) const {
   v1::CheckpointManifest& manifest = saved->manifest;
   const step::ServedModel& model = *saved->model;
-  const absl::Time now = absl::Now();  // a date
   manifest.set_format_version(checkpoint::kManifestVersion);
   manifest.set_model(model.config.name());
   manifest.set_checkpoint_id(checkpoint_id_);
-  manifest.set_saved_at_ms(absl::ToUnixMillis(now));
+  manifest.set_saved_at_ms(absl::ToUnixMillis(absl::Now()));  // a date
   manifest.set_model_id(model.id);
   manifest.set_history(model.history);
   manifest.set_automatic(options_.automatic || &manifest != &manifest_);
@@ -222,7 +219,7 @@ void CheckpointSave::FillManifest(const ChangePause::Answers& answers, SavedMode
   }
   if (!manifest.name().empty()) return;
   manifest.set_name(groups.size() == 1 ? absl::StrCat("step-", groups.begin()->second)
-                                       : TimeName(now));
+                                       : TimeName());
 }
 
 absl::Status CheckpointSave::BeginOnShards(const std::vector<ChangePause::Answers>& answers,

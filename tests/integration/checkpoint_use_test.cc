@@ -3,6 +3,7 @@
 // another storage type or another optimizer; a declaration may ask for rows of a checkpoint.
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace checkpoint_use_test {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 
 constexpr char kTrainer[] = "trainer";
 
@@ -205,6 +207,20 @@ TEST_F(CheckpointUseTest, ASkippedStepIsInTheCheckpoint) {
   stream = client_->Train(model_, {.group = "run"});
   ASSERT_TRUE(stream.ok()) << stream.status();
   EXPECT_EQ((*stream)->next_step(), 2);
+}
+
+// A script may save again at once; its second save wrote all its files, and was then refused.
+TEST_F(CheckpointUseTest, SavesWithoutANameFollowEachOtherClosely) {
+  Start(2, 2);
+  Declare(MixedModel("mixed"));
+  std::set<std::string> names;
+  for (int k = 0; k < 3; ++k) {
+    auto saved = client_->SaveCheckpoint("mixed");
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_THAT(saved->checkpoint.name, MatchesRegex("[0-9]{8}-[0-9]{6}[.][0-9]{3}"));
+    names.insert(saved->checkpoint.name);
+  }
+  EXPECT_EQ(names.size(), 3);
 }
 
 std::string OneTable(const std::string& storage, const std::string& optimizer) {
