@@ -10,6 +10,7 @@
 
 #include "base/region_server.h"
 #include "base/shared_arena.h"
+#include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/region_ends.h"
 #include "config/config.h"
@@ -21,6 +22,7 @@
 #include "server/step/gradients.h"
 #include "server/step/lookup_response.h"
 #include "server/step/request_reader.h"
+#include "server/step/shard_set.h"
 
 namespace emberd::coordinator {
 namespace coordinator_parts_test {
@@ -418,6 +420,53 @@ TEST_F(CoordinatorPartsTest, AShardThatHangsIsNotAskedForEachBatch) {
   EXPECT_GE(shard->asked, 1);
   EXPECT_LT(shard->asked, 1000);
   EXPECT_EQ(other->asked, 1000);
+}
+
+class WritingShard final : public TestingShard {
+ public:
+  WritingShard() : TestingShard(0) {
+    Answer(host::ShardVerb::kGetTransfer, &WritingShard::OnGetTransfer);
+    Answer(host::ShardVerb::kCancelTransfer, &WritingShard::OnCancel);
+  }
+  absl::StatusOr<internal::v1::GetTransferResponse> OnGetTransfer(
+      const internal::v1::GetTransferRequest& request) {
+    internal::v1::GetTransferResponse response;
+    response.set_state(++asked_ < 3 ? internal::v1::GetTransferResponse::RUNNING
+                                    : internal::v1::GetTransferResponse::DONE);
+    return response;
+  }
+  absl::StatusOr<internal::v1::CancelTransferResponse> OnCancel(
+      const internal::v1::CancelTransferRequest& request) {
+    ++cancelled;
+    return internal::v1::CancelTransferResponse();
+  }
+
+  int cancelled = 0;
+
+ private:
+  int asked_ = 0;
+};
+
+// Would catch: a coordinator that stops and goes on with a save until it is cut off, so that nobody
+// hears which models it could not save.
+TEST_F(CoordinatorPartsTest, FilesAreAwaitedUntilTheDeadlineAtMost) {
+  const auto shard = std::make_shared<WritingShard>();
+  ThreadPools threads(1);
+  const step::ShardSet set({shard}, &threads.blocking);
+  const auto await = [&](absl::Time deadline) {
+    rpc::CallContext context(deadline);
+    step::ShardTransfers transfers(set);
+    const absl::Status end =
+        transfers.Await(&context, [](int64_t, int64_t) { return absl::OkStatus(); }).status();
+    if (end.ok()) transfers.Keep();
+    return end;
+  };
+  const absl::Status late = await(SteadyNow() - absl::Seconds(1));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
+  EXPECT_EQ(shard->cancelled, 1);
+  const absl::Status in_time = await(absl::InfiniteFuture());
+  EXPECT_TRUE(in_time.ok()) << in_time;
+  EXPECT_EQ(shard->cancelled, 1);
 }
 
 }  // namespace coordinator_parts_test

@@ -286,6 +286,9 @@ constexpr int kCheckpointsWaiting = 64;
 constexpr absl::Duration kStepPatience = absl::Seconds(5);
 // Of the grace: what calls that do not end leave for saving models, where that is to be done.
 constexpr double kSaveShare = 0.25;
+// By so much they may pass the grace: what is not saved is lost. Of the time after which the
+// process is cut off (kDrainMarginSeconds in server/launcher/serve.h), the rest is for saying so.
+constexpr absl::Duration kSaveOvertime = absl::Seconds(3);
 
 // Of fewer bytes, a copy into a message costs a shard no more than to name a place.
 constexpr int64_t kWorthSharing = int64_t{64} << 10;
@@ -399,7 +402,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     lanes_.Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
     server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
     // Nobody can change rows through this process any more.
-    if (checkpoints->saves_at_stop()) checkpoints->SaveAtStop(stop);
+    if (checkpoints->saves_at_stop()) checkpoints->SaveAtStop(stop + kSaveOvertime);
   }
 
  private:

@@ -35,13 +35,13 @@ ShardTransfers::~ShardTransfers() {
   shards_.Ask(&host::ShardBackend::CancelTransfer, request, &context).IgnoreError();
 }
 
-absl::StatusOr<ShardTransfers::Results> ShardTransfers::Ask(const std::string& trace) {
+absl::StatusOr<ShardTransfers::Results> ShardTransfers::Ask(rpc::CallContext* context) {
   internal::v1::GetTransferRequest request;
   request.set_transfer_id(id_);
-  rpc::CallContext context(SteadyNow() + kPollDeadline, trace);
+  rpc::LinkedContext poll(context, kPollDeadline);
   Results results(shards_.size());
   RETURN_IF_ERROR(shards_.OnAll([&](int shard) -> absl::Status {
-    auto result = shards_[shard].GetTransfer(request, &context);
+    auto result = shards_[shard].GetTransfer(request, poll.get());
     // Nothing of the model or its checkpoint is missing: whoever began it may begin it again.
     if (absl::IsNotFound(result.status())) return absl::AbortedError(result.status().message());
     ASSIGN_OR_RETURN(results[shard], std::move(result));
@@ -56,7 +56,11 @@ absl::StatusOr<ShardTransfers::Results> ShardTransfers::Await(rpc::CallContext* 
   absl::Time answered = began;
   while (true) {
     if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
-    absl::StatusOr<Results> results = Ask(context->trace());
+    // Of a caller by gRPC, the call is cancelled then; this one may be of the coordinator's own.
+    if (SteadyNow() > context->deadline()) {
+      return absl::DeadlineExceededError("the shards were not done when the deadline came");
+    }
+    absl::StatusOr<Results> results = Ask(context);
     const bool blip =
         absl::IsUnavailable(results.status()) || absl::IsDeadlineExceeded(results.status());
     if (!results.ok() && (!blip || SteadyNow() > answered + kUnreachablePatience)) return results;

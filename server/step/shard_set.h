@@ -104,14 +104,14 @@ class ShardTransfers {
   // What the shards know it by.
   uint64_t id() const { return id_; }
 
-  // Blocks until all shards are done, or one of them has failed. CANCELLED with the context.
-  // ABORTED if a shard does not know it any more, as after a restart.
+  // Blocks until all shards are done, or one of them has failed. CANCELLED and DEADLINE_EXCEEDED
+  // with the context. ABORTED if a shard does not know it any more, as after a restart.
   absl::StatusOr<Results> Await(rpc::CallContext* context, const BytesReport& report);
   // The shards may forget it.
   void Keep() { over_ = true; }
 
  private:
-  absl::StatusOr<Results> Ask(const std::string& trace);
+  absl::StatusOr<Results> Ask(rpc::CallContext* context);
 
   const ShardSet& shards_;
   const uint64_t id_;
