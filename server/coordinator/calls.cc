@@ -21,6 +21,19 @@ bool FinishesABatch(ops::Rpc rpc) {
   return rpc == ops::Rpc::kApplyGradients || rpc == ops::Rpc::kReleaseBatch;
 }
 
+// What goes on while the coordinator drains: handles are of no use at another one.
+bool FinishesWork(ops::Rpc rpc) {
+  switch (rpc) {
+    case ops::Rpc::kRelease:
+    case ops::Rpc::kReadHandle:
+    case ops::Rpc::kExecute:  // unless it looks up: see Programs::Run
+    case ops::Rpc::kExecuteChained:
+      return true;
+    default:
+      return FinishesABatch(rpc);
+  }
+}
+
 // Operators look in when there is too much to do, and what a Lookup has cost is lost if its step
 // does not end.
 bool MayBeShed(ops::Rpc rpc) {
@@ -333,7 +346,7 @@ absl::Status Call::Admit(const std::string& client) {
   ASSIGN_OR_RETURN(grant, environment.admission->Admit(client, request_bytes));
   // After it has been counted: an operator who drains sees either no request or a refused one.
   const bool draining = environment.draining != nullptr && environment.draining->load();
-  return draining && !FinishesABatch(method) ? DrainingError() : absl::OkStatus();
+  return draining && !FinishesWork(method) ? DrainingError() : absl::OkStatus();
 }
 
 UnaryCall::UnaryCall(const CallEnvironment& environment, ops::Rpc method, absl::Time deadline,

@@ -362,7 +362,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                    .lease = absl::Milliseconds(options.cluster.timeouts().batch_ttl_ms()),
                    .cpu = &options.threads->cpu,
                    .bytes_per_sparsecore = options.cluster.budgets().bytes_per_sparsecore(),
-                   .max_message_bytes = options.cluster.budgets().max_message_bytes()}),
+                   .max_message_bytes = options.cluster.budgets().max_message_bytes(),
+                   .draining = &draining_}),
         program_service_(&programs_, &samples_, environment_),
         sweeper_(kServerSweepPeriod, [this] { Sweep(); }) {}
 

@@ -555,6 +555,46 @@ TEST_F(ProgramsTest, AProgramOfAPlanThatHasChangedIsRefused) {
             "again");
 }
 
+// Would catch: a step that is lost with its handles, which no other coordinator knows.
+TEST_F(ProgramsTest, WhatWasLookedUpIsFinishedWhileTheCoordinatorDrains) {
+  const client::Model plain = Declare("plain");
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const uint64_t kept = Prepare(lookup, Batch(2)).handle();
+  const v1::ProgramResult found = LookUp(api_.get(), lookup, 1);
+  PlainStep(plain, 1);
+  const auto drain = [&](bool undo) {
+    v1::DrainRequest request;
+    request.set_undo(undo);
+    v1::DrainResponse left;
+    const grpc::Status status = Call(&v1::AdminService::Stub::Drain, api_->api(), request, &left);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return left;
+  };
+  EXPECT_EQ(drain(/*undo=*/false).batches(), 1);
+
+  v1::ExecuteChainedRequest plan;
+  const int batch = AddData(&plan, found.handle());
+  AddProgram(&plan, update, {batch, AddLiteral(&plan, GradientLiteral(found.values()))});
+  v1::ExecuteChainedRequest with_lookup = plan;
+  AddProgram(&with_lookup, lookup, {AddData(&with_lookup, kept)}, 0);
+  for (const absl::Status& refused :
+       {api_->Execute(lookup, {kept}).status(), api_->Chain(with_lookup).status(),
+        api_->Prepare(lookup, Batch(2)).status(),
+        api_->Compile(Spec(ProgramSpec::LOOKUP)).status()}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                ::testing::HasSubstr("the coordinator is draining"));
+  }
+  EXPECT_TRUE(api_->Read(kept).ok());
+  const auto updated = api_->Chain(plan);
+  ASSERT_TRUE(updated.ok()) << updated.status();
+  const absl::Status released = api_->Release({lookup, update}, {found.handle(), kept});
+  EXPECT_TRUE(released.ok()) << released;
+  EXPECT_EQ(drain(/*undo=*/true).batches(), 0);
+  EXPECT_EQ(DigestOf(model_), DigestOf(plain));
+}
+
 TEST_F(ProgramsTest, MetricsTellHowLongCallsTook) {
   const auto metrics = [&](const std::string& regex) {
     v1::GetMetricsRequest request;

@@ -480,6 +480,12 @@ absl::Status Chain::CheckOutputs(int position) {
   return absl::OkStatus();
 }
 
+bool Chain::looks_up() const {
+  return std::any_of(ops_.begin(), ops_.end(), [](const Op& op) {
+    return op.program != nullptr && op.program->kind() == ProgramSpec::LOOKUP;
+  });
+}
+
 int64_t Chain::handles() const {
   const v1::ExecutionConfig& config = request_.config();
   int64_t handles = 0;

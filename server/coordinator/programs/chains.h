@@ -81,6 +81,8 @@ class Chain {
   // By result_index; null where there is none.
   const std::vector<ValuePtr>& results() const { return results_; }
   const std::vector<v1::MadeUpdate>& updates() const { return updates_; }
+  // Whether a LOOKUP is in it. After Check.
+  bool looks_up() const;
   // How many handles results get, if values are returned or not.
   int64_t handles() const;
 

@@ -213,6 +213,11 @@ absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatch
 absl::StatusOr<rpc::BudgetShare> Programs::Run(const v1::ExecutionConfig& config, Chain* chain,
                                                rpc::CallContext* context) {
   RETURN_IF_ERROR(chain->Check(context));
+  if (options_.draining != nullptr && options_.draining->load() && chain->looks_up()) {
+    return absl::UnavailableError(
+        "the coordinator is draining; look up at another one. An update of what was looked up here "
+        "is still made, by a call without a LOOKUP");
+  }
   if (chain->handles() > 0) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
   handles_.Renew(ClientOf(config));
   // Before anything changes.

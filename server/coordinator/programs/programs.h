@@ -2,6 +2,8 @@
 // without their transport.
 #pragma once
 
+#include <atomic>
+
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/cpu_pool.h"
@@ -21,6 +23,7 @@ struct ProgramOptions {
   CpuPool* cpu = nullptr;
   int64_t bytes_per_sparsecore = 0;  // for the rows of models, and for buffers of programs
   int64_t max_message_bytes = 0;     // of an answer
+  const std::atomic<bool>* draining = nullptr;  // nothing is looked up; null: it never is so
 };
 
 // Thread-safe. Methods block until the answer is there. Errors: see program_service.proto.
