@@ -5,6 +5,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "config/config.h"
 #include "server/host/rows_codec.h"
 #include "server/host/step_codec.h"
@@ -486,9 +487,10 @@ void ShardHost::StageAssign(AssignCommand command, AssignCallback done) {
 }
 
 absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
-  ASSIGN_OR_RETURN(const HostedModels::Rows rows,
-                   models_.FindRows(command.rows.model_id, command.rows.history,
-                                    /*unserved=*/true));
+  const auto find_rows = [&] {
+    return models_.FindRows(command.rows.model_id, command.rows.history, /*unserved=*/true);
+  };
+  ASSIGN_OR_RETURN(const HostedModels::Rows rows, find_rows());
   if (rows.read_only) {
     return absl::FailedPreconditionError(
         "the model serves a checkpoint; its rows can only be read");
@@ -497,7 +499,11 @@ absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
                    votes_.MayStage(command.mutation, command.attempt));
   if (before.has_value()) return true;
   RETURN_IF_ERROR(CheckMemory(command.rows.model_id, command.rows));
+  ReachFailpoint("assign.rows_are_known");
   ASSIGN_OR_RETURN(MutationVotes::Change change, ChangeOf(command));
+  // The engine does not look at histories: it would find the rows of a reset that came in between.
+  // An entry goes with its rows. So if it is still here, what was found belongs to it.
+  RETURN_IF_ERROR(find_rows().status());
   const ShardLog::Stay stay(&log_);
   if (log_.on()) {
     ASSIGN_OR_RETURN(change.blob, log_.AppendBlob({EncodeAssign(command).SerializeAsString()}));

@@ -3,13 +3,27 @@
 #include "server/host/shard_host.h"
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "server/host/testing_host.h"
+
+namespace emberd {
+
+// Set by a test: runs where an assignment has found its rows known, and does not have them yet.
+std::function<void()> when_rows_are_known;
+
+// Instead of that of base/failpoint.cc, which does nothing.
+void ReachFailpoint(const char* name) {
+  if (std::string(name) == "assign.rows_are_known" && when_rows_are_known) when_rows_are_known();
+}
+
+}  // namespace emberd
 
 namespace emberd::host {
 namespace shard_host_test {
@@ -262,6 +276,38 @@ TEST_F(ShardHostTest, RowsOfAnotherHistoryAreNotTouched) {
   EXPECT_FALSE(Commit(*std::move(staged)).ok());
   EXPECT_EQ(Stage(2, 2).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(Gather(3).status().code(), absl::StatusCode::kDataLoss);
+}
+
+// Would catch: an assignment that is refused, and yet changes rows that a reset has made, on the
+// shard where the reset came in its middle.
+TEST_F(ShardHostTest, AnAssignmentDoesNotReachTheRowsOfAReset) {
+  const std::vector<int32_t> partitions = {0};
+  const std::vector<int64_t> rows = {0};
+  const std::vector<float> values(8, 50);
+  const auto assign = [&](uint64_t sequence, uint64_t history) {
+    AssignCommand command;
+    command.rows = {5, 0, "", partitions, rows, 8, history};
+    command.values = values;
+    command.mutation = {"c", sequence, 1};
+    command.attempt = 1;
+    return WaitForAnswer<absl::StatusOr<bool>>(
+        [&](const auto& done) { host_->StageAssign(command, done); });
+  };
+  when_rows_are_known = [&] {
+    when_rows_are_known = nullptr;
+    auto request = CreateRequest();
+    request.set_history(18);
+    request.set_replaces(kHistory);
+    EXPECT_TRUE(host_->CreateModel(request).ok());
+    internal::v1::ServeModelRequest serve;
+    serve.set_model_id(5);
+    serve.set_history(18);
+    EXPECT_TRUE(host_->ServeModel(serve).ok());
+  };
+  const auto staged = assign(1, kHistory);
+  EXPECT_TRUE(absl::IsDataLoss(staged.status())) << staged.status();
+  const auto with_new_rows = assign(2, 18);
+  EXPECT_TRUE(with_new_rows.ok()) << with_new_rows.status();
 }
 
 // Filling tables may take seconds, in which other models are trained.
