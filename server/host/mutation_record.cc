@@ -123,9 +123,12 @@ absl::StatusOr<std::optional<RowCounts>> MutationRecord::Find(const Mutation& mu
 void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry) {
   if (client->entries.insert_or_assign(sequence, entry).second) ++entries_;
   client->finished.push_back(sequence);
-  if (static_cast<int>(client->finished.size()) > options_.per_client) {
-    client->forgotten_up_to = std::max(client->forgotten_up_to, client->finished.front());
-    client->entries.erase(client->finished.front());
+  while (static_cast<int>(client->finished.size()) > options_.per_client) {
+    const uint64_t oldest = client->finished.front();
+    const bool young = client->entries.at(oldest).finished + options_.young > SteadyNow();
+    if (young && entries_ <= options_.entries / 2) return;
+    client->forgotten_up_to = std::max(client->forgotten_up_to, oldest);
+    client->entries.erase(oldest);
     client->finished.pop_front();
     --entries_;
   }

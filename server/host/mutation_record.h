@@ -12,7 +12,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/mutex.h"
+#include "base/steady_time.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "emberd/internal/v1/shard_state.pb.h"
 
@@ -78,6 +80,9 @@ struct MutationRecordOptions {
   // The newest finished requests kept of one client. Older sequence numbers are refused, never
   // applied again.
   int per_client = 1024;
+  // Those that are younger are kept beyond that, while half of `entries` is free: a shard may hold
+  // a vote of then, and who decides on it has to know whether the change was made here.
+  absl::Duration young = absl::ZeroDuration();
   // Clients, and requests of all clients together: beyond either, the client that was quiet for
   // longest is forgotten.
   int clients = 65536;
@@ -121,6 +126,7 @@ class MutationRecord {
     uint64_t model_id = 0;
     RowCounts result;
     uint64_t history = 0;
+    absl::Time finished = SteadyNow();
   };
   struct Client {
     absl::flat_hash_map<uint64_t, Entry> entries;

@@ -30,6 +30,24 @@ TEST(MutationRecordTest, NumbersOlderThanTheRecordAreRefused) {
   EXPECT_EQ(record.Find({"a", 2, 0})->value().updated, 2);
 }
 
+// Would catch: a vote that another shard holds, on which nobody can decide any more, for its client
+// has made more changes since than a client's part of the record holds.
+TEST(MutationRecordTest, YoungOnesAreKeptWhileThereIsPlentyOfRoom) {
+  MutationRecord record(
+      {.per_client = 2, .young = absl::InfiniteDuration(), .clients = 10, .entries = 20});
+  record.Finish({"quiet", 1, 0}, {7, 0});
+  uint64_t sequence = 0;
+  while (sequence < 9) record.Finish({"a", ++sequence, 0}, {});
+  const auto first = record.Find({"a", 1, 0});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->has_value());
+  // They take no other client's place.
+  while (sequence < 100) record.Finish({"a", ++sequence, 0}, {});
+  EXPECT_EQ(record.Find({"a", 1, 0}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(record.Find({"a", 92, 0})->has_value());
+  EXPECT_TRUE(record.Find({"quiet", 1, 0})->has_value());
+}
+
 // Another model's may be all that is left of a client: after a restore into a fresh record, its old
 // numbers of this model must not look new.
 TEST(MutationRecordTest, ACheckpointTellsWhatIsForgotten) {

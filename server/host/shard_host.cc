@@ -17,6 +17,9 @@ namespace {
 constexpr int kMaxQueuedRequests = 4096;
 constexpr int64_t kTinyEntries = 2048;
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+// Results stay in the record for twice timeouts.shard_call_ms and this: coordinators decide on
+// votes that are left when they are shard_call_ms old, and look every few seconds.
+constexpr absl::Duration kLeftoverMargin = absl::Seconds(10);
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
 
@@ -125,7 +128,10 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                   votes();
                 };
               }),
-      votes_({.max_held_bytes = cluster.budgets().in_flight_bytes()}, &order_, &log_),
+      votes_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
+              .record = {.young = 2 * absl::Milliseconds(cluster.timeouts().shard_call_ms()) +
+                                  kLeftoverMargin}},
+             &order_, &log_),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
                     .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
                    engine.get(), &order_, &log_,

@@ -278,6 +278,33 @@ TEST_F(ShardHostTest, RowsOfAnotherHistoryAreNotTouched) {
   EXPECT_EQ(Gather(3).status().code(), absl::StatusCode::kDataLoss);
 }
 
+// Would catch: a vote on another shard that is never decided, for this one has forgotten whether it
+// made the change, so that the model can never be saved again.
+TEST_F(ShardHostTest, ManyChangesOfAClientDoNotHideYoungOnes) {
+  const std::vector<int32_t> partitions = {0};
+  const std::vector<int64_t> rows = {0};
+  const std::vector<float> values(8);
+  for (uint64_t sequence = 1; sequence <= 1100; ++sequence) {
+    AssignCommand command;
+    command.rows = {5, 0, "", partitions, rows, 8, kHistory};
+    command.values = values;
+    command.mutation = {"c", sequence, 1};
+    command.attempt = 1;
+    const auto staged = WaitForAnswer<absl::StatusOr<bool>>(
+        [&](const auto& done) { host_->StageAssign(command, done); });
+    ASSERT_TRUE(staged.ok()) << staged.status();
+    const auto made = WaitForAnswer<absl::StatusOr<RowCounts>>([&](const auto& done) {
+      host_->DecideMutation(command.mutation, 1, /*commit=*/true, done);
+    });
+    ASSERT_TRUE(made.ok()) << made.status();
+  }
+  const auto found = WaitForAnswer<absl::StatusOr<MutationVotes::Found>>([&](const auto& done) {
+    host_->FindMutation({"c", 1, 1}, 0, done);
+  });
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->state, internal::v1::FindMutationResponse::COMMITTED);
+}
+
 // Would catch: an assignment that is refused, and yet changes rows that a reset has made, on the
 // shard where the reset came in its middle.
 TEST_F(ShardHostTest, AnAssignmentDoesNotReachTheRowsOfAReset) {

@@ -177,7 +177,12 @@ void Mutations::SettleLeftovers() {
   for (const host::Mutation& mutation : mutations) {
     rpc::CallContext settling(SteadyNow() + kAbandonDeadline);
     const auto made = Find(mutation, &settling);
-    if (!made.ok()) continue;  // a shard is out of reach, or another coordinator is at it
+    if (absl::IsFailedPrecondition(made.status()) || absl::IsDataLoss(made.status())) {
+      static ops::RateLimitedLog log(absl::Minutes(1));
+      log.Log(ops::LogLevel::kError, "an update can never be decided; reset or restore its model",
+              {{"reason", made.status()}});
+    }
+    if (!made.ok()) continue;  // or a shard is out of reach, or another coordinator is at it
     ops::Log(ops::LogLevel::kInfo, "decided on an update whose coordinator went away",
              {{"client", mutation.client_id},
               {"sequence", mutation.sequence},
