@@ -121,9 +121,19 @@ bool TaskQueue::Start(absl::Span<std::function<void()>> tasks) {
       }
     };
   }
-  if (!pool_->RunAll(tasks)) return false;
+  no_thread_ = !pool_->RunAll(tasks);
+  if (no_thread_) return false;
   running_ += static_cast<int>(tasks.size());
   return true;
+}
+
+absl::Status TaskQueue::Refusal(absl::string_view full) const {
+  MutexLock lock(&mutex_);
+  return absl::ResourceExhaustedError(
+      no_thread_
+          ? "the process can have no more threads; retry later, or allow it more (`ulimit -u`, or "
+            "the limit of its container)"
+          : full);
 }
 
 std::function<void()> TaskQueue::Next() {

@@ -9,6 +9,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/cpu_pool.h"
@@ -66,6 +68,9 @@ class TaskQueue {
   // threads can be had.
   [[nodiscard]] bool SubmitPair(std::function<void()> first, std::function<void()> second);
 
+  // Why one of them has just been false, RESOURCE_EXHAUSTED: `full`, or that there was no thread.
+  absl::Status Refusal(absl::string_view full) const;
+
   int max_queued() const { return max_queued_; }
   // Tasks that wait.
   int queued() const;
@@ -94,6 +99,7 @@ class TaskQueue {
   CondVar none_runs_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool no_thread_ ABSL_GUARDED_BY(mutex_) = false;  // for the newest that were to run
   // What one task of late has kept the others waiting: its duration over the tasks that ran beside
   // it.
   absl::Duration mean_share_ ABSL_GUARDED_BY(mutex_);

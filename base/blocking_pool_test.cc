@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 
 namespace emberd {
@@ -82,6 +83,9 @@ TEST(BlockingPoolTest, RunsNothingLaterForWhichThereIsNoThread) {
     EXPECT_FALSE(queue.Submit([&] { ran += 100; }));
     EXPECT_FALSE(queue.SubmitPair([&] { ran += 100; }, [&] { ran += 100; }));
     EXPECT_EQ(queue.tasks(), 0);
+    const absl::Status refused = queue.Refusal("2 tasks wait already");
+    EXPECT_TRUE(absl::IsResourceExhausted(refused));
+    EXPECT_TRUE(absl::StrContains(refused.message(), "no more threads")) << refused;
   }
   EXPECT_EQ(pool.threads(), 0);
   std::latch done(1);
@@ -111,6 +115,8 @@ TEST(TaskQueueTest, RefusesWhatItCannotHold) {
   EXPECT_TRUE(queue.Submit([] {}));
   EXPECT_FALSE(queue.Submit([] {}));
   EXPECT_FALSE(queue.SubmitPair([] {}, [] {}));
+  EXPECT_EQ(queue.Refusal("2 tasks wait already"),
+            absl::ResourceExhaustedError("2 tasks wait already"));
   EXPECT_EQ(queue.queued(), 2);
   EXPECT_EQ(queued, (std::vector<int>{1, 2}));
   release.count_down();

@@ -69,10 +69,10 @@ absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration def
   return deadline == absl::InfiniteFuture() ? SteadyNow() + default_deadline : deadline;
 }
 
-// To the environment's queue. RESOURCE_EXHAUSTED: it is full.
+// To the environment's queue. RESOURCE_EXHAUSTED: it is full, or there is no thread.
 absl::Status Submit(const CallEnvironment& environment, std::function<void()> work) {
   if (environment.queue->Submit(std::move(work))) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
+  return environment.queue->Refusal(
       absl::StrCat(environment.queue->max_queued(), " requests wait already; ",
                    environment.waiting_limit, " allows no more; retry later"));
 }

@@ -510,7 +510,7 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
     }
     done(finished.status());
   });
-  if (!taken) done(absl::ResourceExhaustedError("too many checkpoints are being saved"));
+  if (!taken) done(later_.Refusal("too many checkpoints are being saved"));
 }
 
 Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request,

@@ -158,7 +158,7 @@ absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
   });
   if (started) return absl::OkStatus();
   GiveUp(transfer_id);
-  return absl::ResourceExhaustedError(
+  return tasks.Refusal(
       absl::StrCat(tasks.tasks(), " saves or restores are under way already; try again later"));
 }
 

@@ -218,7 +218,7 @@ void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
 
 absl::Status ShardHost::Submit(std::function<void()> work) {
   if (workers_.Submit(std::move(work))) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
+  return workers_.Refusal(
       absl::StrCat(workers_.max_queued(), " requests wait already; retry later"));
 }
 

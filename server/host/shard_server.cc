@@ -318,7 +318,7 @@ class ShardServiceImpl final : public ShardServiceBase {
       verbs_.Run(verb, *request, response, end);
     });
     if (!taken) {
-      end(absl::ResourceExhaustedError(
+      end(queue.Refusal(
           absl::StrCat(queue.max_queued(),
                        " calls that take long wait at this shard already; try again later")));
     }

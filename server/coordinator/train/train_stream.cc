@@ -176,7 +176,7 @@ absl::Status TrainStream::TakeStart(v1::TrainStart start) {
   const bool submitted = streams_->workers_.SubmitPair(
       [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); });
   if (!submitted) {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return streams_->workers_.Refusal(absl::StrCat(
         streams_->limits_.max_streams,
         " training streams are open already; budgets.max_train_streams allows no more"));
   }
