@@ -116,6 +116,12 @@ absl::Status RenameOrNot(const std::string& from, const std::string& to, const c
   return synced;
 }
 
+// Without a name, the folder of a model would be that of all models, and their folders checkpoints.
+absl::Status CheckModelName(const std::string& model) {
+  return model.empty() ? absl::InvalidArgumentError("model: empty; give its name")
+                       : absl::OkStatus();
+}
+
 absl::Status AlreadyThere(const std::string& model, const std::string& name) {
   return absl::AlreadyExistsError(absl::StrCat("model \"", model, "\" already has a checkpoint \"",
                                                name,
@@ -185,6 +191,7 @@ absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::str
 
 absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Read(const std::string& model,
                                                              const std::string& name) const {
+  RETURN_IF_ERROR(CheckModelName(model));
   RETURN_IF_ERROR(CheckCheckpointName(name));
   if (name == kNewestCheckpoint) return Newest(model);
   auto manifest = ReadCheckpoint(FolderOf(model, name));
@@ -421,6 +428,7 @@ absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse
 
 absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const std::string& name,
                                                 uint64_t history, const MayGo& may_go) const {
+  RETURN_IF_ERROR(CheckModelName(model));
   RETURN_IF_ERROR(CheckCheckpointName(name));
   const std::string parent_folder = ModelFolder(model);
   const std::string folder = FolderOf(model, name);
@@ -455,6 +463,7 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const 
 absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& model, int keep,
                                                          uint64_t history, int64_t given_up,
                                                          const MayGo& may_go) const {
+  RETURN_IF_ERROR(CheckModelName(model));
   int64_t removed = 0;
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
   int automatic = 0;

@@ -26,7 +26,7 @@ class StoreTest : public testing::Test {
   // With one state file, and no rows.
   absl::Status Save(const std::string& name, const std::string& parent = "", bool automatic = false,
                     uint64_t history = 0) {
-    const auto folder = store_.BeginSave("m/1", name);
+    const auto folder = store_.BeginSave(model_, name);
     if (!folder.ok()) return folder.status();
     return Commit(*folder, name, parent, automatic, history);
   }
@@ -36,7 +36,7 @@ class StoreTest : public testing::Test {
                       uint64_t history = 0) {
     v1::CheckpointManifest manifest;
     manifest.set_format_version(kManifestVersion);
-    manifest.set_model("m/1");
+    manifest.set_model(model_);
     manifest.set_name(name);
     manifest.set_checkpoint_id(std::hash<std::string>()(name));
     manifest.set_saved_at_ms(++clock_);
@@ -46,7 +46,7 @@ class StoreTest : public testing::Test {
     if (!parent.empty()) {
       manifest.set_parent(parent);
       manifest.set_parent_id(std::hash<std::string>()(parent));
-      manifest.set_chain(store_.Read("m/1", parent)->chain() + 1);
+      manifest.set_chain(store_.Read(model_, parent)->chain() + 1);
     }
     *manifest.add_states() = *files::WriteListedFile(folder, "state.s0000.pb", name);
     return store_.Commit(folder, &manifest);
@@ -72,6 +72,7 @@ class StoreTest : public testing::Test {
 
   const TempDir dir_ = *TempDir::Create();
   const CheckpointStore store_{dir_.path()};
+  std::string model_ = "m/1";  // of what is saved
   int64_t clock_ = 0;
 };
 
@@ -121,6 +122,22 @@ TEST_F(StoreTest, RefusesNamesThatAreNone) {
   }
   EXPECT_TRUE(CheckCheckpointName(std::string(128, 'a')).ok());
   EXPECT_FALSE(CheckCheckpointName(std::string(129, 'a')).ok());
+}
+
+// A script whose variable is not set: DIR/ as the folder of a model has models for checkpoints.
+TEST_F(StoreTest, NoModelIsNotAllModels) {
+  model_ = "clicks";
+  ASSERT_TRUE(Save("a").ok());
+  ASSERT_TRUE(Save("b", "", true).ok());
+  for (const std::string name : {"clicks", "a", "newest"}) {
+    EXPECT_EQ(store_.Read("", name).status().code(), StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(store_.Chain("", name).status().code(), StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(store_.Delete("", name).status().code(), StatusCode::kInvalidArgument) << name;
+  }
+  EXPECT_EQ(store_.Newest("").status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(store_.RemoveAutomatic("", 0).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(Names("clicks"), ElementsAre("b", "a"));
+  EXPECT_FALSE(std::filesystem::exists(dir_.Path(".lock")));
 }
 
 TEST_F(StoreTest, FindsAllThatACheckpointBuildsOn) {
