@@ -170,9 +170,12 @@ bool MemoryManager::WaitForUse(int64_t ends, absl::Time until) {
   return true;
 }
 
-int64_t MemoryManager::PinnedBytes() const {
+int64_t MemoryManager::PinnedBytes(const Room* other) const {
   int64_t bytes = 0;
-  for (const Room* room : rooms_) bytes += room->pinned ? room->bytes : 0;
+  for (const Room* room : rooms_) {
+    const bool stays = room->pinned || room == other;
+    if (stays && room->place == v1::MemoryTable::SPARSECORE) bytes += room->bytes;
+  }
   return bytes;
 }
 
@@ -238,9 +241,8 @@ absl::Status MemoryManager::PlaceOrWait(Room& room) {
     int64_t free = 0, ends = 0;
     {
       MutexLock lock(&mutex_);
-      if (room.bytes > map_.bytes()) {
-        return TooLarge(room.bytes);
-      }
+      // It never fits, so nobody leaves for it, and it waits for nobody.
+      if (room.bytes > map_.bytes() - PinnedBytes(stays_)) return TooLarge(room.bytes);
       free = map_.free_bytes();
       ends = ends_;
     }

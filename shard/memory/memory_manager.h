@@ -151,7 +151,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   absl::Status Place(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TooLarge(int64_t needed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  int64_t PinnedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // In place; together with `other`, if it is not null and is in place.
+  int64_t PinnedBytes(const Room* other = nullptr) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Unplace(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t Free(int64_t bytes, absl::Status* why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   absl::Status Evict(Room& victim, Evictable& rows) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);

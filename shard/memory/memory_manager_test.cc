@@ -206,6 +206,25 @@ TEST_F(MemoryManagerTest, SaysWhatPinnedModelsTake) {
                 "them by pinned models, so 50 do not fit"));
 }
 
+TEST_F(MemoryManagerTest, WhatDoesNotFitBesideWhatStaysDrivesNobodyOut) {
+  Start(200);
+  auto b = Add("b", {100}), a = Add("a", {120}), c = Add("c", {40});
+  ASSERT_TRUE(manager_->SetPinned("a", true).ok());
+  const auto use = a->Hold();  // the end of which helps nobody
+  ASSERT_EQ(PlaceOf("b"), v1::MemoryTable::SPILLED);
+  events_.clear();
+  EXPECT_EQ(b->Touch().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(TryAdd("d", {81}).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(manager_->Keep(a->room, 81).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(events_, IsEmpty());
+  EXPECT_THAT(OnSparseCore(), ElementsAre("a", "c"));
+  auto d = Add("d", {20});
+  EXPECT_EQ(manager_->Keep(d->room, 61).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(OnSparseCore(), ElementsAre("a", "c", "d"));
+  EXPECT_TRUE(manager_->Keep(d->room, 60).ok());
+  EXPECT_EQ(PlaceOf("c"), v1::MemoryTable::SPILLED);
+}
+
 TEST_F(MemoryManagerTest, ModelsThatAreNotUsedLeaveForABatchWhichStays) {
   Start(200);
   auto a = Add("a", {100}), b = Add("b", {60});
