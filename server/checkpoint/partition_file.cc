@@ -65,10 +65,10 @@ SafetensorsHeader Header(const PartitionArray& array, const PartitionHeader& hea
           {kRowRanges, "I32", {header.ranges, 2}, values, values + header.ranges * kRangeBytes}}};
 }
 
-// "STACK.ARRAY.p0007.safetensors".
+// "STACK.ARRAY.p0007.safetensors". Escaped together, two long names still make a short one.
 std::string PartitionFileName(const PartitionArray& array) {
-  return absl::StrFormat("%s.%s.p%04d.safetensors", files::EscapeFileName(array.stack),
-                         files::EscapeFileName(array.array), array.partition);
+  const std::string names = files::EscapeFileName(absl::StrCat(array.stack, ".", array.array));
+  return absl::StrFormat("%s.p%04d.safetensors", names, array.partition);
 }
 
 // Bytes of the header of any file of the array: it is written when all else is.

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -115,6 +116,30 @@ TEST(PartitionFileTest, ReadsWhatWasWritten) {
       if (*found) {
         ASSERT_EQ(row, expected[wanted]);
       }
+    }
+  }
+}
+
+// A stack has any name, and a slot one of up to 128 characters; a merge adds ".merged".
+TEST(PartitionFileTest, TheLongestNamesMakeFilesOfTheirOwn) {
+  const TempDir dir = *TempDir::Create();
+  const auto name_of = [&](const std::string& stack, const std::string& slot) {
+    PartitionArray array = Array(8, 10, v1::FLOAT32);
+    array.stack = stack;
+    array.array = slot;
+    auto writer = PartitionFileWriter::Create(dir.path(), array);
+    EXPECT_TRUE(writer.ok()) << writer.status();
+    const auto file = writer.ok() ? (*writer)->Finish() : writer.status();
+    if (!file.ok()) return std::string();
+    EXPECT_TRUE(PartitionFileReader::Open(dir.path(), *file, array).ok());
+    EXPECT_LE(file->path().size() + std::string(".merged").size(), 255u);
+    return file->path();
+  };
+  const std::string stack(128, 'a'), slot(128, 's');
+  std::set<std::string> names;
+  for (const std::string& s : {stack, stack + "a", std::string(300, 'a'), stack + ".s"}) {
+    for (const std::string& a : {slot, slot.substr(1), slot.substr(2)}) {
+      EXPECT_TRUE(names.insert(name_of(s, a)).second) << s << " " << a;
     }
   }
 }
