@@ -135,6 +135,9 @@ const BadModel kQuantization[] = {
      "tables[0].quantization.lower: -inf is not allowed; it must be finite"},
     {"OverflowingInterval", "@a", "quantization { lower: -3e38 upper: 3e38 num_buckets: 4 }",
      "tables[0].quantization.upper: 3e+38 is not allowed"},
+    {"TinyInterval", "@a", "quantization { upper: 1e-38 num_buckets: 256 }",
+     "tables[0].quantization.upper: 1e-38 is not allowed; it must be more than 7.49378e-37 above "
+     "lower, with 256 buckets"},
 };
 
 const BadModel kInitializers[] = {

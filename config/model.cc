@@ -61,10 +61,20 @@ absl::Status CheckBounds(const Bounds& bounds, const std::string& path, bool may
                     "less than 3.4e38 above lower");
 }
 
+// A lookup multiplies by what one divided by the distance of two buckets is.
+absl::Status CheckQuantization(const v1::QuantizationConfig& range, const std::string& path) {
+  RETURN_IF_ERROR(CheckBounds(range, path, false));
+  const auto steps = static_cast<float>(range.num_buckets() - 1);
+  if (std::isfinite(steps / (range.upper() - range.lower()))) return absl::OkStatus();
+  return NotAllowed(FieldPath(path, "upper"), absl::StrCat(range.upper()),
+                    absl::StrCat("more than ", steps / std::numeric_limits<float>::max(),
+                                 " above lower, with ", range.num_buckets(), " buckets"));
+}
+
 absl::Status CheckTable(const v1::TableConfig& table, const std::string& path) {
   RETURN_IF_ERROR(CheckOptimizer(table.optimizer(), FieldPath(path, "optimizer")));
   if (table.has_quantization()) {
-    RETURN_IF_ERROR(CheckBounds(table.quantization(), FieldPath(path, "quantization"), false));
+    RETURN_IF_ERROR(CheckQuantization(table.quantization(), FieldPath(path, "quantization")));
   }
   if (table.update_rounding() == v1::STOCHASTIC && table.storage_dtype() != v1::BFLOAT16 &&
       table.storage_dtype() != v1::FLOAT16) {

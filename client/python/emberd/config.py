@@ -402,7 +402,7 @@ class QuantizationConfig:
     """Rounds looked-up elements to one of num_buckets values; storage stays as it is.
 
     lower: finite, < upper.
-    upper: finite, and so is upper - lower.
+    upper: finite, and so are upper - lower and (num_buckets - 1) / (upper - lower).
     num_buckets: >= 2."""
 
     lower: float
