@@ -262,6 +262,9 @@ absl::Status Preprocessor::CheckBuckets(size_t stack_index, const SortedBatch& s
 
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(SortedBatch* sorted,
                                                                               CutSet cuts) {
+  if ((cuts & 1) != 0) {
+    return absl::InternalError("another rank sent cuts with bit 0 set, where no batch can be cut");
+  }
   // A batch that needs no cuts of its own has no buckets yet.
   if (cuts != 0) FillAllBuckets(sorted);
   PreprocessedBatch* batch = sorted->batch_.get();

@@ -144,6 +144,8 @@ TEST(PreprocessorTest, CutsOfOtherReplicasOnlyCutFiner) {
     if (!own.ok()) return;
     ASSERT_EQ((*sorted)->needs_minibatches(), *own != 0);
     const uint64_t cuts = *own | 0x8000000100000100u;
+    // A cut before the first bucket, which no replica finds, would make one mini-batch too many.
+    ASSERT_EQ(pre.Finish(sorted->get(), cuts | 1).status().code(), absl::StatusCode::kInternal);
     const auto batch = pre.Finish(sorted->get(), cuts);
     ASSERT_TRUE(batch.ok()) << batch.status();
     ASSERT_EQ((*batch)->statistics().num_minibatches(), MinibatchCount(cuts));
