@@ -40,9 +40,10 @@ absl::Status FitStack(const PartitionLimits& limits, bool drop, const StackPlan&
   stack->ids_per_sample = (needed + samples - 1) / samples;
   const int minibatches = stack->slots.front().minibatches;
   if (limits.minibatches > 0 && minibatches > limits.minibatches) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the batch makes ", minibatches, " mini-batches; max_minibatches_per_sparsecore is ",
-        limits.minibatches, ". Raise it or the limits of ids per partition, or send fewer ids"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("stack '", plan.name, "': the batch makes ", minibatches,
+                     " mini-batches; max_minibatches_per_sparsecore is ", limits.minibatches,
+                     ". Raise it or the limits of ids per partition, or send fewer ids"));
   }
   const int64_t capacity = AlignCsr(limits.ids_per_sample * samples);
   if (limits.ids_per_sample == 0 || needed <= capacity) return absl::OkStatus();
@@ -58,7 +59,7 @@ absl::Status FitStack(const PartitionLimits& limits, bool drop, const StackPlan&
   }
   if (drop || remaining == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "table '", plan.name, "' needs ", needed, " cells of its buffer of ids, whose capacity is ",
+      "stack '", plan.name, "' needs ", needed, " cells of its buffer of ids, whose capacity is ",
       capacity, " (max_ids_per_chip_per_sample ", limits.ids_per_sample, " x ", samples,
       " samples); ids that do not fit: ", remaining, ". Raise max_ids_per_chip_per_sample to ",
       stack->ids_per_sample, ", set allow_id_dropping, or send fewer ids"));

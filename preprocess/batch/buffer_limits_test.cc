@@ -53,7 +53,7 @@ TEST_F(BufferLimitsTest, WhatFitsStays) {
 
 TEST_F(BufferLimitsTest, WhatDoesNotFitIsNamed) {
   EXPECT_EQ(Fit(24, false).message(),
-            "table 'users' needs 48 cells of its buffer of ids, whose capacity is 24 "
+            "stack 'users' needs 48 cells of its buffer of ids, whose capacity is 24 "
             "(max_ids_per_chip_per_sample 3 x 8 samples); ids that do not fit: 10. Raise "
             "max_ids_per_chip_per_sample to 6, set allow_id_dropping, or send fewer ids");
   EXPECT_EQ(Entries(1, 1), 9);  // nothing has changed
@@ -87,8 +87,8 @@ TEST_F(BufferLimitsTest, WhatLiesBehindTheEndIsDroppedAndCounted) {
 TEST_F(BufferLimitsTest, TooManyMinibatchesAreRefused) {
   stacks_[0].slots[0].minibatches = 3;
   EXPECT_EQ(FitBuffers({{.minibatches = 2}}, /*drop=*/true, plan_, &stacks_).message(),
-            "the batch makes 3 mini-batches; max_minibatches_per_sparsecore is 2. Raise it or the "
-            "limits of ids per partition, or send fewer ids");
+            "stack 'users': the batch makes 3 mini-batches; max_minibatches_per_sparsecore is 2. "
+            "Raise it or the limits of ids per partition, or send fewer ids");
   EXPECT_TRUE(FitBuffers({{.minibatches = 3}}, false, plan_, &stacks_).ok());
 }
 

@@ -158,7 +158,7 @@ TEST_F(CapacityTest, RefusesLookupsAndStepsOfAllRanks) {
   const absl::Status lookup = LookUp(nine_);
   EXPECT_EQ(lookup.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(lookup.message()),
-              HasSubstr("table 't' needs 16 cells of its buffer of ids, whose capacity is 8 "
+              HasSubstr("stack 't' needs 16 cells of its buffer of ids, whose capacity is 8 "
                         "(max_ids_per_chip_per_sample 8 x 1 samples); ids that do not fit: 1"));
   auto first = std::async([&] { return Join(model_, 0, 2); });
   const auto second = Join(model_, 1, 2);
@@ -201,7 +201,8 @@ TEST_F(CapacityTest, IsSuggestedAndApplied) {
   ASSERT_TRUE(Call(&v1::AdminService::Stub::SetLimits, Api(cluster_->address(0)), few, &now).ok());
   EXPECT_EQ(now.limits(0).max_ids_per_chip_per_sample(), 16);
   EXPECT_THAT(std::string(LookUp(Ids(16, 16)).message()),
-              HasSubstr("mini-batches; max_minibatches_per_sparsecore is 2"));
+              AllOf(HasSubstr("stack 't': the batch makes"),
+                    HasSubstr("mini-batches; max_minibatches_per_sparsecore is 2")));
   ASSERT_EQ(Limits({"--declared"}).code, emberctl::kOk);
   EXPECT_FALSE(LookUp(nine_).ok());
 }
