@@ -1,6 +1,7 @@
 #include "config/rule_program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <set>
@@ -22,8 +23,8 @@ namespace {
 
 using enum RuleOp;
 
-constexpr size_t kMaxRuleText = size_t{64} << 10, kMaxNodes = 512;
-constexpr int kMaxHyperParameters = 16, kMaxNesting = 100, kMaxCalls = 256;
+constexpr size_t kMaxRuleText = size_t{64} << 10;
+constexpr int kMaxNodes = 512, kMaxHyperParameters = 16, kMaxNesting = 100, kMaxCalls = 256;
 constexpr absl::string_view kArguments =
     ": gradient, weight, slots, learning rate, hyper-parameters";
 
@@ -117,10 +118,10 @@ class RuleCompiler {
   absl::StatusOr<RuleProgram> Compile() {
     program_.all_float32 = custom_.expression().empty();
     RETURN_IF_ERROR(program_.all_float32 ? CompileFunctions() : CompileStatements());
+    RETURN_IF_ERROR(CheckSize(tokens_.back()));
     for (int& result : program_.results) {
       if (RuleOperands(program_.nodes[result].op) == 0) result = Add(kCopy, result);
     }
-    RETURN_IF_ERROR(CheckSize(tokens_.back()));
     return std::move(program_);
   }
 
@@ -128,8 +129,10 @@ class RuleCompiler {
   using Nodes = std::vector<int>;
 
   absl::Status CheckSize(Token token) const {
-    if (program_.nodes.size() <= kMaxNodes) return absl::OkStatus();
-    return Fault(token, absl::StrCat("the rule has ", program_.nodes.size(),
+    const auto written = std::count_if(program_.nodes.begin(), program_.nodes.end(),
+                                       [](const auto& node) { return node.op >= kNumber; });
+    if (written <= kMaxNodes) return absl::OkStatus();
+    return Fault(token, absl::StrCat("the rule has ", written,
                                      " operations and numbers; it may have ", kMaxNodes));
   }
   absl::Status Fault(Token token, absl::string_view what) const {
@@ -219,6 +222,7 @@ class RuleCompiler {
     const Token token = Now();
     double number;
     if (!token.empty() && absl::ascii_isdigit(token[0]) && absl::SimpleAtod(token, &number)) {
+      if (!std::isfinite(number)) return Expected("a number below 1.8e308", token);
       ++next_;
       return Add(kNumber, 0, 0, 0, number);
     }

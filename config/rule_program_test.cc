@@ -72,6 +72,7 @@ const BadRule kBadExpressions[] = {
     {"w = 0 < g < 1", "line 1, column 11: expected parentheses around a comparison, not \"<\""},
     {"w = \"g", "line 1, column 5: expected a number, a name or \"(\""},
     {"w = \xc3\xa9", "line 1, column 5: expected a number, a name or \"(\""},
+    {"w = w + 1e400", "line 1, column 9: expected a number below 1.8e308, not \"1e400\""},
     {"w = g; // none\nw = @g", "line 2, column 5: expected a number, a name or \"(\", not \"@g\""},
 };
 
@@ -189,7 +190,12 @@ TEST(CheckCustom, WantsOneRuleOfASizeThatCanBeRun) {
   std::string sum = "w = g";
   for (int i = 0; i < 600; ++i) sum += " + g";
   EXPECT_EQ(FaultOf(Rule(sum)),
-            "custom: expression: line 1, column 2406: the rule has 607 operations and numbers; it "
+            "custom: expression: line 1, column 2406: the rule has 600 operations and numbers; it "
+            "may have 512");
+  // What a rule is given, and slots that it leaves as they are, do not count.
+  EXPECT_EQ(FaultOf(Rule(sum.substr(0, 5 + 4 * 512))), "");
+  EXPECT_EQ(FaultOf(Rule(sum.substr(0, 5 + 4 * 513))),
+            "custom: expression: line 1, column 2058: the rule has 513 operations and numbers; it "
             "may have 512");
   EXPECT_EQ(FaultOf(Rule("w = " + std::string(5000, '('))),
             "custom: expression: line 1, column 105: more than 100 signs and parentheses");
@@ -205,7 +211,7 @@ TEST(CompileRule, CountsWhatIsCalledAgainAndAgain) {
   EXPECT_EQ(
       FaultOf(Function(calls + "return %19, %19 : x",
                        "func.func private @many(%x: x) -> x {\n" + adds + "return %99 : x\n}\n")),
-      "custom: stablehlo: line 33, column 1: the rule has 513 operations and numbers; it may "
+      "custom: stablehlo: line 38, column 1: the rule has 513 operations and numbers; it may "
       "have 512");
 }
 
