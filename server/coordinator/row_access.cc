@@ -66,15 +66,16 @@ absl::StatusOr<RowTarget> FindTarget(const step::ServedModel& model, const std::
                                  : absl::StrCat("others; ", KnownNames("slots", slot, names))));
 }
 
-// The ids where they are in the request.
-absl::StatusOr<preprocess::IntSpan> CheckIds(const v1::Tensor& tensor, const RowTarget& target) {
+// The ids where they are in the request. `table`: as it has it, for a table may have many names.
+absl::StatusOr<preprocess::IntSpan> CheckIds(const v1::Tensor& tensor, const std::string& table,
+                                             const RowTarget& target) {
   ASSIGN_OR_RETURN(const auto ids, step::IntsOf(tensor, "ids"));
   RETURN_IF_ERROR(step::CheckRank(tensor, 1, "ids"));
   for (int64_t i = 0; i < step::IntCount(ids); ++i) {
     const int64_t id = step::IntAt(ids, i);
     if (id < 0 || id >= target.table->vocabulary_size) {
-      return absl::OutOfRangeError(absl::StrCat("ids[", i, "] is ", id, "; table '",
-                                                target.table->name, "' has ids 0 .. ",
+      return absl::OutOfRangeError(absl::StrCat("ids[", i, "] is ", id, "; table '", table,
+                                                "' has ids 0 .. ",
                                                 target.table->vocabulary_size - 1));
     }
   }
@@ -227,7 +228,7 @@ absl::StatusOr<v1::ReadRowsResponse> RowAccess::ReadRows(const v1::ReadRowsReque
       request.model_id(), context, [&](const step::ServedModelPtr& model) -> Response {
         ASSIGN_OR_RETURN(const RowTarget target,
                          FindTarget(*model, request.table(), request.slot()));
-        ASSIGN_OR_RETURN(const auto ids, CheckIds(request.ids(), target));
+        ASSIGN_OR_RETURN(const auto ids, CheckIds(request.ids(), request.table(), target));
         v1::ReadRowsResponse response;
         ASSIGN_OR_RETURN(*response.mutable_values(), ReadTableRows(*model, target, ids, context));
         return response;
@@ -246,7 +247,7 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRow
                        : models.FindUnfilled(request.model_id(), request.history(), context));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "its rows cannot be assigned"));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
-  ASSIGN_OR_RETURN(const auto given, CheckIds(request.ids(), target));
+  ASSIGN_OR_RETURN(const auto given, CheckIds(request.ids(), request.table(), target));
   ASSIGN_OR_RETURN(auto values,
                    DecodeValues(request.values(), step::IntCount(given), target.columns));
   // All shards vote on the whole of it: the ids with their places, the values by shard and in

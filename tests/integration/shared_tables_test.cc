@@ -163,6 +163,8 @@ TEST_F(SharedTablesTest, OneTableHasManyNamesAndBeginsAsItsFirstModelSays) {
     EXPECT_EQ(b.FindTable("writers")->stack, b.FindTable("readers")->stack);
     for (const std::string table : {"readers", "writers"}) {
       EXPECT_EQ(*Table(*client_, b, table), initial) << table;
+      const absl::Status status = client_->ReadRows(b, table, {-1}).status();
+      EXPECT_THAT(std::string(status.message()), HasSubstr("table '" + table + "' has ids 0 .. "));
     }
     ASSERT_NO_FATAL_FAILURE(Step(a, 1));
     ASSERT_NO_FATAL_FAILURE(Step(b, 2));
