@@ -1,7 +1,6 @@
 #include "preprocess/batch/buckets.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "preprocess/batch/highway_buckets.h"
 
@@ -40,10 +39,6 @@ BucketRule MakeBucketRule(v1::BucketHash hash, const StackShape& shape) {
 void BucketsOf(const BucketRule& rule, int64_t partition, const int32_t* local_rows, int64_t n,
                uint8_t* buckets) {
   static const HighwayFunction highway_buckets = PickHighwayBuckets();
-  if (rule.single_bucket) {
-    std::memset(buckets, 0, n);
-    return;
-  }
   const auto stacked_id = [&](int64_t i) {
     return static_cast<int64_t>(local_rows[i]) << rule.partition_bits | partition;
   };
@@ -74,7 +69,7 @@ BucketMemo::BucketMemo(const BucketRule& rule, const StackShape& shape, uint8_t*
 }
 
 int64_t BucketMemo::BytesFor(const BucketRule& rule, const StackShape& shape) {
-  if (rule.single_bucket || rule.hash != v1::HIGHWAY_HASH) return 0;
+  if (rule.hash != v1::HIGHWAY_HASH) return 0;
   return shape.partitions * shape.rows_per_partition;
 }
 

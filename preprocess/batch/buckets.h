@@ -16,7 +16,6 @@ struct BucketRule {
   v1::BucketHash hash = v1::HIGHWAY_HASH;
   int partition_bits = 0;       // log2 P
   int64_t rows_per_bucket = 1;  // ID_RANGE: stacked ids of one bucket
-  bool single_bucket = false;   // every row in bucket 0: limits without mini-batching
 };
 
 BucketRule MakeBucketRule(v1::BucketHash hash, const StackShape& shape);

@@ -330,8 +330,9 @@ class Runner {
   // Without mini-batching: entries over the limits are dropped or refused.
   absl::Status Drop() {
     if (absl::Status status = CheckLimits(); status.ok() || !options_.allow_dropping) return status;
-    BucketRule rule;
-    rule.single_bucket = true;
+    BucketRule rule;  // one bucket holds every row
+    rule.hash = v1::ID_RANGE;
+    rule.rows_per_bucket = std::numeric_limits<int64_t>::max();
     const BucketMemo memo(rule, {}, /*memory=*/nullptr);
     SlotCsr kept;
     Buffer<int32_t> positions;
