@@ -20,6 +20,7 @@ namespace {
 
 constexpr size_t kLongestName = 50;
 constexpr size_t kHashDigits = 12;
+constexpr double kMostBytes = 9e18;  // so that sums of them are numbers of 64 bits
 
 struct OpenStack {
   std::vector<int> tables;
@@ -101,6 +102,15 @@ int64_t SamplesPerSparsecore(const v1::ModelConfig& model, const Topology& topol
   return of_one ? samples / topology.sparsecores_per_shard : samples;
 }
 
+// Bytes of weights and slots of one row.
+int64_t RowBytes(const StackPlan& stack, const v1::TableConfig& table) {
+  int64_t bytes = config::WeightBytes(table.storage_dtype()) * stack.embedding_dim;
+  for (const config::SlotInfo& slot : config::OptimizerSlots(table.optimizer())) {
+    bytes += 4 * (slot.one_per_row ? 1 : stack.embedding_dim);
+  }
+  return bytes;
+}
+
 // A stack before its offsets are known.
 struct StackDraft {
   std::string name;
@@ -123,6 +133,7 @@ class Planner {
     plan.table_at.resize(model_.tables_size());
     plan.feature_at.resize(model_.features_size());
     absl::flat_hash_set<std::string> names;
+    double bytes = 0;
     for (const StackDraft& draft : drafts_) {
       if (!names.insert(draft.name).second) {
         return absl::InvalidArgumentError(absl::StrCat("plan: two stacks are named '", draft.name,
@@ -130,6 +141,13 @@ class Planner {
       }
       ASSIGN_OR_RETURN(StackPlan stack,
                        PlaceStack(draft, static_cast<int>(plan.stacks.size()), &plan));
+      const int64_t row_bytes = RowBytes(stack, model_.tables(draft.tables.front()));
+      bytes += static_cast<double>(stack.rows_per_partition * row_bytes) * partitions_;
+      if (bytes > kMostBytes) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "tables: up to stack '", stack.name, "' they take ", bytes, " bytes; they may take ",
+            kMostBytes, " with their slots. Declare fewer rows or columns"));
+      }
       plan.stacks.push_back(std::move(stack));
     }
     plan.fingerprint = PlanFingerprint(plan);
@@ -379,15 +397,6 @@ class Planner {
   std::vector<bool> taken_;                    // tables that a group holds
   std::vector<StackDraft> drafts_;
 };
-
-// Bytes of weights and slots of one row.
-int64_t RowBytes(const StackPlan& stack, const v1::TableConfig& table) {
-  int64_t bytes = config::WeightBytes(table.storage_dtype()) * stack.embedding_dim;
-  for (const config::SlotInfo& slot : config::OptimizerSlots(table.optimizer())) {
-    bytes += 4 * (slot.one_per_row ? 1 : stack.embedding_dim);
-  }
-  return bytes;
-}
 
 // Empty if less than twice of what was declared is stored.
 std::string RoundingWarning(const StackPlan& stack, const TablePlan& table, int64_t partitions) {

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing/seed.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/testing/numberings.h"
@@ -244,6 +245,24 @@ TEST(PlanTest, APartitionHasAsManyRowsAsItsNumbersHold) {
             "of a stack. Use more shards, or put the tables into several groups");
   EXPECT_THAT(refusal(int64_t{1} << 40, {128, 8}),
               HasSubstr("with 8 SparseCores per shard a partition holds at most 536870912 rows"));
+}
+
+TEST(PlanTest, BytesThatNobodyCanCountAreRefused) {
+  v1::ModelConfig model;
+  model.mutable_plan()->set_auto_stack(false);
+  for (int t = 0; t < 250; ++t) {
+    AddTable(&model, absl::StrCat("t", t), int64_t{1} << 40, 8192);
+    model.mutable_tables(t)->set_storage_dtype(v1::FLOAT32);
+  }
+  const auto refused = MakePlan(model, {256, 4});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("they take 9.0072e+18 bytes; they may take 9e+18 with their slots"));
+  model.mutable_tables()->RemoveLast();
+  model.mutable_features()->RemoveLast();
+  const auto plan = MakePlan(model, {256, 4});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(PlanToProto(model, *plan).table_bytes(), 249 * (int64_t{1} << 55));
 }
 
 TEST(PlanTest, ProtoShowsThePlan) {
