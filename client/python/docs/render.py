@@ -16,11 +16,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def cells(source):
-    """(is it text, lines without the markers) of each cell; the module's docstring is not one."""
-    for part in re.split(r"^# %%", source, flags=re.MULTILINE)[1:]:
+    """(is it text, lines without the markers, lines above them) of each cell; the module's docstring is not one."""
+    docstring, *parts = re.split(r"^# %%", source, flags=re.MULTILINE)
+    above = docstring.count("\n")
+    for part in parts:
         kind, _, body = part.partition("\n")
         text = kind.strip() == "[markdown]"
-        yield text, re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip() if text else body.strip()
+        yield text, re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip() if text else body.strip(), above + 1
+        above += part.count("\n")
 
 
 def render(folder, path):
@@ -32,13 +35,13 @@ def render(folder, path):
     sys.argv = [path, folder]
     sys.path.insert(0, os.path.dirname(path))
     scope = {"__name__": "__main__", "__file__": path}
-    for text, body in cells(source):
+    for text, body, above in cells(source):
         if text:
             parts.append(body)
             continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(body, path, "exec"), scope)
+            exec(compile("\n" * above + body, path, "exec"), scope)  # tf.function reads the lines of its functions in the file
         parts.append(f"```python\n{body}\n```")
         lines = [line for line in printed.getvalue().splitlines() if folder not in line]
         if lines:

@@ -66,7 +66,8 @@ class TypesTest(unittest.TestCase):
 @unittest.skipUnless(importlib.util.find_spec("basedpyright"), "SKIP: basedpyright is not installed")
 class PyrightTest(unittest.TestCase):
     def check(self, config, python=sys.executable):
-        done = subprocess.run([sys.executable, "-m", "basedpyright", "-p", config, "--pythonpath", python],
+        newer = ["--pythonversion", "3.12"] if sys.version_info >= (3, 12) else []  # NumPy has types there that 3.10 cannot read
+        done = subprocess.run([sys.executable, "-m", "basedpyright", "-p", config, "--pythonpath", python, *newer],
                               stdin=subprocess.DEVNULL, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertRegex(done.stdout, "0 errors, 0 warnings")

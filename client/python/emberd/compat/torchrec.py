@@ -265,7 +265,8 @@ class EmbeddingBagCollection(torch.nn.Module):
         step = self._steps.send(ids, concat=True)
         whole = torch.from_numpy(self._steps.receive(step).concat)
         self._current = step
-        return KeyedTensor(keys, widths, _Pull.apply(self._trigger, self, step, whole))
+        pulled: Any = _Pull.apply(self._trigger, self, step, whole)
+        return KeyedTensor(keys, widths, pulled)
 
     def finish(self) -> None:
         """Leaves the group of trainers, once all updates have been made."""
@@ -294,7 +295,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         if self._model is None:
             filled = any(one.init_fn is not None for one in self._configs)
             try:
-                model = self._client._declare_filled(self._described(filled), parts=self._first_rows if filled else None)
+                model: Model = self._client._declare_filled(self._described(filled), parts=self._first_rows if filled else None)
             except AlreadyExists:
                 if not filled:
                     raise

@@ -622,7 +622,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
         """A dict of tensors and JaggedTensors: see the class."""
         found: Dict[str, Any] = super().forward(ids)
         if is_jagged(ids):
-            kind = type(ids[next(iter(found))]) if hasattr(ids, "__getitem__") else None
+            kind = type(ids[next(iter(found))]) if hasattr(type(ids), "__getitem__") else None
             jagged = split_jagged(ids)
         else:
             kind, jagged = None, {name: value for name, value in ids.items() if isinstance(value, Ragged) or has_lengths(value)}
@@ -677,7 +677,7 @@ def _checked_ragged(ids: Ragged, name: str) -> Ragged:
     """Whose row splits the server does not see."""
     values = np.shape(to_array(ids.values, f'feature "{name}": values'))
     splits = as_ints(to_array(ids.row_splits, f'feature "{name}": row_splits'), f'feature "{name}": row_splits')
-    if splits.ndim != 1 or len(values) != 1 or not len(splits) or splits[0] != 0 or splits[-1] != values[0] or (np.diff(splits) < 0).any():
-        raise errors.InvalidArgument(f'feature "{name}": row_splits: {splits.tolist()[:20]} are not allowed; they must be one-dimensional, begin with 0, not '
+    if splits.ndim != 1 or len(values) != 1 or splits.size == 0 or splits[0] != 0 or splits[-1] != values[0] or (np.diff(splits) < 0).any():
+        raise errors.InvalidArgument(f'feature "{name}": row_splits: {splits[:20].tolist()} are not allowed; they must be one-dimensional, begin with 0, not '
                                      f"decrease, and end with the number of values, {list(values)}")
     return ids
