@@ -479,9 +479,13 @@ absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& mode
   return removed;
 }
 
-absl::Status CheckpointStore::GiveUp(const std::string& model) const {
+absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history) const {
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
   if (list.checkpoints().empty()) return absl::OkStatus();
+  if (history != 0) {
+    ASSIGN_OR_RETURN(const auto newest, Read(model, list.checkpoints(0).name()));
+    if (newest.history() != history) return absl::OkStatus();
+  }
   return files::WriteFileWhole(ModelFolder(model), kGivenUpFile,
                                absl::StrCat(list.checkpoints(0).saved_at_ms()));
 }

@@ -72,9 +72,9 @@ class CheckpointStore {
   using MayGo = std::function<absl::Status(const v1::CheckpointManifest&)>;
   absl::StatusOr<int64_t> Delete(const std::string& model, const std::string& name,
                                  uint64_t history = 0, const MayGo& may_go = nullptr) const;
-  // The rows of a model were given up on purpose: its checkpoints of now are not to bring them back
-  // by themselves.
-  absl::Status GiveUp(const std::string& model) const;
+  // The rows of a model are given up on purpose: its checkpoints of now are not to bring them back
+  // by themselves. With a `history`: if the newest is of these rows.
+  absl::Status GiveUp(const std::string& model, uint64_t history = 0) const;
   // Checkpoints saved later than this, in ms since 1970, may. 0: all.
   absl::StatusOr<int64_t> GivenUpUntil(const std::string& model) const;
 

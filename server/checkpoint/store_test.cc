@@ -241,9 +241,11 @@ TEST_F(StoreTest, WhatIsSavedAfterRowsWereGivenUpIsLaterThanThat) {
   EXPECT_EQ(*store_.GivenUpUntil("m/1"), 101);
   ASSERT_TRUE(store_.Delete("m/1", "a").ok());
   clock_ = 0;
-  ASSERT_TRUE(Save("b").ok());
+  ASSERT_TRUE(Save("b", "", /*automatic=*/false, /*history=*/7).ok());
   EXPECT_GT(store_.Read("m/1", "b")->saved_at_ms(), *store_.GivenUpUntil("m/1"));
-  ASSERT_TRUE(store_.GiveUp("m/1").ok());
+  ASSERT_TRUE(store_.GiveUp("m/1", /*history=*/8).ok());
+  EXPECT_EQ(*store_.GivenUpUntil("m/1"), 101) << "the newest has other rows";
+  ASSERT_TRUE(store_.GiveUp("m/1", /*history=*/7).ok());
   EXPECT_EQ(*store_.GivenUpUntil("m/1"), store_.Read("m/1", "b")->saved_at_ms());
 }
 

@@ -48,7 +48,7 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
   if (!saves()) return std::nullopt;
   ASSIGN_OR_RETURN(const bool may, MayRecover(config.name()));
   if (!may) return std::nullopt;
-  ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), "newest"));
+  ASSIGN_OR_RETURN(RowSource source, FindRowsUnlessGivenUp(config.name(), "newest"));
   const v1::CheckpointManifest& newest = source.chain.front().manifest();
   if (config::DifferInSamplesAlone(newest.config(), config))
     return std::optional(std::move(source));
@@ -57,6 +57,19 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
       config::FirstDifference(newest.config(), config), "); `emberctl checkpoint restore ",
       config.name(), "` brings back the model as it was, `emberctl model drop ", config.name(),
       "` makes room for this one, and restore_from gives it the rows of a checkpoint"));
+}
+
+absl::StatusOr<RowSource> AutoCheckpoints::FindRowsUnlessGivenUp(const std::string& model,
+                                                                 const std::string& name) const {
+  ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(model, name));
+  const int64_t saved_at_ms = source.chain.front().manifest().saved_at_ms();
+  source.still_wanted = [this, model, saved_at_ms]() -> absl::Status {
+    ASSIGN_OR_RETURN(const int64_t given_up, checkpoints_->store().GivenUpUntil(model));
+    if (saved_at_ms > given_up) return absl::OkStatus();
+    return absl::AbortedError(
+        absl::StrCat("model '", model, "' was dropped or reset meanwhile; try again"));
+  };
+  return source;
 }
 
 absl::StatusOr<bool> AutoCheckpoints::MayRecover(const std::string& model) const {
@@ -172,7 +185,7 @@ absl::Status AutoCheckpoints::Recover(const std::string& model) {
 
 absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) {
   const std::string& model = checkpoint.model();
-  ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(model, checkpoint.name()));
+  ASSIGN_OR_RETURN(RowSource source, FindRowsUnlessGivenUp(model, checkpoint.name()));
   const int64_t total = checkpoint::BytesOf(source.chain);
   const auto tell = [&](int64_t bytes) {
     MutexLock lock(&mutex_);
@@ -223,12 +236,12 @@ void AutoCheckpoints::RecoverAbsent() {
 
 // ---- Saves
 
-absl::Status AutoCheckpoints::RowsGivenUp(const std::string& model) {
+absl::Status AutoCheckpoints::GiveUpRows(const std::string& model, uint64_t history) {
   if (!saves()) return absl::OkStatus();
-  return Annotate(checkpoints_->store().GiveUp(model),
-                  absl::StrCat("model '", model,
-                               "' was dropped or reset, but its rows of before may come back from "
-                               "a checkpoint until the same is asked for again"));
+  return Annotate(checkpoints_->store().GiveUp(model, history),
+                  absl::StrCat("it could not be noted that the rows of model '", model,
+                               "' are given up, so that they may come back from a checkpoint; drop "
+                               "or reset it again"));
 }
 
 bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Reason reason) const {

@@ -38,8 +38,9 @@ class AutoCheckpoints {
   // no checkpoint is what it asks for. FAILED_PRECONDITION: the newest is of another config.
   absl::StatusOr<std::optional<RowSource>> FindRows(const v1::ModelConfig& config,
                                                     const std::string& restore_from) const;
-  // It was dropped, or reset: rows of before are not to come back. An error: they may.
-  absl::Status RowsGivenUp(const std::string& model);
+  // It is dropped, or reset: rows of before are not to come back. An error: they may. `history`:
+  // see CheckpointStore::GiveUp.
+  absl::Status GiveUpRows(const std::string& model, uint64_t history);
 
   // What callers hear of a lost model: UNAVAILABLE, with the progress, while its rows come back;
   // `lost` if there is nothing to bring back.
@@ -84,6 +85,10 @@ class AutoCheckpoints {
   // Whether what it serves is still there, or cannot be read just now.
   bool MayServeAgain(const step::ServedModel& model) const;
   absl::Status ServeAgain(const step::ServedModel& model);
+  // For rows that come back by themselves, which a drop or a reset may have given up by the time
+  // that shards serve them, here or at another coordinator.
+  absl::StatusOr<RowSource> FindRowsUnlessGivenUp(const std::string& model,
+                                                  const std::string& name) const;
   // Whether some checkpoint may bring the model back.
   absl::StatusOr<bool> MayRecover(const std::string& model) const;
   void StartRecovery(const std::string& model) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -62,6 +62,10 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                      [this](const std::string& model, const absl::Status& lost) {
                        return auto_checkpoints_.ExplainLost(model, lost);
                      },
+                 .give_up =
+                     [this](const std::string& model, uint64_t history) {
+                       return auto_checkpoints_.GiveUpRows(model, history);
+                     },
                  .recovers = cluster.storage().durability() == v1::StorageConfig::CHECKPOINT}),
       mutations_(shards_, absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       fanout_(shards_,
@@ -143,12 +147,6 @@ absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
 absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModelRequest& request,
                                                              rpc::CallContext* context) {
   v1::DropModelResponse response;
-  // Rows that are only read stay in the checkpoint of the model that they come from.
-  if (registry_.IdOf(request.name()) == 0) {
-    registry_.FindByName(request.name(), context).status().IgnoreError();
-  }
-  const auto known = registry_.Recall(registry_.IdOf(request.name())).model;
-  const bool read_only = known != nullptr && known->read_only();
   std::unique_ptr<ChangePause> pause;  // until it is gone
   const auto settle = [&](const step::ServedModelPtr& model) {
     const absl::Time give_up = std::min(SteadyNow() + kDropPatience, context->deadline());
@@ -161,7 +159,6 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
     }
   };
   ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), settle, context));
-  if (!read_only) RETURN_IF_ERROR(auto_checkpoints_.RowsGivenUp(request.name()));
   response.set_dropped(dropped);
   return response;
 }
@@ -169,7 +166,6 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
 absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetModelRequest& request,
                                                                rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto model, registry_.Reset(request.name(), context));
-  RETURN_IF_ERROR(auto_checkpoints_.RowsGivenUp(request.name()));
   v1::ResetModelResponse response;
   response.set_model_id(model->id);
   response.set_history(model->history);

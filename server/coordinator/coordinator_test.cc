@@ -4,6 +4,7 @@
 #include "server/coordinator/coordinator.h"
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <random>
 
@@ -539,6 +540,56 @@ TEST_P(CoordinatorTest, ACheckpointThatGoesBeforeItIsRestoredCostsNoRows) {
             absl::StatusCode::kNotFound);
   EXPECT_TRUE(deleted);
   EXPECT_EQ(cluster.Read(model, "item", 57), before);
+}
+
+// Would catch: a model that is there after its drop, with the rows that were dropped, since another
+// coordinator had found their checkpoint before the drop gave it up.
+TEST_P(CoordinatorTest, RowsThatAreGivenUpWhileTheyComeBackAreNotServed) {
+  const TempDir storage = *TempDir::Create();
+  Cluster cluster(2, 1, remote(),
+                  absl::StrCat("storage { directory: '", storage.path(), "' durability: LOG }"));
+  v1::DeclareModelRequest declare;
+  *declare.mutable_config() = *config::ParseModel(kModel);
+  const auto first = Await([&] { return cluster->DeclareModel(declare, cluster.context()); });
+  ASSERT_TRUE(first.ok()) << first.status();
+  const uint64_t model = first->model_id();
+  const std::vector<float> initial = cluster.Read(model, "item", 57);
+  v1::AssignRowsRequest assign;
+  assign.set_model_id(model);
+  assign.set_table("item");
+  assign.mutable_mutation()->set_client_id("test");
+  assign.mutable_mutation()->set_sequence(1);
+  *assign.mutable_ids() = MakeTensor(v1::INT32, {1}, std::vector<int32_t>{3});
+  *assign.mutable_values() = MakeTensor(v1::FLOAT32, {1, 5}, std::vector<float>(5, 7.0f));
+  ASSERT_TRUE(cluster->resources().rows->AssignRows(assign, cluster.context()).ok());
+  Checkpoints& checkpoints = *cluster->resources().checkpoints;
+  v1::SaveCheckpointRequest save;
+  save.set_model("m");
+  const auto saved = checkpoints.Save(
+      save, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, cluster.context());
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  v1::DropModelRequest drop;
+  drop.set_name("m");
+  ASSERT_TRUE(cluster->DropModel(drop, cluster.context()).ok());
+  ASSERT_GT(*checkpoints.store().GivenUpUntil("m"), 0);
+  // As before the drop: the model is not there only because its shards have lost it.
+  ASSERT_TRUE(std::filesystem::remove(storage.Path("checkpoints/m/.given_up")));
+  int asked = 0;
+  const auto find_rows = [&](const v1::ModelConfig& config) {
+    auto rows = cluster->auto_checkpoints()->FindRows(config, "");
+    EXPECT_TRUE(rows.ok()) << rows.status();
+    EXPECT_EQ(rows.ok() && rows->has_value(), ++asked == 1);
+    if (rows.ok() && rows->has_value()) {
+      (*rows)->report = [&](int64_t, int64_t) { return checkpoints.store().GiveUp("m"); };
+    }
+    return rows;
+  };
+  const auto declared =
+      cluster->resources().registry->Declare(declare.config(), find_rows, cluster.context());
+  ASSERT_TRUE(declared.ok()) << declared.status();
+  EXPECT_TRUE(declared->created);
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(cluster.Read(model, "item", 57), initial);
 }
 
 TEST_P(CoordinatorTest, WhoWaitsUntilOtherRowsAreServedEndsWithItsCaller) {

@@ -184,6 +184,7 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const step::ServedMod
 absl::Status ModelChanges::RestoreOnAll(const step::ServedModel& model, uint64_t history,
                                         const ShardModels& before, const RowSource& source,
                                         rpc::CallContext* context) {
+  if (source.still_wanted != nullptr) RETURN_IF_ERROR(source.still_wanted());
   if (source.begins != nullptr && !model.read_only()) RETURN_IF_ERROR(source.begins(history));
   step::ShardTransfers transfers(shards_);
   internal::v1::BeginRestoreRequest request;
@@ -196,7 +197,7 @@ absl::Status ModelChanges::RestoreOnAll(const step::ServedModel& model, uint64_t
   }));
   RETURN_IF_ERROR(transfers.Await(context, source.report).status());
   transfers.Keep();
-  return absl::OkStatus();
+  return source.still_wanted == nullptr ? absl::OkStatus() : source.still_wanted();
 }
 
 absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history,
@@ -263,12 +264,19 @@ void ModelChanges::Retry() {
 }
 
 absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_id, uint64_t known,
-                                        const ShardModels& before, rpc::CallContext* context) {
+                                        const GiveUpRows& give_up, rpc::CallContext* context) {
+  // First the note, then a look at the shards: whoever makes rows of a checkpoint does the opposite
+  // before they are served, so that one of the two sees the other.
+  if (give_up != nullptr) RETURN_IF_ERROR(give_up(name, 0));
+  const ShardModels before = Ask(context);
+  RETURN_IF_ERROR(before.complete());
   bool found = known != 0;
   for (size_t i = 0; i < shards_.size(); ++i) {
     for (const internal::v1::HostedModel& here : before.AllOnShard(static_cast<int>(i), name)) {
       found = true;
-      if (known == 0) known = here.history();
+      if (known != 0) continue;
+      known = here.history();
+      model_id = here.model_id();
     }
   }
   if (!found) return false;
@@ -283,6 +291,10 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
     }
     return absl::OkStatus();
   }));
+  // A checkpoint may have been saved since the note. One of whoever has declared the model by now
+  // stays good.
+  const uint64_t history = before.OnShard(0, name).history();
+  if (give_up != nullptr && history != 0) RETURN_IF_ERROR(give_up(name, history));
   return true;
 }
 

@@ -39,8 +39,15 @@ struct RowSource {
   // Hears the history that the rows will have, before any shard does, which then gives up those
   // that it has; null: nobody does.
   std::function<absl::Status(uint64_t history)> begins = nullptr;
+  // Asked before shards begin, and again before they serve the rows: an error gives these up; null:
+  // they are wanted.
+  std::function<absl::Status()> still_wanted = nullptr;
   bool only_lost = false;  // for a model that has lost rows: ABORTED if all shards have them again
 };
+
+// Notes that a model's checkpoints are not to bring back rows that are given up. `history`: see
+// CheckpointStore::GiveUp.
+using GiveUpRows = std::function<absl::Status(const std::string& model, uint64_t history)>;
 
 // Thread-safe. Errors name the shard.
 class ModelChanges {
@@ -64,9 +71,9 @@ class ModelChanges {
   void Retry();
 
   // Drops whatever the shards have under a name, and remembers `known` (0: nothing) as dropped.
-  // True: there was something.
+  // True: there was something. `give_up`: null if no checkpoints bring it back.
   absl::StatusOr<bool> Drop(const std::string& name, uint64_t model_id, uint64_t known,
-                            const ShardModels& before, rpc::CallContext* context);
+                            const GiveUpRows& give_up, rpc::CallContext* context);
   // One of the histories of a model that serves checkpoints. FAILED_PRECONDITION, and nothing has
   // changed, if shard 0 serves no other one and `unless_only` is set.
   absl::Status DropHistory(uint64_t model_id, uint64_t history, bool unless_only,

@@ -16,7 +16,7 @@
 namespace emberd::coordinator {
 namespace {
 
-// How often a declaration begins again after another coordinator has come between.
+// How often a change begins again after another one has come between.
 constexpr int kAttempts = 8;
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 constexpr absl::Duration kExplainDeadline = absl::Seconds(2);
@@ -36,9 +36,6 @@ absl::Status BeingRestored(const v1::ModelConfig& config) {
 // two, and calls that began on the old rows end on them.
 constexpr absl::Duration kFollowedPatience = absl::Seconds(5);
 constexpr absl::Duration kUnserveDeadline = absl::Seconds(2);
-
-// How often a change begins again after another one has come between.
-constexpr int kLimitAttempts = 8;
 
 std::string LimitsText(const internal::v1::ModelLimits& limits) {
   return absl::StrJoin(limits.stacks(), ", ", [](std::string* out, const v1::StackLimit& stack) {
@@ -227,6 +224,7 @@ absl::StatusOr<std::shared_ptr<step::ServedModel>> ModelRegistry::Fetch(uint64_t
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::Refresh(uint64_t model_id,
                                                             rpc::CallContext* context) {
+  if (model_id == 0) return NotDeclared(model_id);
   const Known known = Recall(model_id);
   ShardModels shards = changes_.Ask(context);
   const ModelVerdict verdict = Judge(model_id, known.history(), &shards, context);
@@ -284,7 +282,6 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Refresh(uint64_t model_id,
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::Find(uint64_t model_id,
                                                          rpc::CallContext* context) {
-  if (model_id == 0) return NotDeclared(model_id);
   const Known known = Recall(model_id);
   if (known.model != nullptr && known.lost.empty()) return known.model;
   return Refresh(model_id, context);
@@ -292,7 +289,6 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Find(uint64_t model_id,
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindAnew(uint64_t model_id,
                                                              rpc::CallContext* context) {
-  if (model_id == 0) return NotDeclared(model_id);
   rpc::LinkedContext asking(context, kExplainDeadline);
   return Refresh(model_id, asking.get());
 }
@@ -525,17 +521,20 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
-  uint64_t id = IdOf(name);
+  const uint64_t id = IdOf(name) != 0 ? IdOf(name) : shards.FindName(name);
   const Known known = Recall(id);
-  if (id == 0) id = shards.FindName(name);
   RETURN_IF_ERROR(SettleShared(id, settle, &shards, context));
-  ASSIGN_OR_RETURN(const bool dropped, changes_.Drop(name, id, known.history(), shards, context));
+  // What is only read stays in the checkpoint of the model that it comes from.
+  const bool read_only =
+      known.model != nullptr ? known.model->read_only() : !shards.ServesOf(id, 0).model().empty();
+  ASSIGN_OR_RETURN(
+      const bool dropped,
+      changes_.Drop(name, id, known.history(), read_only ? nullptr : options_.give_up, context));
   Forget(id);
-  if (dropped) {
-    ops::Log(ops::LogLevel::kInfo, "model dropped",
-             {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
-  }
-  return dropped;
+  if (!dropped) return false;
+  ops::Log(ops::LogLevel::kInfo, "model dropped",
+           {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
+  return true;
 }
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& name,
@@ -565,6 +564,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
                      "and declare it again, or restore a checkpoint"));
   }
   RETURN_IF_ERROR(CheckShared(&model->config, /*changes_rows=*/true, shards, context));
+  RETURN_IF_ERROR(options_.give_up(name, 0));
   RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
   Remember(model);
   ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
@@ -786,7 +786,7 @@ absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimi
                      ChangedLimits(*model, model->PlanNow(), request));
     limits.mutable_stacks()->Add(stacks.begin(), stacks.end());
     const absl::Status set = shards_[0].ServeModel(serve, context).status();
-    if (absl::IsAborted(set) && attempt < kLimitAttempts) continue;
+    if (absl::IsAborted(set) && attempt < kAttempts) continue;
     RETURN_IF_ERROR(set);
     model->SetLimits(limits);
     ops::Log(ops::LogLevel::kInfo, "limits of a model changed",

@@ -35,6 +35,8 @@ struct ModelRegistryOptions {
   ops::Metrics* metrics = nullptr;
   // What to tell the callers of a lost model, given what they would be told; null: just that.
   std::function<absl::Status(const std::string& model, const absl::Status& lost)> explain_lost;
+  // Called before rows are given up that shards have: an error, and none are.
+  GiveUpRows give_up;
   // Models that lost rows go back to checkpoints by themselves, each to its own.
   bool recovers = false;
 };

@@ -1,12 +1,14 @@
 // storage.durability CHECKPOINT: models are saved by themselves, and rows that shards have lost
 // come back from the newest good checkpoint, on all shards together, with nobody asking for it.
 // What was given up on purpose does not.
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -126,6 +128,31 @@ TEST_F(RecoveryTest, RowsThatWereGivenUpStayGone) {
   LoseShard(0);
   absl::SleepFor(absl::Seconds(7));  // coordinators look for such models every five seconds
   EXPECT_EQ(client_->DescribeModel("mixed").status().code(), absl::StatusCode::kNotFound);
+}
+
+// The drop gives up the checkpoints before any shard drops its rows: a declaration that finds none
+// on the shards would bring them back otherwise, through whichever coordinator.
+TEST_F(RecoveryTest, AModelThatIsDeclaredWhileItIsDroppedBeginsAnew) {
+  for (int round = 0; round < 6; ++round) {
+    Train(round);
+    Save(absl::StrCat("before-", round));
+    client::ClientOptions options = cluster_->client_options();
+    options.addresses = {cluster_->address(round % 2)};
+    const auto other = client::Client::Connect(options);
+    ASSERT_TRUE(other.ok()) << other.status();
+    std::atomic<bool> dropped = false;
+    std::thread trainer([&] {
+      while (!dropped) (*other)->DeclareModel(MixedModel("mixed")).status().IgnoreError();
+    });
+    const auto drop = client_->DropModel("mixed");
+    dropped = true;
+    trainer.join();
+    ASSERT_TRUE(drop.ok()) << drop.status();
+    const auto model = Await([&] { return client_->DeclareModel(MixedModel("mixed")); });
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *model;
+    EXPECT_EQ(AwaitTables(), initial_) << "round " << round;
+  }
 }
 
 TEST_F(RecoveryTest, WhatIsLeftOfADroppedModelIsPruned) {
