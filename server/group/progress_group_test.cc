@@ -151,6 +151,34 @@ TEST_F(ProgressGroupTest, AWithdrawnCallLeavesTheProgress) {
   EXPECT_EQ(gone.state->answers, 1);
 }
 
+// After a reset, say: how far the ranks of the other rows were would let the new ones run away.
+TEST_F(ProgressGroupTest, BeginsAnewForOtherRows) {
+  Begin(2);
+  const auto join = [&](int rank, uint64_t history) {
+    const AskedJoin joined = host_.Join(kGroup, rank, options_, history);
+    EXPECT_TRUE(joined.ok()) << joined.status();
+    generations_[rank] = joined->generation();
+  };
+  join(0, 5);
+  join(1, 5);
+  EXPECT_TRUE(Advance(1, 9, 0).ok());
+  Leave(1, /*finished=*/true);
+  EXPECT_TRUE(Advance(0, 20, 20).ok());
+  join(0, 5);
+  join(0, 0);  // a coordinator of an older version does not say
+  EXPECT_TRUE(Advance(0, 20, 20).ok()) << "the rows are the same";
+  const AskedStatus watch = host_.Watch(kGroup, generations_[0], 0);
+  join(1, 6);
+  EXPECT_EQ(watch.status(),
+            absl::AbortedError("group 'g': its model has other rows now; join again"));
+  join(0, 6);
+  EXPECT_TRUE(Advance(0, 1, 0).ok());
+  const AskedStatus waits = Advance(0, 1, 1);
+  EXPECT_TRUE(waits.waits()) << "for rank 1, which is at its first step";
+  EXPECT_TRUE(Advance(1, 1, 0).ok());
+  EXPECT_TRUE(waits.ok());
+}
+
 // A host that was started again has seen nobody; the ranks that come back tell it what shards know.
 TEST_F(ProgressGroupTest, LearnsOfRanksThatHaveNotBeenHere) {
   Begin(4);

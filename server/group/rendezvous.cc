@@ -61,7 +61,8 @@ Withdraw Rendezvous::Join(const internal::v1::JoinRequest& request, JoinDone don
   return OnCall(id, done, [&](Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
     RETURN_IF_ERROR(CheckGroupOptions(request.options()));
     RETURN_IF_ERROR(CheckRank(request.rank(), request.options().size()));
-    ASSIGN_OR_RETURN(const Groups::iterator found, FindOrCreate(id, request.options(), event));
+    ASSIGN_OR_RETURN(const Groups::iterator found,
+                     FindOrCreate(id, request.options(), request.history(), event));
     Group& group = *found->second.group;
     group.Touch(event->now);
     group.Join(request, std::move(done), event);
@@ -159,7 +160,7 @@ bool Rendezvous::Adopt(const GroupId& id, uint64_t generation, const v1::GroupOp
   const auto here = groups_.find(id);
   if (here != groups_.end() && !CheckSameOptions(options, here->second.group->options()).ok())
     Forget(here, &event);
-  const auto found = FindOrCreate(id, options, &event);
+  const auto found = FindOrCreate(id, options, /*history=*/0, &event);
   if (!CheckOpen(id).ok() || !found.ok()) return false;
   Group& group = *(*found)->second.group;
   group.Touch(event.now);
@@ -233,21 +234,25 @@ absl::Status Rendezvous::CheckOpen(const GroupId& id) const {
 }
 
 absl::StatusOr<Rendezvous::Groups::iterator> Rendezvous::FindOrCreate(
-    const GroupId& id, const v1::GroupOptions& options, Event* event) {
+    const GroupId& id, const v1::GroupOptions& options, uint64_t history, Event* event) {
   auto found = groups_.find(id);
   if (found != groups_.end()) {
     const Group& group = *found->second.group;
+    const uint64_t before = found->second.history;
+    const bool other_rows = history != 0 && before != 0 && history != before;
     absl::Status same = CheckSameOptions(options, group.options());
-    if (same.ok()) return found;
-    // Members of whom nothing has been heard for long do not stand in the way of a new run.
-    if (!Forgettable(group, event->now) && !group.vacant()) return same;
-    Forget(found, event);
+    if (same.ok() && !other_rows) return found;
+    // Members of whom nothing has been heard for long do not stand in the way of a new run, nor do
+    // those whose rows are gone.
+    if (!other_rows && !Forgettable(group, event->now) && !group.vacant()) return same;
+    Forget(found, event, other_rows ? "its model has other rows now" : "it was idle");
   }
   if (static_cast<int>(groups_.size()) >= options_.max_groups) {
     RETURN_IF_ERROR(MakeRoom(event));
   }
   Entry entry;
   entry.group = Group::Create(id, options, event->now);
+  entry.history = history;
   return groups_.emplace(id, std::move(entry)).first;
 }
 
@@ -273,11 +278,10 @@ absl::Status Rendezvous::MakeRoom(Event* event) {
   return absl::OkStatus();
 }
 
-void Rendezvous::Forget(Groups::iterator group, Event* event) {
+void Rendezvous::Forget(Groups::iterator group, Event* event, absl::string_view why) {
   Entry& entry = group->second;
-  entry.group->Close(
-      InGroup(group->first, closed_.ok() ? absl::AbortedError("it was idle; join again") : closed_),
-      event);
+  const absl::Status over = absl::AbortedError(absl::StrCat(why, "; join again"));
+  entry.group->Close(InGroup(group->first, closed_.ok() ? over : closed_), event);
   timers_.erase({entry.timer, group->first});
   value_bytes_ -= entry.value_bytes;
   groups_.erase(group);

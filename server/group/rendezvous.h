@@ -81,6 +81,7 @@ class Rendezvous {
  private:
   struct Entry {
     std::unique_ptr<Group> group;
+    uint64_t history = 0;                       // JoinRequest.history
     absl::Time timer = absl::InfiniteFuture();  // its place in timers_
     int64_t value_bytes = 0;                    // as counted in value_bytes_
   };
@@ -109,11 +110,13 @@ class Rendezvous {
   static bool Forgettable(const Group& group, absl::Time now);
 
   absl::Status CheckOpen(const GroupId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The group, made if it is not here.
+  // The group, made if it is not here, or for rows of another history (0: whichever).
   absl::StatusOr<Groups::iterator> FindOrCreate(const GroupId& id, const v1::GroupOptions& options,
-                                                Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                                                uint64_t history, Event* event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeRoom(Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Forget(Groups::iterator group, Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Groups::iterator group, Event* event, absl::string_view why = "it was idle")
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Brings the timer and the sums up to date after the group has changed.
   void Settle(Groups::iterator group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunTimers();

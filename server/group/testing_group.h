@@ -29,8 +29,9 @@ Request RequestOf(const GroupId& id, uint64_t generation, int rank) {
   return request;
 }
 inline pb::JoinRequest JoinOf(const GroupId& id, int rank, const v1::GroupOptions& options,
-                              const std::string& coordinator) {
+                              const std::string& coordinator, uint64_t history = 0) {
   auto request = RequestOf<pb::JoinRequest>(id, rank);
+  request.set_history(history);
   *request.mutable_options() = options;
   request.set_coordinator(coordinator);
   return request;
@@ -116,10 +117,12 @@ class TestingHost {
   }
   absl::Time now() const { return now_; }
 
-  AskedJoin Join(const GroupId& id, int rank, const v1::GroupOptions& options) {
+  AskedJoin Join(const GroupId& id, int rank, const v1::GroupOptions& options,
+                 uint64_t history = 0) {
     AskedJoin join;
     join.withdraw = rendezvous_.Join(
-        JoinOf(id, rank, options, "coordinator of " + std::to_string(rank)), join.Callback());
+        JoinOf(id, rank, options, "coordinator of " + std::to_string(rank), history),
+        join.Callback());
     return join;
   }
   // All ranks; the generation.

@@ -136,6 +136,41 @@ TEST_F(GroupRestartTest, ABoundedGroupStillWaitsForARankThatHasNotFinished) {
   }
 }
 
+// What the host knows of ranks that are not there is of the rows that were: they had finished, or
+// were further.
+TEST_F(GroupRestartTest, TheBoundHoldsForOtherRowsToo) {
+  const auto train = [&](int64_t steps) {
+    auto first = Join(0);
+    auto second = Join(1);
+    ASSERT_TRUE(first != nullptr && second != nullptr);
+    for (int64_t step = first->next_step(), end = step + steps; step < end; ++step) {
+      ASSERT_TRUE(Run(*first, 0, step, step + 1).ok());
+      ASSERT_TRUE(Run(*second, 1, step, step + 1).ok());
+    }
+    ASSERT_TRUE(first->Finish().ok() && second->Finish().ok());
+  };
+  const auto expect_bound = [&](int64_t begin) {
+    auto first = Join(0);
+    ASSERT_NE(first, nullptr);
+    ASSERT_EQ(first->next_step(), begin);
+    const absl::Status near = Run(*first, 0, begin, begin + 2);
+    EXPECT_TRUE(near.ok()) << near;
+    const absl::Status far = Run(*first, 0, begin + 2, begin + 3);
+    EXPECT_EQ(far.code(), absl::StatusCode::kDeadlineExceeded) << far;
+    EXPECT_THAT(std::string(far.message()),
+                ::testing::HasSubstr(absl::StrCat("rank 1 is in step ", begin)));
+  };
+  ASSERT_NO_FATAL_FAILURE(train(4));
+  ASSERT_TRUE(client_->ResetModel("m").ok());
+  ASSERT_NO_FATAL_FAILURE(expect_bound(0));
+
+  ASSERT_TRUE(client_->DropModel("m").ok());
+  const auto declared = client_->DeclareModel(GroupModel("m", 0));
+  ASSERT_TRUE(declared.ok()) << declared.status();
+  model_ = *declared;
+  ASSERT_NO_FATAL_FAILURE(expect_bound(0));
+}
+
 // The shards have heard of a generation from a host whose clock was ten minutes ahead, or which was
 // started again on a machine whose clock is ten minutes behind. Joins had to wait until it had
 // caught up.

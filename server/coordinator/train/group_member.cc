@@ -289,6 +289,7 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
   auto request = OfRank<internal::v1::JoinRequest>(*model, start);
   *request.mutable_options() = start.options();
   request.set_coordinator(resources.identity);
+  request.set_history(model->history);
   ASSIGN_OR_RETURN(const auto membership, resources.collective->Join(request, joining.get()));
   auto member = std::unique_ptr<GroupMember>(
       new GroupMember(resources, std::move(model), start, membership.generation()));
