@@ -101,6 +101,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }),
       watch_(kSweepPeriod, [this] {
+        collective_.Retry();
         registry_.Watch();
         auto_checkpoints_.Watch();
       }) {

@@ -126,14 +126,14 @@ class ProgressGroup final : public Group {
     absl::Time deadline;
   };
 
-  // Takes over what shards know of ranks that have not been here.
+  // Takes over what shards know of ranks that are not here: they may have heard more.
   void Learn(const pb::AdvanceRequest& request) {
     for (const pb::RankProgress& known : request.ranks()) {
       if (known.rank() < 0 || known.rank() >= size()) continue;
       Rank& rank = ranks_[known.rank()];
-      if (rank.generation != 0) continue;  // from itself
+      if (rank.present) continue;  // it says so itself
       rank.next_step = std::max(rank.next_step, known.next_step());
-      rank.finished = known.finished();
+      rank.finished |= known.finished();
     }
   }
 

@@ -151,6 +151,24 @@ TEST_F(ProgressGroupTest, AWithdrawnCallLeavesTheProgress) {
   EXPECT_EQ(gone.state->answers, 1);
 }
 
+// Its coordinator died when the shards had heard that it has finished, and the host had not.
+TEST_F(ProgressGroupTest, LearnsThatARankWhichLeftHasFinished) {
+  Begin(2);
+  JoinAll();
+  EXPECT_TRUE(Advance(1, 5, 0).ok());
+  Leave(1, /*finished=*/false);
+  EXPECT_TRUE(Advance(0, 9, 9).waits());
+  Join(0);
+  pb::AdvanceRequest request = AdvanceOf(kGroup, generations_[0], 0, 9, 9);
+  pb::RankProgress* const known = request.add_ranks();
+  known->set_rank(1);
+  known->set_next_step(5);
+  known->set_finished(true);
+  const AskedStatus tells;
+  host_->Advance(request, tells.Callback());
+  EXPECT_TRUE(tells.ok());
+}
+
 // After a reset, say: how far the ranks of the other rows were would let the new ones run away.
 TEST_F(ProgressGroupTest, BeginsAnewForOtherRows) {
   Begin(2);

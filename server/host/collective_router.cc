@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "server/ops/logging.h"
 
 namespace emberd::host {
 namespace {
@@ -89,10 +90,51 @@ absl::Status CollectiveRouter::Advance(const internal::v1::AdvanceRequest& reque
   return HostOf(request.name()).Advance(request, context).status();
 }
 
-void CollectiveRouter::Leave(const internal::v1::LeaveRequest& request) {
+void CollectiveRouter::Leave(const internal::v1::LeaveRequest& request,
+                             std::optional<internal::v1::OpenGroupRequest> finished) {
   local_.Leave(request, [](const absl::Status&) {});
+  Tell({{request, std::move(finished)}});
+}
+
+void CollectiveRouter::Retry() {
+  std::vector<Leaving> unheard;
+  {
+    MutexLock lock(&mutex_);
+    unheard.swap(unheard_);
+  }
+  Tell(unheard);
+}
+
+void CollectiveRouter::Tell(const std::vector<Leaving>& leaving) {
+  std::vector<char> heard(leaving.size());
+  threads_->RunEach(static_cast<int>(leaving.size()),
+                    [&](int i) { heard[i] = TellOne(leaving[i]); });
+  MutexLock lock(&mutex_);
+  for (size_t i = 0; i < leaving.size(); ++i) {
+    if (!heard[i]) unheard_.push_back(leaving[i]);
+  }
+}
+
+bool CollectiveRouter::TellOne(const Leaving& leaving) {
+  const internal::v1::LeaveRequest& request = leaving.request;
   rpc::CallContext context(SteadyNow() + kLeaveDeadline);
-  HostOf(request.name()).Leave(request, &context).IgnoreError();
+  // All at once: one that stands still keeps no other one from hearing.
+  const size_t shards = leaving.finished.has_value() ? shards_.size() : 0;
+  std::vector<absl::Status> told(shards + 1);
+  threads_->RunEach(static_cast<int>(told.size()), [&](int i) {
+    told[i] = static_cast<size_t>(i) < shards
+                  ? shards_[i]->OpenGroup(*leaving.finished, &context).status()
+                  : HostOf(request.name()).Leave(request, &context).status();
+  });
+  const auto deaf = std::find_if(told.begin(), told.end(), [](const absl::Status& status) {
+    return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  });
+  if (deaf == told.end()) return true;
+  ops::Log(ops::LogLevel::kInfo, "a shard does not hear that a rank has left; it is told again",
+           {{"group", request.name().group()},
+            {"rank", request.rank()},
+            {"reason", std::string(deaf->message())}});
+  return false;
 }
 
 }  // namespace emberd::host

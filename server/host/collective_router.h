@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,18 +35,29 @@ class CollectiveRouter {
   absl::StatusOr<internal::v1::AllGatherResponse> AllGather(
       const internal::v1::AllGatherRequest& request, rpc::CallContext* context);
   absl::Status Advance(const internal::v1::AdvanceRequest& request, rpc::CallContext* context);
-  // Best effort, under a short deadline of its own.
-  void Leave(const internal::v1::LeaveRequest& request);
+  // Under a short deadline of its own. `finished`: tells all shards, too, that the rank has done
+  // all its steps. A shard that cannot be reached is told again by Retry, which is to be called
+  // every second, until it hears.
+  void Leave(const internal::v1::LeaveRequest& request,
+             std::optional<internal::v1::OpenGroupRequest> finished = std::nullopt);
+  void Retry();
 
   // What the groups that have all their ranks here hold.
   group::Rendezvous::Load local_load() const { return local_.load(); }
 
  private:
   using Generation = std::pair<group::GroupId, uint64_t>;
+  struct Leaving {
+    internal::v1::LeaveRequest request;
+    std::optional<internal::v1::OpenGroupRequest> finished;
+  };
 
   ShardBackend& HostOf(const internal::v1::GroupName& name) const;
   // Sees a generation end at its host, and ends it here. The host sees that its members are there.
   void Watch(const internal::v1::WatchRequest& request, rpc::CallContext* context);
+  // Those that are not heard go to unheard_.
+  void Tell(const std::vector<Leaving>& leaving);
+  bool TellOne(const Leaving& leaving);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   BlockingPool* const threads_;
@@ -55,6 +67,7 @@ class CollectiveRouter {
   CondVar watch_over_;
   // Watches under way: of the generations with members here.
   std::map<Generation, std::shared_ptr<rpc::CallContext>> watches_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Leaving> unheard_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::host

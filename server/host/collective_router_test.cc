@@ -2,7 +2,9 @@
 // must behave as the one over the host does.
 #include "server/host/collective_router.h"
 
+#include <atomic>
 #include <future>
+#include <memory>
 #include <set>
 
 #include <gmock/gmock.h>
@@ -162,6 +164,56 @@ TEST_F(CollectiveRouterTest, AHostThatStopsEndsTheGenerationHere) {
   AwaitWaiting([&] { return here_.local_load(); }, 1);
   host().Close(absl::UnavailableError("stopped"));
   EXPECT_EQ(waiting.get().status(), absl::UnavailableError("group 'g': stopped"));
+}
+
+// Cannot be reached for a while. Counts who has finished.
+class DeafShard final : public MeetingShard {
+ public:
+  using MeetingShard::MeetingShard;
+
+  std::atomic<bool> deaf = false;
+  std::atomic<int> told = 0;
+
+ private:
+  absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
+                       google::protobuf::Message* response, rpc::CallContext* context) override {
+    if (deaf) return absl::UnavailableError("deaf");
+    if (verb != ShardVerb::kOpenGroup) {
+      return MeetingShard::Control(verb, request, response, context);
+    }
+    told += static_cast<const pb::OpenGroupRequest&>(request).finished() ? 1 : 0;
+    return absl::OkStatus();
+  }
+};
+
+// Would catch: ranks that wait for ever for one that has finished, and a group that is never free.
+TEST_F(CollectiveRouterTest, WhoDoesNotHearALeaveIsToldAgain) {
+  const auto first = std::make_shared<DeafShard>(&rendezvous_[0]);
+  const auto second = std::make_shared<DeafShard>(&rendezvous_[1]);
+  CollectiveRouter router({first, second}, &threads_);
+  const v1::GroupOptions options = MakeOptions(2, v1::BOUNDED, 60'000);
+  const auto stays = router.Join(JoinOf(group_, 0, options, "here"), &context_);
+  const auto goes = router.Join(JoinOf(group_, 1, options, "here"), &context_);
+  ASSERT_TRUE(stays.ok() && goes.ok());
+  AwaitWatches([&] { return host().load(); }, 2);
+  for (const auto& shard : {first, second}) shard->deaf = true;
+  pb::OpenGroupRequest finished;
+  finished.set_finished(true);
+  router.Leave(LeaveOf(group_, goes->generation(), 1, "", false));
+  router.Leave(LeaveOf(group_, goes->generation(), 1, "", true), finished);
+  first->deaf = false;
+  router.Retry();
+  EXPECT_GT(first->told, 0) << "though the other one hears nothing";
+  EXPECT_EQ(second->told, 0);
+  second->deaf = false;
+  router.Retry();
+  EXPECT_EQ(second->told, 1);
+  EXPECT_EQ(router.Advance(AdvanceOf(group_, stays->generation(), 0, 9, 9), &context_),
+            absl::OkStatus());
+  router.Leave(LeaveOf(group_, stays->generation(), 0, "", false));
+  EXPECT_EQ(host().Forget(group_), absl::OkStatus());
+  router.Retry();
+  EXPECT_EQ(second->told, 1) << "all have heard";
 }
 
 TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {

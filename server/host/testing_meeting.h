@@ -11,7 +11,7 @@
 
 namespace emberd::host {
 
-class MeetingShard final : public ShardBackend {
+class MeetingShard : public ShardBackend {
  public:
   // It must outlive the shard.
   explicit MeetingShard(group::Rendezvous* rendezvous) : verbs_(/*host=*/nullptr, rendezvous) {}
@@ -21,12 +21,13 @@ class MeetingShard final : public ShardBackend {
   std::unique_ptr<GatherCall> Gather(GatherCommand, rpc::CallContext*) override { return nullptr; }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand, rpc::CallContext*) override { return nullptr; }
 
- private:
+ protected:
   absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
                        google::protobuf::Message* response, rpc::CallContext* context) override {
     return verbs_.Call(verb, request, response, context);
   }
 
+ private:
   const std::string name_ = "here";
   ShardVerbs verbs_;
 };

@@ -9,6 +9,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
@@ -169,6 +170,32 @@ TEST_F(GroupRestartTest, TheBoundHoldsForOtherRowsToo) {
   ASSERT_TRUE(declared.ok()) << declared.status();
   model_ = *declared;
   ASSERT_NO_FATAL_FAILURE(expect_bound(0));
+}
+
+// Nobody hears that the rank leaves, nor that it has finished, as long as the shards stand still.
+TEST_F(GroupRestartTest, ARankMayFinishWhileTheShardsStandStill) {
+  auto first = Join(0);
+  auto second = Join(1);
+  ASSERT_TRUE(first != nullptr && second != nullptr);
+  ASSERT_TRUE(Run(*first, 0, 0, 1).ok());
+  ASSERT_TRUE(Run(*second, 1, 0, 1).ok());
+  for (int shard = 0; shard < kShards; ++shard) cluster_->SuspendShard(shard);
+  const absl::Status finished = second->Finish();
+  EXPECT_TRUE(finished.ok()) << finished;
+  const auto lost = [&] {
+    const std::vector<std::string> lines =
+        absl::StrSplit(cluster_->CoordinatorLog(0), "does not hear that a rank has left");
+    return lines.size() > 2;  // that it leaves, and that it has finished
+  };
+  EXPECT_TRUE(Eventually(lost));
+  for (int shard = 0; shard < kShards; ++shard) cluster_->ResumeShard(shard);
+  const auto goes_on = [&] {
+    first = Join(0);
+    return first != nullptr && Run(*first, 0, first->next_step(), first->next_step() + 5).ok();
+  };
+  EXPECT_TRUE(Eventually(goes_on));
+  ASSERT_TRUE(first->Finish().ok());
+  EXPECT_TRUE(client_->DropGroup("m", "run").ok());
 }
 
 // The shards have heard of a generation from a host whose clock was ten minutes ahead, or which was

@@ -421,30 +421,21 @@ absl::Status GroupMember::TellProgress(int64_t next_step, rpc::CallContext* cont
   return resources_.collective->Advance(request, telling.get());
 }
 
-// The host of the group hears of it when the rank leaves, but may be started again.
-void GroupMember::TellFinished() {
-  internal::v1::OpenGroupRequest request = OpenRequest();
-  request.set_generation(opened_.generation);
-  request.set_opener(opened_.opener);
-  request.set_finished(true);
-  rpc::CallContext context(SteadyNow() + kExchangeMargin);
-  const absl::Status status =
-      resources_.shards->Ask(&host::ShardBackend::OpenGroup, request, &context).status();
-  if (status.ok()) return;
-  ops::Log(ops::LogLevel::kInfo, "not all shards know that a rank has finished",
-           {{"group", start_.group()}, {"rank", start_.rank()}, {"error", status.ToString()}});
-}
-
 void GroupMember::Leave(const std::string& reason, bool finished) {
   {
     absl::MutexLock lock(&mutex_);
     if (std::exchange(left_, true) && !(finished && bounded())) return;
   }
-  if (finished && bounded()) TellFinished();
   auto request = AsMember<internal::v1::LeaveRequest>();
   request.set_reason(reason);
   request.set_finished(finished);
-  resources_.collective->Leave(request);
+  if (!finished || !bounded()) return resources_.collective->Leave(request);
+  // The host hears of it by the leave, but may be started again.
+  internal::v1::OpenGroupRequest told = OpenRequest();
+  told.set_generation(opened_.generation);
+  told.set_opener(opened_.opener);
+  told.set_finished(true);
+  resources_.collective->Leave(request, std::move(told));
 }
 
 }  // namespace emberd::coordinator

@@ -97,8 +97,8 @@ class GroupMember {
   // BOUNDED: every step before `next_step` is done.
   absl::Status TellProgress(int64_t next_step, rpc::CallContext* context);
 
-  // Best effort, once; of later calls only one with `finished` does something: the trainer ended
-  // its stream in order.
+  // Once; of later calls only one with `finished` does something: the trainer ended its stream in
+  // order.
   void Leave(const std::string& reason, bool finished);
 
  private:
@@ -113,7 +113,6 @@ class GroupMember {
   absl::Status FindStep(rpc::CallContext* context);
   internal::v1::OpenGroupRequest OpenRequest() const;  // but for who opens which generation
   absl::Status OpenOnShards(rpc::CallContext* context);
-  void TellFinished();
   absl::StatusOr<std::vector<std::string>> Exchange(int group_key, int64_t step, std::string value,
                                                     rpc::CallContext* context, RankWait* wait);
 
