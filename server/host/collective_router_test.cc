@@ -216,6 +216,29 @@ TEST_F(CollectiveRouterTest, WhoDoesNotHearALeaveIsToldAgain) {
   EXPECT_EQ(second->told, 1) << "all have heard";
 }
 
+// Would catch: a rank that needs no others, and goes on as a member of nothing.
+TEST_F(CollectiveRouterTest, ARankAloneHearsThatItsHostIsGone) {
+  for (const v1::Consistency consistency : {v1::SYNC, v1::ASYNC}) {
+    const pb::JoinRequest join = JoinOf(group_, 0, MakeOptions(1, consistency), "here");
+    const uint64_t first = here_.Join(join, &context_)->generation();
+    const uint64_t generation = here_.Join(join, &context_)->generation();
+    AwaitWatches([&] { return host().load(); }, 1);
+    EXPECT_EQ(here_.CheckMember(join.name(), first), absl::OkStatus()) << "another took its place";
+    EXPECT_EQ(here_.CheckMember(join.name(), generation), absl::OkStatus());
+    here_.Leave(LeaveOf(group_, generation, 0, "", false));
+  }
+  const pb::JoinRequest join = JoinOf(group_, 0, MakeOptions(1, v1::ASYNC), "here");
+  const uint64_t generation = here_.Join(join, &context_)->generation();
+  AwaitWatches([&] { return host().load(); }, 1);
+  host().Close(absl::UnavailableError("stopped"));
+  while (here_.CheckMember(join.name(), generation).ok()) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(here_.CheckMember(join.name(), generation),
+            absl::AbortedError("group 'g': the shard where its ranks meet was started again, or "
+                               "could not be reached; join again"));
+  here_.Leave(LeaveOf(group_, generation, 0, "", false));
+  EXPECT_EQ(here_.CheckMember(join.name(), generation), absl::OkStatus()) << "nothing is left";
+}
+
 TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
   for (int i = 0; i < 1000; ++i) {
     const uint64_t generation =

@@ -172,6 +172,51 @@ TEST_F(GroupRestartTest, TheBoundHoldsForOtherRowsToo) {
   ASSERT_NO_FATAL_FAILURE(expect_bound(0));
 }
 
+class AloneRestartTest : public GroupRestartTest {
+ protected:
+  void SetUp() override {
+    StartCluster({.shards = kShards,
+                  .sparsecores_per_shard = kSparsecores,
+                  .config = absl::StrCat("storage { directory: \"", storage_.path(),
+                                         "\" durability: LOG }")},
+                 GroupModel("m", 0));
+  }
+};
+
+// With a log nothing is lost, and a rank that needs no others would not notice that its host does
+// not know it any more.
+TEST_F(AloneRestartTest, ARankAloneJoinsAgain) {
+  for (const auto consistency : {client::Consistency::kSync, client::Consistency::kAsync}) {
+    const std::string name = absl::StrCat("alone-", static_cast<int>(consistency));
+    SCOPED_TRACE(name);
+    const client::TrainOptions options{.group = name, .consistency = consistency};
+    auto stream = Await([&] { return client_->Train(model_, options); });
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    ASSERT_TRUE(RunSteps(**stream, 0, 1, 0, 1, /*pipelined=*/false).ok());
+    for (int shard = 0; shard < kShards; ++shard) {
+      cluster_->KillShard(shard);
+      ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+    }
+    // Until the coordinator has found the shards again, so that no lookup fails for that.
+    const auto serves = Await([&] { return Digest(*client_, model_); });
+    ASSERT_TRUE(serves.ok()) << serves.status();
+    int64_t step = 1;
+    absl::Status status;
+    EXPECT_TRUE(Eventually([&] {
+      status = RunSteps(**stream, 0, 1, step, step + 1, /*pipelined=*/false);
+      step += status.ok() ? 1 : 0;
+      return !status.ok();
+    }));
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("join again"));
+    stream = client_->Train(model_, options);
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    EXPECT_EQ((*stream)->next_step(), step);
+    EXPECT_EQ(client_->DropGroup("m", name).status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(RunSteps(**stream, 0, 1, step, step + 1, /*pipelined=*/false).ok());
+  }
+}
+
 // Nobody hears that the rank leaves, nor that it has finished, as long as the shards stand still.
 TEST_F(GroupRestartTest, ARankMayFinishWhileTheShardsStandStill) {
   auto first = Join(0);

@@ -401,10 +401,10 @@ absl::Status GroupMember::AllStaged(int64_t step, rpc::CallContext* context, Ran
 }
 
 absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait) {
-  if (!bounded()) return absl::OkStatus();
+  auto request = AsMember<internal::v1::AdvanceRequest>();
+  if (!bounded()) return resources_.collective->CheckMember(request.name(), membership_);
   const absl::Time began = SteadyNow();
   rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
-  auto request = AsMember<internal::v1::AdvanceRequest>();
   request.set_next_step(step);
   request.set_wait_for(std::max<int64_t>(0, step - start_.options().staleness_bound()));
   absl::Status status = resources_.collective->Advance(request, waiting.get());

@@ -92,7 +92,8 @@ class GroupMember {
                                      RankWait* wait);
   // Returns when all shards hold the parts of all ranks, if each rank says so only of its own.
   absl::Status AllStaged(int64_t step, rpc::CallContext* context, RankWait* wait);
-  // BOUNDED: waits until no other rank is too far behind for step `step` to begin.
+  // BOUNDED: waits until no other rank is too far behind for step `step` to begin. Others: whether
+  // the rank is still known where the ranks meet, for one that needs no others hears of it here.
   absl::Status WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait);
   // BOUNDED: every step before `next_step` is done.
   absl::Status TellProgress(int64_t next_step, rpc::CallContext* context);
