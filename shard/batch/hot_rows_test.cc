@@ -210,8 +210,8 @@ TEST(EngineHotRows, NamesTheRowsThatGathersRead) {
   EXPECT_EQ(statistics.queued, 0);
 }
 
-// Against exact counts. Prevents: a heap that loses the smallest counter, so that a frequent key is
-// thrown out; counts below the truth, or above it by more than the error that is admitted.
+// Against exact counts. Prevents: an order that loses the smallest counter, so that a frequent key
+// is thrown out; counts below the truth, or above it by more than the error that is admitted.
 
 // Keys 0, 1, ... with probability in proportion to 1 / (1 + key)^exponent.
 std::vector<uint32_t> ZipfKeys(int keys, double exponent, int count, std::mt19937_64& random) {
