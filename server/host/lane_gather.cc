@@ -8,10 +8,10 @@
 #include "base/steady_time.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/host/promise.h"
-#include "server/host/slow_call_log.h"
 #include "server/host/step_codec.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/local_peers.h"
+#include "server/rpc/spans.h"
 
 namespace emberd::host {
 namespace {
@@ -34,7 +34,7 @@ class ServedGather {
   ServedGather(ShardHost* host, LaneCall* call)
       : host_(host),
         call_(call),
-        log_(*host, ops::Rpc::kShardGather, rpc::TraceOf(call->request().trace)),
+        work_(host->slow_call(), ops::Rpc::kShardGather, rpc::TraceOf(call->request().trace)),
         timer_(host->metrics(), ops::Rpc::kShardGather) {
     host->metrics()->Add(ops::MetricId::kLaneCalls);
     call->OnCancel([this] { cancelled_.store(true); });
@@ -44,7 +44,7 @@ class ServedGather {
   LaneAnswer Run() {
     LaneAnswer answer;
     answer.status = Gather(&answer);
-    log_.End();
+    work_.End();
     timer_.Finish(answer.status.code());
     return answer;
   }
@@ -79,7 +79,7 @@ class ServedGather {
   ShardHost* const host_;
   LaneCall* const call_;
   std::atomic<bool> cancelled_ = false;
-  SlowCallLog log_;
+  rpc::TimedWork work_;
   ops::RpcTimer timer_;
 };
 

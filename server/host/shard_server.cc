@@ -17,7 +17,6 @@
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/host/lane_gather.h"
 #include "server/host/rows_codec.h"
-#include "server/host/slow_call_log.h"
 #include "server/host/step_codec.h"
 #include "server/host/verbs.h"
 #include "server/ops/logging.h"
@@ -25,6 +24,7 @@
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/message.h"
 #include "server/rpc/message_stream.h"
+#include "server/rpc/spans.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::host {
@@ -47,7 +47,7 @@ class StepStream : public rpc::ServerMessageStream {
       : ServerMessageStream(host->limits()),
         host_(host),
         regions_(regions),
-        slow_log_(*host, rpc, rpc::TraceOf(context)),
+        work_(host->slow_call(), rpc, rpc::TraceOf(context)),
         timer_(host->metrics(), rpc) {}
 
  protected:
@@ -62,7 +62,7 @@ class StepStream : public rpc::ServerMessageStream {
 
   ShardHost* const host_;
   const RegionServer* const regions_;
-  SlowCallLog slow_log_;
+  rpc::TimedWork work_;
   ops::RpcTimer timer_;
 };
 
@@ -76,7 +76,7 @@ class GatherStream final : public StepStream {
 
  private:
   void OnMessage(rpc::IncomingMessage message) override {
-    slow_log_.Begin();
+    work_.Begin();
     absl::StatusOr<GatherCommand> command =
         DecodeGather(message, host_->sparsecores_per_shard(), regions_, host_->limits());
     if (!command.ok()) return End(command.status());
@@ -93,7 +93,7 @@ class GatherStream final : public StepStream {
                     if (result.ok() && handle != 0 && peer_cancelled()) {
                       host_->ReleaseBatch(model_id, handle).IgnoreError();
                     }
-                    slow_log_.End();
+                    work_.End();
                     Answer(std::move(result));
                   });
   }
@@ -125,12 +125,12 @@ class ApplyStream final : public StepStream {
   }
 
   void Stage(const rpc::IncomingMessage& message) {
-    slow_log_.Begin();
+    work_.Begin();
     absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_);
     if (!command.ok()) return End(command.status());
     timer_.AddRequestBytes(command->payload_bytes);
     host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
-      slow_log_.End();
+      work_.End();
       if (!staged.ok()) {
         End(staged.status());
       } else if (staged->outcome.replayed) {
@@ -150,9 +150,9 @@ class ApplyStream final : public StepStream {
       host_->Discard(*std::exchange(staged_, std::nullopt));
       EndWith(Reply(pb::ApplyReply::DISCARDED, {}));
     } else {
-      slow_log_.Begin();
+      work_.Begin();
       host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<RowCounts> rows) {
-        slow_log_.End();
+        work_.End();
         if (rows.ok()) {
           EndWith(Reply(pb::ApplyReply::COMMITTED, *rows));
         } else {

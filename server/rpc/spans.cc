@@ -117,10 +117,18 @@ void Span::End(const absl::Status& status) {
   context_ = nullptr;
 }
 
-void WriteSpan(std::string_view name, const std::string& trace, absl::Time began) {
-  if (!SpansAreOn()) return;
-  CallContext context(absl::InfiniteFuture(), trace);
-  const Span span(&context, name, Span::Kind::kInternal, /*has_parent=*/true, began);
+void TimedWork::End() const {
+  if (SpansAreOn()) {
+    CallContext context(absl::InfiniteFuture(), trace_);
+    const Span span(&context, ops::RpcName(rpc_), Span::Kind::kInternal, /*has_parent=*/true,
+                    began_);
+  }
+  const absl::Duration took = SteadyNow() - began_;
+  if (took <= slow_) return;
+  ops::Log(ops::LogLevel::kWarning, "slow call",
+           {{"rpc", ops::RpcName(rpc_)},
+            {"ms", absl::ToInt64Milliseconds(took)},
+            {"trace", TraceId(trace_)}});
 }
 
 }  // namespace emberd::rpc

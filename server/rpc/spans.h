@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/steady_time.h"
+#include "server/ops/rpc_names.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::rpc {
@@ -53,7 +54,21 @@ class Span {
   std::vector<std::pair<std::string, std::string>> attributes_;
 };
 
-// A span without parts, under the span that `trace` names.
-void WriteSpan(std::string_view name, const std::string& trace, absl::Time began);
+// Pieces of a shard's own work for a call of a step. Each is a span without parts, under the span
+// that `trace` names, and a line in the log if it took longer than `slow`.
+class TimedWork {
+ public:
+  TimedWork(absl::Duration slow, ops::Rpc rpc, std::string trace)
+      : slow_(slow), rpc_(rpc), trace_(std::move(trace)) {}
+
+  void Begin() { began_ = SteadyNow(); }
+  void End() const;
+
+ private:
+  const absl::Duration slow_;
+  const ops::Rpc rpc_;
+  const std::string trace_;
+  absl::Time began_ = SteadyNow();
+};
 
 }  // namespace emberd::rpc

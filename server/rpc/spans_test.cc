@@ -58,7 +58,7 @@ TEST(SpansTest, AreATreeInAFile) {
     {
       Span part(&context, "part");
       part.Set("emberd.op_index", 3);
-      WriteSpan("elsewhere", context.trace(), absl::Now());
+      TimedWork(absl::InfiniteDuration(), ops::Rpc::kShardGather, context.trace()).End();
       part.End(absl::AbortedError("bad \xff byte"));
       part.Set("late", "is not kept");
       part.End(absl::OkStatus());
