@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/status.h"
+#include "server/rpc/memory_budget.h"
 
 namespace emberd::rpc {
 
@@ -23,7 +25,7 @@ struct HandleStoreOptions {
 };
 
 // Bytes of a budget, given back with the last reference.
-using BudgetShare = std::shared_ptr<const int64_t>;
+using BudgetShare = std::shared_ptr<const MemoryRoom>;
 
 // Thread-safe. Values are shared: one that is erased lives on with whoever still uses it.
 template <typename T>
@@ -33,41 +35,23 @@ class HandleStore {
 
   // RESOURCE_EXHAUSTED, with the figures, if the store would be over its budget.
   absl::Status Insert(uint64_t handle, std::shared_ptr<T> value, int64_t bytes, absl::Time expiry) {
+    ASSIGN_OR_RETURN(MemoryRoom room, budget_.Take(bytes, "the batch"));
     absl::MutexLock lock(&mutex_);
-    if (bytes_ + bytes > options_.max_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("the batch needs ", bytes, " bytes in addition to the ", bytes_,
-                       " kept; budgets.batch_bytes is ", options_.max_bytes));
-    }
     if (static_cast<int64_t>(entries_.size()) >= options_.max_count) {
       return absl::ResourceExhaustedError(absl::StrCat(
           entries_.size(), " batches are kept; budgets.max_batches is ", options_.max_count));
     }
-    entries_[handle] = Entry{std::move(value), bytes, expiry, false};
-    bytes_ += bytes;
+    entries_[handle] = Entry{std::move(value), std::move(room), expiry, false};
     return absl::OkStatus();
   }
 
   // Whether half of the budget would be left with so many bytes more.
-  bool HasPlenty(int64_t bytes) const {
-    absl::MutexLock lock(&mutex_);
-    return bytes_ + bytes <= options_.max_bytes / 2;
-  }
+  bool HasPlenty(int64_t bytes) const { return this->bytes() + bytes <= options_.max_bytes / 2; }
 
-  // Bytes that something else than its values takes of the budget. The store outlives them.
-  absl::StatusOr<BudgetShare> Reserve(int64_t bytes) {
-    absl::MutexLock lock(&mutex_);
-    if (bytes_ + bytes > options_.max_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("the value of the handle needs ", bytes, " bytes in addition to the ",
-                       bytes_, " kept; budgets.batch_bytes is ", options_.max_bytes));
-    }
-    bytes_ += bytes;
-    return BudgetShare(new int64_t(bytes), [this](const int64_t* taken) {
-      absl::MutexLock lock(&mutex_);
-      bytes_ -= *taken;
-      delete taken;
-    });
+  // Bytes that something else than its values takes of the budget.
+  absl::StatusOr<BudgetShare> Reserve(int64_t bytes) const {
+    ASSIGN_OR_RETURN(MemoryRoom room, budget_.Take(bytes, "the value of the handle"));
+    return std::make_shared<const MemoryRoom>(std::move(room));
   }
 
   // The value, for this caller alone until Unclaim or Erase; it does not expire meanwhile.
@@ -95,10 +79,7 @@ class HandleStore {
 
   void Erase(uint64_t handle) {
     absl::MutexLock lock(&mutex_);
-    const auto found = entries_.find(handle);
-    if (found == entries_.end()) return;
-    bytes_ -= found->second.bytes;
-    entries_.erase(found);
+    entries_.erase(handle);
   }
 
   // Expires at `expiry` instead; nothing happens for an unknown handle.
@@ -125,10 +106,7 @@ class HandleStore {
     for (const auto& [handle, entry] : entries_) {
       if (!entry.claimed && entry.expiry <= now) expired.push_back(handle);
     }
-    for (uint64_t handle : expired) {
-      bytes_ -= entries_.at(handle).bytes;
-      entries_.erase(handle);
-    }
+    for (uint64_t handle : expired) entries_.erase(handle);
     return expired;
   }
 
@@ -137,23 +115,20 @@ class HandleStore {
     return entries_.size();
   }
   int64_t max_bytes() const { return options_.max_bytes; }
-  int64_t bytes() const {
-    absl::MutexLock lock(&mutex_);
-    return bytes_;
-  }
+  int64_t bytes() const { return budget_.used(); }
 
  private:
   struct Entry {
     std::shared_ptr<T> value;
-    int64_t bytes = 0;
+    MemoryRoom room;
     absl::Time expiry;
     bool claimed = false;
   };
 
   const HandleStoreOptions options_;
+  const MemoryBudget budget_{options_.max_bytes, "budgets.batch_bytes"};
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace emberd::rpc

@@ -24,7 +24,7 @@ TEST(HandleStoreTest, RefusesMoreBytesThanItsBudgetAndSaysTheFigures) {
   const absl::Status status = Insert(store, 2, 50);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(),
-            "the batch needs 50 bytes in addition to the 60 kept; budgets.batch_bytes is 100");
+            "the batch needs 50 bytes; 40 of budgets.batch_bytes = 100 are free; retry later");
   EXPECT_EQ(store.bytes(), 60);
   EXPECT_EQ(store.count(), 1);
 }

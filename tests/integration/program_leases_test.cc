@@ -182,7 +182,7 @@ TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
   const uint64_t first = Prepare(sum, values).handle();
   const absl::Status full = api_->Prepare(sum, values).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(absl::StrContains(full.message(), "budgets.batch_bytes is 400000")) << full;
+  EXPECT_TRUE(absl::StrContains(full.message(), "budgets.batch_bytes = 400000")) << full;
   ASSERT_TRUE(api_->Release({}, {first}).ok());
   EXPECT_TRUE(api_->Prepare(sum, values).ok());
 }
@@ -202,7 +202,7 @@ TEST_F(ProgramLeasesTest, EachHandleOfAValueCounts) {
   for (; status.ok() && more < 10'000; more += 100) status = api_->Chain(plan).status();
   EXPECT_GT(more, 500);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(absl::StrContains(status.message(), "budgets.batch_bytes is 400000")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "budgets.batch_bytes = 400000")) << status;
   ASSERT_TRUE(api_->ReleaseAll().ok());
   const auto now = client_->GetStatus();
   ASSERT_TRUE(now.ok()) << now.status();

@@ -15,7 +15,7 @@ namespace emberd::coordinator {
 
 int64_t Value::bytes() const {
   int64_t bytes = 0;
-  for (const auto& share : shares) bytes += *share;
+  for (const auto& share : shares) bytes += share->bytes();
   for (const auto& tensor : tensors) bytes += TensorBytes(*tensor);
   for (const auto& element : elements) bytes += element->bytes();
   return bytes;
