@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kBlock = 256;
 constexpr int64_t kAhead = 32;  // rows prefetched
+constexpr uint8_t kUnknown = 255;
 
 using HighwayFunction = void (*)(int, uint32_t, const int32_t*, int64_t, uint8_t*);
 
@@ -75,12 +76,14 @@ int64_t BucketMemo::BytesFor(const BucketRule& rule, const StackShape& shape) {
 
 void BucketMemo::Find(int64_t partition, const int32_t* local_rows, int64_t n,
                       uint8_t* buckets) const {
-  if (known_ == nullptr) return Hash(partition, local_rows, n, buckets);
-  std::atomic<uint8_t>* known = known_ + partition * rows_per_partition_;
+  if (rule_.hash != v1::HIGHWAY_HASH) return BucketsOf(rule_, partition, local_rows, n, buckets);
+  std::atomic<uint8_t>* known = nullptr;
+  if (known_ != nullptr) known = known_ + partition * rows_per_partition_;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
-    bool missing = false;
-    for (int64_t i = begin; i < end; ++i) {
+    bool missing = known == nullptr;
+    if (missing) std::memset(buckets + begin, kUnknown, end - begin);
+    for (int64_t i = missing ? end : begin; i < end; ++i) {
       if (i + kAhead < n) __builtin_prefetch(known + local_rows[i + kAhead], 1);
       const uint8_t found = known[local_rows[i]].load(std::memory_order_relaxed);
       missing |= found == 0;
@@ -98,35 +101,16 @@ void BucketMemo::FindMissing(int64_t partition, std::atomic<uint8_t>* known,
   int64_t count = 0;
   for (int64_t i = 0; i < n; ++i) {
     const bool repeat = count > 0 && rows[count - 1] == local_rows[i];
-    if (buckets[i] == 255 && !repeat) rows[count++] = local_rows[i];
+    if (buckets[i] == kUnknown && !repeat) rows[count++] = local_rows[i];
   }
   BucketsOf(rule_, partition, rows, count, found);
   int64_t at = 0;
   for (int64_t i = 0; i < n; ++i) {
-    if (buckets[i] != 255) continue;
+    if (buckets[i] != kUnknown) continue;
     if (rows[at] != local_rows[i]) ++at;
     buckets[i] = found[at];
+    if (known == nullptr) continue;
     known[local_rows[i]].store(static_cast<uint8_t>(found[at] + 1), std::memory_order_relaxed);
-  }
-}
-
-void BucketMemo::Hash(int64_t partition, const int32_t* local_rows, int64_t n,
-                      uint8_t* buckets) const {
-  int32_t rows[kBlock] = {};
-  uint8_t found[kBlock];
-  for (int64_t i = 0; i < n;) {
-    int64_t count = 0;
-    int64_t end = i;
-    for (; end < n; ++end) {
-      if (count > 0 && local_rows[end] == rows[count - 1]) continue;
-      if (count == kBlock) break;
-      rows[count++] = local_rows[end];
-    }
-    BucketsOf(rule_, partition, rows, count, found);
-    for (int64_t at = 0; i < end; ++i) {
-      if (local_rows[i] != rows[at]) ++at;
-      buckets[i] = found[at];
-    }
   }
 }
 

@@ -44,7 +44,6 @@ class BucketMemo {
  private:
   void FindMissing(int64_t partition, std::atomic<uint8_t>* known, const int32_t* local_rows,
                    int64_t n, uint8_t* buckets) const;
-  void Hash(int64_t partition, const int32_t* local_rows, int64_t n, uint8_t* buckets) const;
 
   BucketRule rule_;
   int64_t rows_per_partition_ = 0;

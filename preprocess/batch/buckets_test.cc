@@ -1,6 +1,7 @@
 // Covers: highway_buckets_avx2.cc
 #include "preprocess/batch/buckets.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -51,6 +52,33 @@ TEST(BucketsTest, RulesByName) {
   EXPECT_EQ(run(v1::LOCAL_ROW_MODULO), (std::vector<int>{0, 1, 5, 31, 39}));
   EXPECT_EQ(run(v1::HIGHWAY_HASH)[0], static_cast<int>(HashStackedId(2) % kBuckets));
   EXPECT_EQ(run(v1::HIGHWAY_HASH)[3], static_cast<int>(HashStackedId(126) % kBuckets));
+}
+
+// Would catch: a memo that gives a row the bucket of its neighbour, where rows repeat, where a
+// block of them ends, or where only some of them are known.
+TEST(BucketsTest, AMemoFindsWhatTheRuleSays) {
+  Random random(TestSeed(2));
+  StackShape shape;
+  shape.partitions = 4;
+  shape.rows_per_partition = 2000;
+  std::vector<int32_t> rows(1500);
+  for (int32_t& row : rows) row = static_cast<int32_t>(random() % 2000);
+  std::sort(rows.begin(), rows.end());
+  const auto n = static_cast<int64_t>(rows.size());
+  std::vector<uint8_t> expected(rows.size()), found(rows.size());
+  for (const v1::BucketHash hash : {v1::HIGHWAY_HASH, v1::ID_MODULO}) {
+    const BucketRule rule = MakeBucketRule(hash, shape);
+    std::vector<uint8_t> memory(BucketMemo::BytesFor(rule, shape));
+    BucketsOf(rule, 3, rows.data(), n, expected.data());
+    const BucketMemo remembers(rule, shape, memory.empty() ? nullptr : memory.data());
+    const BucketMemo forgets(rule, shape, /*memory=*/nullptr);
+    const std::vector<int32_t> some(rows.begin(), rows.begin() + 400);
+    remembers.Find(3, some.data(), 400, found.data());
+    for (const BucketMemo& memo : {remembers, remembers, forgets}) {
+      memo.Find(3, rows.data(), n, found.data());
+      EXPECT_EQ(found, expected);
+    }
+  }
 }
 
 }  // namespace buckets_test
