@@ -177,7 +177,7 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const step::ServedMod
   if (model.read_only()) *request.mutable_serves() = model.serves;
   const internal::v1::ModelLimits limits = model.live_limits->Get();
   if (limits.version() > 0) *request.mutable_limits() = limits;
-  request.set_pinned(before.IsPinned(model.id) || HasPinnedTable(model.config));
+  request.set_pinned(before.Merged(model.id).pinned() || HasPinnedTable(model.config));
   return request;
 }
 

@@ -244,7 +244,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Refresh(uint64_t model_id,
             absl::StrCat("model '", (*begun)->config.name(),
                          "' does not have all its first rows yet: the client that declared it is "
                          "assigning them (",
-                         shards.ChangesOf(model_id),
+                         shards.Merged(model_id).changes(),
                          " assignments so far); retry; if that client has died, declare the model "
                          "again, which begins anew"));
       }
@@ -358,8 +358,9 @@ void ModelRegistry::Watch() {
       const auto found = models_.find(id);
       if (found == models_.end()) continue;
       std::swap(found->second.doubted, doubted);
-      found->second.changes = shards.ChangesOf(id);
-      found->second.pins_log = shards.PinsLog(id);
+      const internal::v1::HostedModel merged = shards.Merged(id);
+      found->second.changes = merged.changes();
+      found->second.pins_log = merged.pins_log();
     }
     if (lost && (doubted || !verdict.lost_change.empty())) {
       SetLost(id, LostError(*entry.model, verdict));
@@ -448,8 +449,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   const auto begun = shards.OnShard(0, config.name());
   const bool join = begun.model_id() == id;
   if (join && begun.restored() && !begun.serving()) return BeingRestored(config);
-  // Part of what a client has assigned is of no use to another one. Where shard 0 serves it, it is
-  // all.
+  // Part of what a client has assigned is of no use to others. Where shard 0 serves it, it is all.
   const bool whole = filled != 0 || (join && begun.serving());
   bool fill = !serving && !whole && config::HasAssignedTable(config);
   const bool goes_on = join && !fill;

@@ -113,12 +113,15 @@ internal::v1::ModelLimits ShardModels::LimitsOf(uint64_t model_id, uint64_t hist
   return limits;
 }
 
-bool ShardModels::IsPinned(uint64_t model_id) const {
-  bool pinned = false;
+HostedModel ShardModels::Merged(uint64_t model_id) const {
+  HostedModel merged;
   ForEach([&](int, const HostedModel& model) {
-    pinned |= model.model_id() == model_id && model.pinned();
+    if (model.model_id() != model_id) return;
+    merged.set_pinned(merged.pinned() || model.pinned());
+    merged.set_changes(std::max(merged.changes(), model.changes()));
+    merged.set_pins_log(merged.pins_log() || model.pins_log());
   });
-  return pinned;
+  return merged;
 }
 
 uint64_t ShardModels::WholeHistory(uint64_t model_id) const {
@@ -136,14 +139,6 @@ uint64_t ShardModels::WholeHistory(uint64_t model_id) const {
   return whole;
 }
 
-int64_t ShardModels::ChangesOf(uint64_t model_id) const {
-  int64_t changes = 0;
-  ForEach([&](int, const HostedModel& model) {
-    if (model.model_id() == model_id) changes = std::max(changes, model.changes());
-  });
-  return changes;
-}
-
 std::vector<ShardModels::Hosted> ShardModels::EveryTrained() const {
   std::vector<Hosted> all;
   std::set<uint64_t> seen;
@@ -158,14 +153,6 @@ std::vector<uint64_t> ShardModels::Ids() const {
   std::set<uint64_t> ids;
   ForEach([&](int, const HostedModel& model) { ids.insert(model.model_id()); });
   return {ids.begin(), ids.end()};
-}
-
-bool ShardModels::PinsLog(uint64_t model_id) const {
-  bool pins = false;
-  ForEach([&](int, const HostedModel& model) {
-    pins |= model.model_id() == model_id && model.pins_log();
-  });
-  return pins;
 }
 
 uint64_t ShardModels::FindName(const std::string& name) const {

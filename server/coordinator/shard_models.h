@@ -69,12 +69,9 @@ class ShardModels {
   std::vector<Returned> EveryReturned() const;
   // The shards have not made the same changes of it: see FindLostChange.
   void SetLostChange(uint64_t model_id, const std::string& lost) { lost_changes_[model_id] = lost; }
-  // Whether any shard keeps the model from being evicted.
-  bool IsPinned(uint64_t model_id) const;
-  // What the rows of a model have seen, on the shard where that is most.
-  int64_t ChangesOf(uint64_t model_id) const;
-  // Whether a shard that answered has a log that is too long because of the model.
-  bool PinsLog(uint64_t model_id) const;
+  // What all shards that answered say of a model: `pinned` and `pins_log` if any says so, and the
+  // most `changes`. No more is set.
+  internal::v1::HostedModel Merged(uint64_t model_id) const;
   // Every model that is trained, once, with a shard that has it.
   struct Hosted {
     int shard = 0;

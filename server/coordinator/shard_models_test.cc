@@ -136,12 +136,12 @@ TEST(ShardModelsTest, AModelWhoseRowsAreDamaged) {
 }
 
 TEST(ShardModelsTest, AModelIsPinnedIfAnyShardSaysSo) {
-  EXPECT_TRUE(ShardModels({Nothing(), Away(), Pinned(7)}).IsPinned(kModel));
-  EXPECT_FALSE(ShardModels({Nothing(), Away(), Pinned(7)}).IsPinned(kModel + 1));
-  EXPECT_FALSE(ShardModels({Serves(7), Away(), Nothing()}).IsPinned(kModel));
-  EXPECT_TRUE(ShardModels({Serves(7), Away(), PinsLog(7)}).PinsLog(kModel));
-  EXPECT_FALSE(ShardModels({Serves(7), Away(), PinsLog(7)}).PinsLog(kModel + 1));
-  EXPECT_FALSE(ShardModels({Pinned(7), Away(), Nothing()}).PinsLog(kModel));
+  EXPECT_TRUE(ShardModels({Nothing(), Away(), Pinned(7)}).Merged(kModel).pinned());
+  EXPECT_FALSE(ShardModels({Nothing(), Away(), Pinned(7)}).Merged(kModel + 1).pinned());
+  EXPECT_FALSE(ShardModels({Serves(7), Away(), Nothing()}).Merged(kModel).pinned());
+  EXPECT_TRUE(ShardModels({Serves(7), Away(), PinsLog(7)}).Merged(kModel).pins_log());
+  EXPECT_FALSE(ShardModels({Serves(7), Away(), PinsLog(7)}).Merged(kModel + 1).pins_log());
+  EXPECT_FALSE(ShardModels({Pinned(7), Away(), Nothing()}).Merged(kModel).pins_log());
 }
 
 TEST(ShardModelsTest, AModelThatWasDropped) {

@@ -121,7 +121,7 @@ class QuietCluster {
       ShardMove::Model* const moved = move->add_models();
       moved->set_name(model->config.name());
       *moved->mutable_limits() = there.LimitsOf(model->id, model->history);
-      moved->set_pinned(there.IsPinned(model->id));
+      moved->set_pinned(there.Merged(model->id).pinned());
       ASSIGN_OR_RETURN(*moved->mutable_checkpoint(), Save(model, stopped));
     }
     return absl::OkStatus();
