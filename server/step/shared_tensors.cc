@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <numeric>
 
+#include <google/protobuf/message.h>
+
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "preprocess/batch/feature_input.h"
@@ -43,31 +45,16 @@ class BlockReader {
   uint64_t next_ = 0;
 };
 
-absl::Status CopyFeature(BlockReader* from, v1::FeatureIds* feature) {
-  const std::string path = absl::StrCat("feature '", feature->feature(), "'");
-  const auto copy_weights = [&](auto* ids, const char* name) {
-    return ids->has_weights() ? from->Copy(ids->mutable_weights(), path + name) : absl::OkStatus();
-  };
-  switch (feature->ids_case()) {
-    case v1::FeatureIds::kDense: {
-      v1::DenseIds* const dense = feature->mutable_dense();
-      RETURN_IF_ERROR(from->Copy(dense->mutable_ids(), path + ".dense.ids"));
-      return copy_weights(dense, ".dense.weights");
-    }
-    case v1::FeatureIds::kSparse: {
-      v1::SparseIds* const sparse = feature->mutable_sparse();
-      RETURN_IF_ERROR(from->Copy(sparse->mutable_indices(), path + ".sparse.indices"));
-      RETURN_IF_ERROR(from->Copy(sparse->mutable_values(), path + ".sparse.values"));
-      return copy_weights(sparse, ".sparse.weights");
-    }
-    case v1::FeatureIds::kRagged: {
-      v1::RaggedIds* const ragged = feature->mutable_ragged();
-      RETURN_IF_ERROR(from->Copy(ragged->mutable_row_splits(), path + ".ragged.row_splits"));
-      RETURN_IF_ERROR(from->Copy(ragged->mutable_values(), path + ".ragged.values"));
-      return copy_weights(ragged, ".ragged.weights");
-    }
-    case v1::FeatureIds::IDS_NOT_SET:
-      break;  // DecodeLookup says so
+// All tensors of a message, which lie in the block in the order of its fields.
+absl::Status CopyTensors(BlockReader* from, google::protobuf::Message* message,
+                         const std::string& path) {
+  if (auto* const tensor = dynamic_cast<v1::Tensor*>(message)) return from->Copy(tensor, path);
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  message->GetReflection()->ListFields(*message, &fields);
+  for (const auto* const field : fields) {
+    if (field->message_type() == nullptr) continue;
+    RETURN_IF_ERROR(CopyTensors(from, message->GetReflection()->MutableMessage(message, field),
+                                absl::StrCat(path, ".", field->name())));
   }
   return absl::OkStatus();
 }
@@ -150,7 +137,8 @@ absl::Status CopySharedIds(const RegionServer* regions, v1::LookupRequest* reque
   ASSIGN_OR_RETURN(const auto memory, FindBlock(regions, block, "shared.ids"));
   BlockReader reader(memory.get(), block.size());
   for (v1::FeatureIds& feature : *request->mutable_features()) {
-    RETURN_IF_ERROR(CopyFeature(&reader, &feature));
+    RETURN_IF_ERROR(
+        CopyTensors(&reader, &feature, absl::StrCat("feature '", feature.feature(), "'")));
   }
   request->mutable_shared()->clear_ids();
   return absl::OkStatus();
