@@ -239,9 +239,7 @@ absl::StatusOr<std::shared_ptr<Security>> Security::Create(const v1::SecurityCon
                                                            ops::Metrics* metrics) {
   std::shared_ptr<Security> security(new Security(config));
   if (config.has_tls()) {
-    ASSIGN_OR_RETURN(security->transport_, MakeTlsTransport(config.tls()));
-  } else {
-    security->transport_ = MakePlainTransport();
+    ASSIGN_OR_RETURN(security->tls_, MakeTlsTransport(config.tls()));
   }
   if (config.tokens_file().empty()) return security;
   ASSIGN_OR_RETURN(Tokens tokens, Tokens::Load(config));
@@ -266,7 +264,7 @@ std::vector<std::string> Security::Files() const {
 absl::StatusOr<bool> Security::Reload() {
   MutexLock lock(&mutex_);
   // One that is broken does not keep the other from being read.
-  const absl::StatusOr<bool> certificates = transport_->Reload();
+  const absl::StatusOr<bool> certificates = tls_ == nullptr ? false : tls_->Reload();
   const absl::StatusOr<bool> tokens = ReloadTokens();
   if (!certificates.ok()) return certificates.status();
   if (!tokens.ok()) return tokens.status();
@@ -285,13 +283,21 @@ absl::StatusOr<bool> Security::ReloadTokens() {
 }
 
 std::shared_ptr<grpc::ServerCredentials> Security::ServerCredentials() const {
-  return transport_->ServerCredentials(tokens_ == nullptr ? nullptr : MakeCallGuard(tokens_));
+  auto guard = tokens_ == nullptr ? nullptr : MakeCallGuard(tokens_);
+  if (tls_ != nullptr) return tls_->ServerCredentials(std::move(guard));
+  if (guard == nullptr) return grpc::InsecureServerCredentials();
+  // Insecure credentials take no guard. These speak plain text too, with any client that does, but
+  // over the loopback interface alone.
+  auto credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
+  credentials->SetAuthMetadataProcessor(std::move(guard));
+  return credentials;
 }
 
 std::shared_ptr<grpc::Channel> Security::Connect(const std::string& address,
                                                  const grpc::ChannelArguments& arguments,
                                                  Metadata metadata) const {
-  const std::shared_ptr<grpc::ChannelCredentials> credentials = transport_->ChannelCredentials();
+  const std::shared_ptr<grpc::ChannelCredentials> credentials =
+      tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->ChannelCredentials();
   std::function<std::string()> token;
   if (cluster_token_ != nullptr) token = [own = cluster_token_] { return own->Get(); };
   if (metadata.empty() && !token) {
@@ -313,7 +319,7 @@ std::string Security::OwnAuthorization() const {
 }
 
 void Security::Protect(ops::HttpOptions* options) const {
-  options->tls = transport_->Http();
+  if (tls_ != nullptr) options->tls = tls_->Http();
   if (tokens_ == nullptr) return;
   options->admit = [tokens = tokens_](const ops::HttpRequest& request) {
     return tokens->CheckPage(request.path, request.authorization, request.peer);

@@ -148,8 +148,8 @@ class Security {
   absl::StatusOr<bool> ReloadTokens() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const v1::SecurityConfig config_;
-  std::unique_ptr<TransportSecurity> transport_;
-  std::shared_ptr<TokenCheck> tokens_;  // null: no tokens
+  std::unique_ptr<TransportSecurity> tls_;  // null: plain text
+  std::shared_ptr<TokenCheck> tokens_;      // null: no tokens
   // The token that this process shows to others of the cluster; null with `tokens_`.
   std::shared_ptr<Replaceable<std::string>> cluster_token_;
   Mutex mutex_;                                     // one Reload at a time

@@ -101,22 +101,6 @@ class RenewableFiles {
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
 };
 
-class PlainTransport final : public TransportSecurity {
- public:
-  std::shared_ptr<grpc::ServerCredentials> ServerCredentials(
-      std::shared_ptr<grpc::AuthMetadataProcessor> guard) const override {
-    if (guard == nullptr) return grpc::InsecureServerCredentials();
-    // Insecure credentials take no guard. These speak plain text too, with any client that does.
-    auto credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
-    credentials->SetAuthMetadataProcessor(std::move(guard));
-    return credentials;
-  }
-  std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() const override {
-    return grpc::InsecureChannelCredentials();
-  }
-  std::optional<ops::HttpTls> Http() const override { return std::nullopt; }
-};
-
 absl::StatusOr<config::PemFiles> LoadFiles(const v1::TlsConfig& config) {
   return config::LoadPemFiles({.certificate_field = "security.tls.certificate_file",
                                .certificate_file = config.certificate_file(),
@@ -154,7 +138,7 @@ class TlsTransport final : public TransportSecurity {
     options.watch_identity_key_cert_pairs();  // shown to processes that ask for one
     return grpc::experimental::TlsCredentials(options);
   }
-  std::optional<ops::HttpTls> Http() const override {
+  ops::HttpTls Http() const override {
     MutexLock lock(&mutex_);
     return ops::HttpTls{.certificate = files_.certificate,
                         .key = files_.key,
@@ -197,10 +181,6 @@ class TlsTransport final : public TransportSecurity {
 };
 
 }  // namespace
-
-std::unique_ptr<TransportSecurity> MakePlainTransport() {
-  return std::make_unique<PlainTransport>();
-}
 
 absl::StatusOr<std::unique_ptr<TransportSecurity>> MakeTlsTransport(const v1::TlsConfig& config) {
   ASSIGN_OR_RETURN(config::PemFiles files, LoadFiles(config));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -18,7 +17,7 @@ class ServerCredentials;
 
 namespace emberd::security {
 
-// One per process, for all of its ports and connections. Thread-safe.
+// TLS for all ports and connections of a process. Thread-safe.
 class TransportSecurity {
  public:
   virtual ~TransportSecurity() = default;
@@ -28,16 +27,13 @@ class TransportSecurity {
       std::shared_ptr<grpc::AuthMetadataProcessor> guard) const = 0;
   // For connections to other processes of the cluster.
   virtual std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() const = 0;
-  // For the port of the web server; none: plain text.
-  virtual std::optional<ops::HttpTls> Http() const = 0;
+  // For the port of the web server.
+  virtual ops::HttpTls Http() const = 0;
   // Reads the files again: whoever connects from now on (over gRPC: within a second) meets what
   // they hold. Connections that are there stay. True: something has changed. An error, as of
   // MakeTlsTransport: everything stays as it was.
-  virtual absl::StatusOr<bool> Reload() { return false; }
+  virtual absl::StatusOr<bool> Reload() = 0;
 };
-
-// Plain text. With a guard, gRPC ports take connections over the loopback interface alone.
-std::unique_ptr<TransportSecurity> MakePlainTransport();
 
 // TLS 1.2 and above; with `require_client_certificate`, mutual. INVALID_ARGUMENT names the field
 // and the file that is wrong. Warns in the log of a certificate that has expired or will soon.
