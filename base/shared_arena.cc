@@ -1,10 +1,8 @@
 #include "base/shared_arena.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <iterator>
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -36,7 +34,6 @@ absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::str
   ASSIGN_OR_RETURN(FileDescriptor connection,
                    ConnectLocal({socket, ticket}, LocalKind::kMemory,
                                 std::min(deadline, SteadyNow() + kPatience)));
-  fcntl(connection.get(), F_SETFL, fcntl(connection.get(), F_GETFL) & ~O_NONBLOCK);
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection)));
 }
 
@@ -90,15 +87,10 @@ std::optional<regions::Answer> SharedArena::Ask(const regions::Request& request,
   if (silent_ || !regions::SendPacket(socket_.get(), request, MSG_DONTWAIT, lent)) {
     return std::nullopt;
   }
-  const absl::Time until = std::min(deadline, SteadyNow() + kPatience);
-  pollfd watched = {socket_.get(), POLLIN, 0};
-  int ready;
-  do {
-    const absl::Duration left = std::max(until - SteadyNow(), absl::ZeroDuration());
-    ready = poll(&watched, 1, static_cast<int>(absl::ToInt64Milliseconds(left)));
-  } while (ready < 0 && errno == EINTR);
   std::optional<regions::Answer> answer;
-  if (ready > 0) answer = regions::ReceiveAnswer(socket_.get(), given);
+  if (AwaitReadable(socket_.get(), std::min(deadline, SteadyNow() + kPatience))) {
+    answer = regions::ReceiveAnswer(socket_.get(), given);
+  }
   silent_ = !answer.has_value();
   return answer;
 }

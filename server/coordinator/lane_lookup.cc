@@ -1,7 +1,5 @@
 #include "server/coordinator/lane_lookup.h"
 
-#include <utility>
-
 #include "base/status.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/shared_memory.pb.h"

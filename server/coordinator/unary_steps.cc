@@ -1,7 +1,5 @@
 #include "server/coordinator/unary_steps.h"
 
-#include <memory>
-
 #include "base/status.h"
 #include "server/coordinator/model_registry.h"
 #include "server/ops/metrics.h"

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "absl/strings/string_view.h"
 #include "base/bfloat16.h"
 #include "server/step/request_reader.h"
 

@@ -24,11 +24,6 @@ absl::Status CheckPlace(const ModelSpec& spec) {
   return absl::OkStatus();
 }
 
-const RowRange& RangeOf(const StackStore& store, int64_t local_row) {
-  return *std::upper_bound(store.ranges().begin(), store.ranges().end(), local_row,
-                           [](int64_t row, const RowRange& range) { return row < range.end; });
-}
-
 absl::StatusOr<const StackStore::Slot*> FindSlot(const StackStore& store, const std::string& name) {
   if (name.empty()) return nullptr;
   for (const StackStore::Slot& slot : store.slots()) {
@@ -53,7 +48,7 @@ absl::Status AddRows(const ModelSpec& spec, const RowSelection& selection, bool 
                        " must be in [", spec.first_partition, ", ",
                        spec.first_partition + spec.partition_count, ") and [0, ", limit, ")"));
     }
-    const int live = RangeOf(*target.store, local).columns;
+    const int live = target.store->RangeOf(local).columns;
     if (writing && (live == 0 || (target.slot == nullptr || target.slot->columns > 1)) &&
         selection.columns > live) {
       return absl::InvalidArgumentError(
