@@ -19,7 +19,7 @@ install(FILES ${CMAKE_SOURCE_DIR}/client/c/emberd.h DESTINATION ${EMBERD_INCLUDE
 install(TARGETS emberd_client_so LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT c)
 
 set_target_properties(emberd_client PROPERTIES EXPORT_NAME client)
-install(TARGETS emberd_client emberd_config emberd_base emberd_grpc emberd_proto
+install(TARGETS emberd_client emberd_config emberd_base emberd_wire emberd_grpc emberd_proto
   EXPORT emberdTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client
   INCLUDES DESTINATION ${EMBERD_INCLUDES})

@@ -3,11 +3,10 @@
 #include <limits>
 #include <utility>
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <grpcpp/support/slice.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
@@ -15,37 +14,20 @@
 namespace emberd::client {
 namespace {
 
-// Tag and length of a field of `length` bytes.
-std::string FieldHead(int field, size_t length) {
-  constexpr uint32_t kLengthDelimited = 2;
-  std::string head;
-  google::protobuf::io::StringOutputStream to(&head);
-  google::protobuf::io::CodedOutputStream output(&to);
-  output.WriteTag(static_cast<uint32_t>(field) << 3 | kLengthDelimited);
-  output.WriteVarint32(static_cast<uint32_t>(length));
-  output.Trim();
-  return head;
-}
-
-void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
-
-struct Payload {
-  const void* bytes = nullptr;
-  size_t size = 0;
-  std::shared_ptr<const void> owner;
-};
-
 // The elements as they travel. Rows that do not lie one after the other are put together here,
 // once.
-Payload MakePayload(const FeatureGradient& gradient, int64_t dim,
-                    const std::shared_ptr<const void>& memory, WireType type, BufferPool* pool) {
+rpc::SharedBytes MakePayload(const FeatureGradient& gradient, int64_t dim,
+                             const std::shared_ptr<const void>& memory, WireType type,
+                             BufferPool* pool) {
   if (type == WireType::kFloat32 && memory != nullptr && IsTogether(gradient, dim)) {
-    return {gradient.values.data(), gradient.values.size() * sizeof(float), memory};
+    const auto* const bytes = reinterpret_cast<const char*>(gradient.values.data());
+    return {{bytes, gradient.values.size() * sizeof(float)}, memory};
   }
   const size_t size = gradient.samples * dim * ElementBytes(type);
   std::shared_ptr<float> own = TakeFloats(pool, (size + sizeof(float) - 1) / sizeof(float));
-  CopyGradient(gradient, dim, type, reinterpret_cast<char*>(own.get()));
-  return {own.get(), size, own};
+  char* const bytes = reinterpret_cast<char*>(own.get());
+  CopyGradient(gradient, dim, type, bytes);
+  return {{bytes, size}, own};
 }
 
 // Room in shared memory for what the request sends and what its answer brings, as far as there is
@@ -75,13 +57,20 @@ std::string GradientHead(const v1::FeatureGradient& gradient, int64_t rows, int6
                          WireType type, size_t bytes) {
   v1::Tensor tensor;
   SetHead(WireDataType(type), {rows, dim}, &tensor);
-  std::string tensor_head = tensor.SerializeAsString();
-  tensor_head += FieldHead(v1::Tensor::kDataFieldNumber, bytes);
-  std::string gradient_head = gradient.SerializeAsString();
-  gradient_head += FieldHead(v1::FeatureGradient::kGradientFieldNumber, tensor_head.size() + bytes);
-  gradient_head += tensor_head;
-  return FieldHead(v1::TrainUpdate::kGradientsFieldNumber, gradient_head.size() + bytes) +
-         gradient_head;
+  const std::string tensor_head = tensor.SerializeAsString();
+  const size_t tensor_size =
+      tensor_head.size() + rpc::LengthDelimitedSize(v1::Tensor::kDataFieldNumber, bytes);
+  const std::string gradient_head = gradient.SerializeAsString();
+  rpc::WireEncoder head;
+  head.BeginField(
+      v1::TrainUpdate::kGradientsFieldNumber,
+      gradient_head.size() +
+          rpc::LengthDelimitedSize(v1::FeatureGradient::kGradientFieldNumber, tensor_size));
+  head.Raw(gradient_head);
+  head.BeginField(v1::FeatureGradient::kGradientFieldNumber, tensor_size);
+  head.Raw(tensor_head);
+  head.BeginField(v1::Tensor::kDataFieldNumber, bytes);
+  return head.FinishText();
 }
 
 grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
@@ -98,37 +87,6 @@ absl::Status CheckTensorBytes(const std::string& feature, size_t bytes) {
 }
 
 }  // namespace
-
-// One TrainRequest with an update, made of pieces of which the large ones stay where they are.
-class UpdateMessage {
- public:
-  void Add(const std::string& bytes) {
-    slices_.emplace_back(bytes);
-    size_ += bytes.size();
-  }
-  void Add(const void* bytes, size_t size, std::shared_ptr<const void> owner) {
-    if (size == 0) return;
-    auto* held = new std::shared_ptr<const void>(std::move(owner));
-    slices_.emplace_back(const_cast<void*>(bytes), size, ReleaseOwner, held);
-    size_ += size;
-  }
-  size_t size() const { return size_; }
-
-  // `rest`: the fields that are not gradients.
-  grpc::ByteBuffer Finish(const v1::TrainUpdate& rest) {
-    Add(rest.SerializeAsString());
-    slices_.insert(slices_.begin(),
-                   grpc::Slice(FieldHead(v1::TrainRequest::kUpdateFieldNumber, size_)));
-    grpc::ByteBuffer message(slices_.data(), slices_.size());
-    slices_.clear();
-    size_ = 0;
-    return message;
-  }
-
- private:
-  std::vector<grpc::Slice> slices_;
-  size_t size_ = 0;
-};
 
 grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& options) {
   v1::TrainRequest request;
@@ -213,9 +171,9 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
     if (v1::FeatureGradient placed;
         shared != nullptr && shared->Put(gradient, dim, type, &placed)) {
       placed.set_feature(name);
-      const std::string bytes = placed.SerializeAsString();
-      encoder.gradients_.push_back(
-          {.head = FieldHead(v1::TrainUpdate::kGradientsFieldNumber, bytes.size()) + bytes});
+      rpc::WireEncoder head;
+      head.BytesField(v1::TrainUpdate::kGradientsFieldNumber, placed.SerializeAsString());
+      encoder.gradients_.push_back({.head = head.FinishText()});
       continue;
     }
     const size_t size = gradient.samples * dim * ElementBytes(type);
@@ -230,20 +188,25 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
 
 std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   if (ended_) return std::nullopt;
-  UpdateMessage message;
-  const auto is_too_much = [&message](size_t bytes) {
-    return message.size() > 0 && message.size() + bytes > kTrainMessageBytes;
-  };
-  for (; next_ < gradients_.size(); ++next_) {
-    const Gradient& gradient = gradients_[next_];
-    if (is_too_much(gradient.bytes)) break;
-    message.Add(gradient.head);
-    if (gradient.values == nullptr) continue;
-    Payload payload = MakePayload(*gradient.values, gradient.dim, options_.memory, type_, pool_);
-    message.Add(payload.bytes, payload.size, std::move(payload.owner));
+  size_t size = 0;
+  size_t end = next_;
+  for (; end < gradients_.size(); ++end) {
+    const Gradient& gradient = gradients_[end];
+    if (size > 0 && size + gradient.bytes > kTrainMessageBytes) break;
+    size += gradient.head.size() + gradient.bytes;
   }
-  ended_ = next_ == gradients_.size();
-  return message.Finish(Rest(ended_));
+  ended_ = end == gradients_.size();
+  const std::string rest = Rest(ended_).SerializeAsString();
+  rpc::WireEncoder message;
+  message.BeginField(v1::TrainRequest::kUpdateFieldNumber, size + rest.size());
+  for (; next_ < end; ++next_) {
+    const Gradient& gradient = gradients_[next_];
+    message.Raw(gradient.head);
+    if (gradient.values == nullptr) continue;
+    message.Raw(MakePayload(*gradient.values, gradient.dim, options_.memory, type_, pool_));
+  }
+  message.Raw(rest);
+  return message.Finish();
 }
 
 // The fields that are not gradients.

@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
@@ -127,7 +128,7 @@ class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   void OnDone(const grpc::Status& status) override {
-    listener_.on_end(local_error_.ok() ? ToAbslStatus(status) : local_error_);
+    listener_.on_end(local_error_.ok() ? rpc::FromGrpcStatus(status) : local_error_);
     absl::MutexLock lock(&mutex_);
     done_ = true;
   }
@@ -331,7 +332,7 @@ class GrpcTrainStream final : public TrainStream {
 
   absl::Status OnMessage(grpc::ByteBuffer* message) {
     grpc::ProtoBufferReader reader(message);
-    if (!reader.status().ok()) return ToAbslStatus(reader.status());
+    if (!reader.status().ok()) return rpc::FromGrpcStatus(reader.status());
     v1::TrainResponse response;
     if (response.ParseFromZeroCopyStream(&reader)) {
       switch (response.response_case()) {

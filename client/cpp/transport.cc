@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/coordinator.h"
@@ -74,10 +75,6 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
 
 }  // namespace
 
-absl::Status ToAbslStatus(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
 grpc::Status Coordinator::Call(const char* method, const google::protobuf::MessageLite& request,
                                grpc::ClientContext* context,
                                google::protobuf::MessageLite* response) const {
@@ -116,7 +113,7 @@ absl::StatusOr<v1::CheckpointProgress> RunWithProgress(
         end = status;
         return grpc::Status::OK;
       }));
-  if (!end.ok()) return ToAbslStatus(end);
+  if (!end.ok()) return rpc::FromGrpcStatus(end);
   if (!last.done()) return absl::InternalError("the server ended the call without a result");
   return last;
 }
@@ -198,7 +195,7 @@ absl::StatusOr<LocalInvitation> Transport::AskForInvitation(int coordinator, abs
   v1::ShareMemoryResponse response;
   const grpc::Status status = to->Call("/emberd.v1.EmbeddingService/ShareMemory",
                                        v1::ShareMemoryRequest(), &context, &response);
-  if (!status.ok()) return ToAbslStatus(status);
+  if (!status.ok()) return rpc::FromGrpcStatus(status);
   return LocalInvitation{response.socket(), response.ticket()};
 }
 
@@ -273,7 +270,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
                                                     std::min(SteadyNow() + kSilence, deadline));
     const absl::Status status =
         may_try
-            ? ToAbslStatus(attempt(*coordinator, &context))
+            ? rpc::FromGrpcStatus(attempt(*coordinator, &context))
             : absl::UnavailableError(absl::StrCat("no connection to ", options_.addresses[index]));
     if (!absl::IsUnavailable(status)) return status;
     if (settings.once && may_try) {

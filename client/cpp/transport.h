@@ -39,8 +39,6 @@ class SharedMemory;
 struct Credentials;
 class CredentialFiles;
 
-absl::Status ToAbslStatus(const grpc::Status& status);
-
 // The pause before try `attempt` + 1, for attempt = 1, 2, ...; `random` in [0, 1) places it in the
 // jitter's range.
 absl::Duration BackoffPause(const ClientOptions& options, int attempt, double random);

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "server/ops/logging.h"
-#include "server/rpc/wire.h"
 #include "server/security/callers.h"
 
 namespace emberd::coordinator {

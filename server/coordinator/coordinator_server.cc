@@ -20,6 +20,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/lane_server.h"
 #include "base/periodic_task.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
@@ -43,7 +44,6 @@
 #include "server/rpc/local_peers.h"
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/message.h"
-#include "server/rpc/wire.h"
 #include "server/security/callers.h"
 #include "server/step/lookup_response.h"
 

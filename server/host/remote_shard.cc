@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/region_server.h"
+#include "base/rpc/wire.h"
 #include "base/shared_arena.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -31,7 +32,6 @@
 #include "server/rpc/local_peers.h"
 #include "server/rpc/message.h"
 #include "server/rpc/message_stream.h"
-#include "server/rpc/wire.h"
 
 namespace emberd::host {
 namespace {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "base/mutex.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
@@ -25,7 +26,6 @@
 #include "server/rpc/message.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/spans.h"
-#include "server/rpc/wire.h"
 
 namespace emberd::host {
 namespace {

@@ -21,13 +21,13 @@
 #include "absl/time/clock.h"
 #include "base/file_descriptor.h"
 #include "base/local_server.h"
+#include "base/rpc/wire.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/address.h"
 #include "config/config.h"
 #include "server/launcher/files.h"
-#include "server/rpc/wire.h"
 
 namespace emberd::launcher {
 namespace {

@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/rpc/wire.h"
 #include "server/rpc/memory_budget.h"
-#include "server/rpc/wire.h"
 
 namespace google::protobuf::io {
 class CodedInputStream;

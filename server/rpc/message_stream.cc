@@ -1,7 +1,7 @@
 #include "server/rpc/message_stream.h"
 
+#include "base/rpc/wire.h"
 #include "base/steady_time.h"
-#include "server/rpc/wire.h"
 
 namespace emberd::rpc {
 

@@ -6,10 +6,10 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
+#include "base/rpc/wire.h"
 #include "emberd/v1/batch.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/rpc/message.h"
-#include "server/rpc/wire.h"
 
 namespace emberd::step {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "server/rpc/wire.h"
+#include "base/rpc/wire.h"
 #include "tests/bench/raw_relay.h"
 
 namespace emberd::bench {

@@ -7,8 +7,8 @@
 #include <google/protobuf/stubs/logging.h>
 #include <grpcpp/support/byte_buffer.h>
 
+#include "base/rpc/wire.h"
 #include "server/coordinator/train/train_assembler.h"
-#include "server/rpc/wire.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 

@@ -14,12 +14,13 @@ import figures  # noqa: E402
 from tree import INCLUDE, Tree, is_grpc, is_product  # noqa: E402
 
 # What most folders of server/ may include.
-SERVER = {"proto", "base", "grpc", "internal"}
+SERVER = {"proto", "base", "base/rpc", "grpc", "internal"}
 # Who may include whom: module -> (modules, single files of other modules). A module is the folder of a file, or the
 # nearest folder above it that stands here; it may always include itself. "grpc" stands for gRPC and the generated
 # services: only who lists it may include them. "internal" stands for the internal services of the servers.
 MODULES = {
     "base": (set(), set()),
+    "base/rpc": ({"proto", "base", "grpc"}, set()),
     "config": ({"proto", "base"}, set()),
     "preprocess": ({"proto", "base", "config"}, set()),
     "shard": ({"proto", "base", "config"}, {"preprocess/batch/csr.h"}),
@@ -40,7 +41,7 @@ MODULES = {
                          "server/host", "server/coordinator", "server/status_page"}, set()),
     "server": ({"base", "config", "server/launcher", "server/ops"}, set()),
     "client": ({"proto", "base", "config", "preprocess", "grpc"}, set()),
-    "client/cpp": ({"proto", "base", "config", "preprocess", "grpc"}, set()),
+    "client/cpp": ({"proto", "base", "base/rpc", "config", "preprocess", "grpc"}, set()),
     "tests/bench/demo": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, set()),
     "client/c": ({"base", "client/cpp"}, set()),
     "client/examples": ({"client/cpp"}, set()),

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/rpc/wire.h"
 #include "server/security/callers.h"
 #include "server/step/lookup_response.h"
 

@@ -1,4 +1,4 @@
-#include "server/rpc/wire.h"
+#include "base/rpc/wire.h"
 
 #include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>

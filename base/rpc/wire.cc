@@ -1,4 +1,4 @@
-#include "server/rpc/wire.h"
+#include "base/rpc/wire.h"
 
 #include <cassert>
 #include <cstring>
