@@ -24,8 +24,6 @@ class BlockingPool {
   BlockingPool() = default;
   // Waits for all tasks. They must start no others by then.
   ~BlockingPool();
-  BlockingPool(const BlockingPool&) = delete;
-  BlockingPool& operator=(const BlockingPool&) = delete;
 
   // False, and nothing is done, if no thread can be had.
   [[nodiscard]] bool Run(std::function<void()> task) { return RunAll(absl::MakeSpan(&task, 1)); }
@@ -59,8 +57,6 @@ class TaskQueue {
             std::function<void(int queued)> on_queued = nullptr);
   // Waits until everything submitted has run.
   ~TaskQueue();
-  TaskQueue(const TaskQueue&) = delete;
-  TaskQueue& operator=(const TaskQueue&) = delete;
 
   // False, and nothing is done, if max_queued tasks wait already, or no thread can be had.
   [[nodiscard]] bool Submit(std::function<void()> task);

@@ -22,8 +22,6 @@ class CpuPool {
   explicit CpuPool(int threads);
   // Runs what was submitted, then stops.
   ~CpuPool();
-  CpuPool(const CpuPool&) = delete;
-  CpuPool& operator=(const CpuPool&) = delete;
   int threads() const { return static_cast<int>(threads_.size()); }
 
   // Calls task(0) to task(tasks - 1), each once, on the caller's thread and on idle ones of the

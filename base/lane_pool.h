@@ -31,8 +31,6 @@ class LanePool;
 class LaneClientCall {
  public:
   ~LaneClientCall();
-  LaneClientCall(const LaneClientCall&) = delete;
-  LaneClientCall& operator=(const LaneClientCall&) = delete;
 
   // A server that is silent for so long may be stopped. gRPC finds out, and says so.
   static constexpr absl::Duration kSilence = absl::Seconds(15);

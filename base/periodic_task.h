@@ -16,8 +16,6 @@ class PeriodicTask {
   PeriodicTask(absl::Duration period, std::function<void()> task);
   // Waits for a run in progress.
   ~PeriodicTask();
-  PeriodicTask(const PeriodicTask&) = delete;
-  PeriodicTask& operator=(const PeriodicTask&) = delete;
 
   // The next run comes now, or once the one in progress has ended. Does not wait.
   void RunSoon();

@@ -24,8 +24,6 @@ class SharedRegion {
   static absl::StatusOr<std::shared_ptr<SharedRegion>> Map(FileDescriptor file, size_t bytes);
 
   ~SharedRegion();
-  SharedRegion(const SharedRegion&) = delete;
-  SharedRegion& operator=(const SharedRegion&) = delete;
 
   char* data() const { return data_; }
   size_t size() const { return size_; }

@@ -83,8 +83,6 @@ class SharedBlock {
               size_t taken)
       : arena_(std::move(arena)), region_(region), offset_(offset), taken_(taken) {}
   ~SharedBlock() { arena_->Return(region_, offset_, taken_, lent_ == 0); }
-  SharedBlock(const SharedBlock&) = delete;
-  SharedBlock& operator=(const SharedBlock&) = delete;
 
   char* data() const { return region_->memory->data() + offset_; }
   uint64_t region() const { return region_->name; }

@@ -49,8 +49,6 @@ class PartialFile {
  public:
   explicit PartialFile(const std::string& path);
   ~PartialFile();
-  PartialFile(const PartialFile&) = delete;
-  PartialFile& operator=(const PartialFile&) = delete;
 
   // With the path and what the system says: this or something before has failed.
   absl::Status Write(absl::string_view bytes);

@@ -36,8 +36,6 @@ class SortedBatch {
  public:
   explicit SortedBatch(Recycler<PreprocessedBatch>* batches)
       : batches_(batches), batch_(batches->Take()) {}
-  SortedBatch(const SortedBatch&) = delete;
-  SortedBatch& operator=(const SortedBatch&) = delete;
   ~SortedBatch();  // an unfinished batch gives its buffers back
 
   // Whether some (source slot, partition) exceeds a limit of its stack.

@@ -42,8 +42,6 @@ class Rendezvous {
   explicit Rendezvous(RendezvousOptions options = {});
   // Closes first.
   ~Rendezvous();
-  Rendezvous(const Rendezvous&) = delete;
-  Rendezvous& operator=(const Rendezvous&) = delete;
 
   // The calls of ShardService. Nothing blocks: each runs its callback exactly once, now or later,
   // on any thread; callbacks must be short. When the result comes back from a call, its callback

@@ -153,8 +153,6 @@ class LogWriter {
                                                          const internal::v1::LogRecord& state);
   // Waits for the disk, except with NEVER, and for those who wait in WhenDurable.
   ~LogWriter();
-  LogWriter(const LogWriter&) = delete;
-  LogWriter& operator=(const LogWriter&) = delete;
 
   // Bulk bytes for a record to name: all pieces, one behind another, beginning at a multiple of 64
   // bytes. They count for nothing until such a record is appended. Several may write at once.

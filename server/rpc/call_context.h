@@ -54,8 +54,6 @@ class CallContext {
   // `trace`: see TraceOf; sent along with every call, if not empty.
   explicit CallContext(absl::Time deadline, std::string trace = "")
       : deadline_(deadline), trace_(std::move(trace)) {}
-  CallContext(const CallContext&) = delete;
-  CallContext& operator=(const CallContext&) = delete;
 
   absl::Time deadline() const { return deadline_; }
   std::string trace() const {

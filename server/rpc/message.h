@@ -136,8 +136,6 @@ class ArenaMessage {
   ArenaMessage() : arena_(block_, sizeof(block_)) {
     message_ = google::protobuf::Arena::CreateMessage<Message>(&arena_);
   }
-  ArenaMessage(const ArenaMessage&) = delete;
-  ArenaMessage& operator=(const ArenaMessage&) = delete;
 
   // Lives as long as this does.
   Message& operator*() { return *message_; }
