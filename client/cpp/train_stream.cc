@@ -386,7 +386,8 @@ class GrpcTrainStream final : public TrainStream {
     updates_.pop_front();
     update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
                                message.rows_skipped(), message.checkpoint(),
-                               message.checkpoint_error(), message.checkpoint_step()});
+                               message.checkpoint_error(),
+                               message.has_checkpoint_step() ? message.checkpoint_step() : -1});
     return absl::OkStatus();
   }
 

@@ -89,7 +89,8 @@ struct TrainUpdateResult {
   // this name; empty: it has been saved.
   std::string checkpoint = {};
   std::string checkpoint_error = {};
-  int64_t checkpoint_step = 0;  // which has asked for it: several may ask for one name
+  // Which has asked for it: several may ask for one name. -1: an older coordinator does not say it.
+  int64_t checkpoint_step = -1;
 };
 
 struct TrainLookupOptions {

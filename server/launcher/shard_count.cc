@@ -56,7 +56,8 @@ absl::Status CheckNotStopped(const std::function<bool()>& stopped) {
                    : absl::OkStatus();
 }
 
-// Whether no shard has served rows of it yet: who declares it again loses none.
+// Whether no shard serves rows of it, nor has rows from a checkpoint: it is being declared, or
+// reset. Who declares it again loses no row that was not given up.
 bool IsBeingDeclared(const coordinator::ShardModels& models, uint64_t model_id) {
   return models.Judge(model_id, /*known=*/0).history == 0 &&
          absl::c_none_of(models.HistoriesOf(model_id),
@@ -106,7 +107,8 @@ class QuietCluster {
     std::vector<step::ServedModelPtr> models;
     for (const auto& [shard, hosted] : there.EveryTrained()) {
       if (IsBeingDeclared(there, hosted.model_id())) {
-        Log(LogLevel::kWarning, "a model whose declaration had not ended is not moved",
+        Log(LogLevel::kWarning,
+            "a model whose declaration or reset had not ended is not moved; declare it again",
             {{"model", hosted.name()}});
         continue;
       }

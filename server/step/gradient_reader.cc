@@ -129,14 +129,16 @@ absl::Status AddOverrides(const v1::StepHyperparameters& step, int index,
 
 // A value for one table holds for its stack: where others of it are not named, it would change
 // what nobody has asked for.
-absl::Status CheckAllAreNamed(const StackOverrides& overrides, const preprocess::StackPlan& stack) {
+absl::Status CheckAllAreNamed(const StackOverrides& overrides, const ServedModel& model,
+                              int stack) {
   for (const auto& [name, tables] : overrides.tables) {
     if (tables.contains("")) continue;
-    for (const preprocess::TablePlan& table : stack.tables) {
-      if (tables.contains(table.name)) continue;
+    for (int t = 0; t < model.config.tables_size(); ++t) {  // also views of one resource
+      const std::string& table = model.config.tables(t).name();
+      if (model.plan.table_at[t].stack != stack || tables.contains(table)) continue;
       return absl::InvalidArgumentError(absl::StrCat(
           "hyperparameters: '", name, "' is given for table '", *tables.begin(),
-          "', but not for table '", table.name, "' of the same stack '", stack.name,
+          "', but not for table '", table, "' of the same stack '", model.plan.stacks[stack].name,
           "'; tables of one stack share their optimizer: give all of them the same value, or "
           "declare the model with tables that are not stacked"));
     }
@@ -173,7 +175,7 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
   // Whether values go together shows when a stack has all of its own, as the shards will see them.
   for (size_t k = 0; k < stacks.size(); ++k) {
     if (overrides[k].values.empty()) continue;
-    RETURN_IF_ERROR(CheckAllAreNamed(overrides[k], stacks[k]));
+    RETURN_IF_ERROR(CheckAllAreNamed(overrides[k], model, static_cast<int>(k)));
     const absl::Status together = config::CheckOptimizer(overrides[k].optimizer, "");
     if (!together.ok()) {
       return absl::InvalidArgumentError(

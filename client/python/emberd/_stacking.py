@@ -7,14 +7,14 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from .config import StackGroup
 
 
-def apart(rates: Mapping[str, Any]) -> List[StackGroup]:
+def apart(rates: Mapping[str, Any], kinds: Mapping[str, Any]) -> List[StackGroup]:
     """Groups of a plan in which no tables share a stack whose rates may come to differ, though they are declared alike.
 
-    rates: by table, what gives its rate in each step, such as a schedule; None: it is as declared."""
-    each = list(rates.values())
-    if all(rate == each[0] for rate in each):
-        return []
-    return [StackGroup([table]) for table, rate in rates.items() if rate is not None]
+    rates: by table, what gives its rate in each step, such as a schedule; None: it is as declared.
+    kinds: by table, what those have in common that may be stacked: width and kind of optimizer."""
+    first: Dict[Any, Any] = {}
+    mixed = {kinds[table] for table, rate in rates.items() if first.setdefault(kinds[table], rate) != rate}
+    return [StackGroup([table]) for table, rate in rates.items() if rate is not None and kinds[table] in mixed]
 
 
 def unequal(values: Mapping[str, Any], stacks: Mapping[str, Any]) -> Optional[Tuple[str, str]]:

@@ -278,9 +278,9 @@ class Steps:
 
     def _note_end(self, name: str, error: str, step: int) -> None:
         """Of what this step has asked for. It is not the end of a later one's, where that has asked for the name again."""
-        if self._asked.get(name) == step:
+        if step == -1 or self._asked.get(name) == step:  # -1: an older coordinator, which does not say it
             self.checkpoints[name] = error
-            del self._asked[name]
+            self._asked.pop(name, None)
         if error:
             warnings.warn(f"checkpoint {name!r} of model {self.model.name!r} was not saved: {error}", RuntimeWarning, stacklevel=2)
 
@@ -306,7 +306,8 @@ class Steps:
 
     def _note_refused(self, step: Step) -> None:
         step.refused = True
-        if step.checkpoint is not None and self._asked.pop(step.checkpoint, None) is not None:
+        if step.checkpoint is not None and self._asked.get(step.checkpoint) == step.number:
+            del self._asked[step.checkpoint]
             self.checkpoints[step.checkpoint] = f"the update of step {step.number} was refused"
             if step.was_wanted and self._wanted is None:
                 self._wanted = step.checkpoint

@@ -189,7 +189,7 @@ class TrainStream(_native.Uncopied):
         self._checkpoints -= 1
         said = _native.text_of(Handle(end, "text_free"))
         return Applied(update.step, update.rows_updated, update.rows_skipped, checkpoint=said["checkpoint"],
-                       checkpoint_error=said["error"], checkpoint_step=said["step"])
+                       checkpoint_error=said["error"], checkpoint_step=said.get("step", -1))
 
     def _receive(self, function: str, result: Any, timeout: Optional[float]) -> None:
         self.model.client._handle.get()  # an answer may have come before the client was closed

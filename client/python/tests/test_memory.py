@@ -37,7 +37,7 @@ class MemoryTest(ClusterTest):
             elif number % 16 == 2:  # of a larger matrix
                 steps.update(step, {"t": columns[:, :4], "u": columns[:, 4:]})
             else:
-                steps.update(step, {name: np.zeros_like(one) for name, one in found.items()}, {"t": {"learning_rate": 0.5}})
+                steps.update(step, {name: np.zeros_like(one) for name, one in found.items()}, {name: {"learning_rate": 0.5} for name in "tu"})
             if number == WARM:
                 before = resident_bytes()
         grown = resident_bytes() - before

@@ -215,7 +215,7 @@ class CollectionTest(ClusterTest):
             ebc.load_state_dict({})
         self.assertEqual([tuple(one.shape) for one in ebc.to("cpu").parameters()], [(8, 2)])
 
-    def test_a_state_is_loaded_whole_or_not_at_all(self):
+    def test_a_table_of_a_state_is_loaded_whole_or_not_at_all(self):
         ebc, key = self.make(), "embedding_bags.t.weight"
         weight = torch.arange(16, dtype=torch.bfloat16).reshape(8, 2)
         with unittest.mock.patch("emberd._loading.STRETCH_BYTES", 3 * 8):  # 3 rows

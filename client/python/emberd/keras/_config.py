@@ -171,6 +171,7 @@ class TableOptimizer:
                 return {"learning_rate": (schedule(step) if schedule else constant) * ops.sqrt(second) / first}
 
             self.of_step = corrected
+            self.schedule = self.schedule or ("Adam", constant)  # it sends a rate in each step, where emberd's Adam sends none
         elif schedule is not None:
             self.of_step = lambda step: {"learning_rate": schedule(step)}
 

@@ -97,7 +97,7 @@ class _Tables:
                 _check_feature(model, feature, optimizers[feature.table.name])
             _check_shared(optimizers, {name: model.tables[name].stack for name in optimizers if model.tables[name].optimizer != "none"})
         else:
-            plan = _plan(stacking, optimizers)
+            plan = _plan(stacking, self.tables, optimizers)
             model = (client or default_client()).declare(config.ModelConfig(
                 given or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
                 [config.FeatureConfig(name, feature.table.name, planned_samples(feature.output_shape[:-1]))
@@ -137,9 +137,10 @@ def _check_shared(optimizers: Mapping[str, TableOptimizer], stacks: Mapping[str,
                          "whose tables share one; give both the same, or make the layer with table_stacking=None and a model of its own")
 
 
-def _plan(table_stacking: Any, optimizers: Mapping[str, TableOptimizer]) -> Optional[config.PlanConfig]:
+def _plan(table_stacking: Any, tables: Mapping[str, Any], optimizers: Mapping[str, TableOptimizer]) -> Optional[config.PlanConfig]:
     if table_stacking == "auto":
-        groups = apart({name: one.schedule for name, one in optimizers.items()})
+        groups = apart({name: one.schedule for name, one in optimizers.items()},
+                       {name: (tables[name].embedding_dim, type(one.declared)) for name, one in optimizers.items()})
         return config.PlanConfig(groups=groups) if groups else None
     if table_stacking is None:
         return config.PlanConfig(auto_stack=False)

@@ -520,9 +520,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         if all(one == alike[0] for one in alike):  # said once
             return dict(alike[0])
         of_stack: Dict[str, str] = {}
-        for table in values:
+        for table in sorted(values, key=self.frozen.__contains__):  # a frozen one counts where all of its stack are
+            first = of_stack.setdefault(self.model.tables[table].stack, table)
             if table not in self.frozen:
-                first = of_stack.setdefault(self.model.tables[table].stack, table)
                 different = [name for name in {**values[first], **values[table]} if values[first].get(name) != values[table].get(name)]
                 if different:
                     name = {"learning_rate": "lr"}.get(different[0], different[0])
@@ -530,7 +530,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                         f"{name}: {values[table].get(different[0])} of table {table!r} is not allowed beside {values[first].get(different[0])} of table "
                         f"{first!r}; they are stacked, and share one. lr_by_table=True of the module leaves tables unstacked, of a model that is "
                         f"declared anew; requires_grad_(False, tables=[{table!r}]) freezes one")
-        return {table: values[of_stack.get(self.model.tables[table].stack, table)] for table in values}
+        return {table: values[of_stack[self.model.tables[table].stack]] for table in values}
 
     def _update(self, values: Mapping[str, Dict[str, float]], checkpoint: Optional[str]) -> None:
         hyper = self._shared_by_stacks(values)

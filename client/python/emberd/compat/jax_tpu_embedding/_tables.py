@@ -89,6 +89,8 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, shard
                              "prepare_feature_specs_for_training before")
     groups = [config.StackGroup([table.name for table in stack], stack_name) for stack_name, stack in stacks.items()
               if len(stack) > 1]
+    alone = len(stacks) - len(groups)  # tables that the specifications do not stack, so that each has a rate and limits of its own
+    plan = config.PlanConfig(auto_stack=False if alone > 1 else None, groups=groups or None) if groups or alone > 1 else None
 
     def declare(parts: Callable[[], Iterable[Tuple[str, Any, Any]]]) -> Any:
         def in_stretches() -> Iterator[_filling.Part]:
@@ -101,7 +103,7 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int, shard
             name, [_declared(table) for table in tables],
             [config.FeatureConfig(feature, table.name, planned_samples(shape[:-1]), shape[:-1] if len(shape) > 2 else None)
              for table in tables for feature, shape in table.feature_shapes.items()],
-            plan=config.PlanConfig(auto_stack=False, groups=groups or None)), in_stretches if any(map(_is_called, tables)) else None)
+            plan=plan), in_stretches if any(map(_is_called, tables)) else None)
         digits = tuple(map(float, secrets.token_bytes(3)))
         _all[digits] = Tables(Embedding(model, _place.group))
         return np.array([[*digits, 0]], np.float32)

@@ -141,7 +141,8 @@ class BaseEmbedding:
                 initializer=table.initial_rows(),
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
         chosen = self._config or SparseCoreEmbeddingConfig()
-        groups = apart({table: one.learning_rate if callable(one.learning_rate) else None for table, one in self._optimizers.items() if one})
+        rates = {table: one.learning_rate if callable(one.learning_rate) else None for table, one in self._optimizers.items() if one}
+        groups = apart(rates, {one.name: (one.embedding_dim, type(one.optimizer)) for one in tables})
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(
             feature.output_shape or (self._batch, feature.max_sequence_length or 1))) for one, feature in self.features.items()],
                                   plan=config.PlanConfig(rules="tensorflow", auto_stack=not chosen.disable_table_stacking, groups=groups or None,
