@@ -304,7 +304,7 @@ def sparse_indices(indices: Any, ids: int, samples: int, what: str, from_torch: 
     if array.shape == (ids,):
         return np.stack([array, np.zeros_like(array)], axis=1)
     check_shape(array, what, array.shape in ((ids, 2), (2, ids)), f"[{ids}, 2] for {ids} ids, [2, {ids}], or the samples alone")
-    transposed: npt.NDArray[Any] = array.T
+    transposed = np.transpose(array)
     if ids != 2:
         return np.ascontiguousarray(array if array.shape == (ids, 2) else transposed)
     ways = [one for one in (array, transposed) if 0 <= one[0, 0] <= one[1, 0] < samples] if from_torch else [array]
