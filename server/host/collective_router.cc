@@ -72,7 +72,6 @@ void CollectiveRouter::Watch(const internal::v1::WatchRequest& request, rpc::Cal
   const absl::Status end = HostOf(request.name()).Watch(request, context).status();
   local_.End(generation.first, generation.second, end);
   MutexLock lock(&mutex_);
-  if (!absl::IsAborted(end)) lost_.insert(generation);  // the host has not said that it is over
   watches_.erase(generation);
   watch_over_.Signal();
 }
@@ -80,10 +79,10 @@ void CollectiveRouter::Watch(const internal::v1::WatchRequest& request, rpc::Cal
 absl::Status CollectiveRouter::CheckMember(const internal::v1::GroupName& name,
                                            uint64_t generation) {
   MutexLock lock(&mutex_);
-  if (!lost_.contains({group::IdOf(name), generation})) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("group '", name.group(),
-                                         "': the shard where its ranks meet was started again, "
-                                         "or could not be reached; join again"));
+  if (watches_.contains({group::IdOf(name), generation})) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(
+      "group '", name.group(), "': the shard where its ranks meet was started again or could not ",
+      "be reached, or others took the place of its ranks there; join again"));
 }
 
 absl::StatusOr<internal::v1::AllGatherResponse> CollectiveRouter::AllGather(
@@ -122,8 +121,6 @@ void CollectiveRouter::Tell(const std::vector<Leaving>& leaving) {
                     [&](int i) { heard[i] = TellOne(leaving[i]); });
   MutexLock lock(&mutex_);
   for (size_t i = 0; i < leaving.size(); ++i) {
-    const internal::v1::LeaveRequest& request = leaving[i].request;
-    lost_.erase({group::IdOf(request.name()), request.generation()});
     if (!heard[i]) unheard_.push_back(leaving[i]);
   }
 }

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -36,8 +35,8 @@ class CollectiveRouter {
   absl::StatusOr<internal::v1::AllGatherResponse> AllGather(
       const internal::v1::AllGatherRequest& request, rpc::CallContext* context);
   absl::Status Advance(const internal::v1::AdvanceRequest& request, rpc::CallContext* context);
-  // ABORTED: the host may not know the member of this generation any more, as after a restart. What
-  // else ends a generation is told by the calls of its members.
+  // ABORTED: the host does not have the member any more, or may not, as after a restart. For a rank
+  // that needs no others; those of a SYNC group hear it in their exchanges, with the reason.
   absl::Status CheckMember(const internal::v1::GroupName& name, uint64_t generation);
   // Under a short deadline of its own. `finished`: tells all shards, too, that the rank has done
   // all its steps. A shard that cannot be reached is told again by Retry, which is to be called
@@ -72,8 +71,6 @@ class CollectiveRouter {
   // Watches under way: of the generations with members here.
   std::map<Generation, std::shared_ptr<rpc::CallContext>> watches_ ABSL_GUARDED_BY(mutex_);
   std::vector<Leaving> unheard_ ABSL_GUARDED_BY(mutex_);
-  // Those whose watches have broken, until the members have left.
-  std::set<Generation> lost_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::host

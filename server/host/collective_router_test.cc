@@ -217,26 +217,34 @@ TEST_F(CollectiveRouterTest, WhoDoesNotHearALeaveIsToldAgain) {
 }
 
 // Would catch: a rank that needs no others, and goes on as a member of nothing.
-TEST_F(CollectiveRouterTest, ARankAloneHearsThatItsHostIsGone) {
+TEST_F(CollectiveRouterTest, ARankAloneHearsThatItsHostDoesNotHaveIt) {
+  const absl::Status gone = absl::AbortedError(
+      "group 'g': the shard where its ranks meet was started again or could not be reached, or "
+      "others took the place of its ranks there; join again");
+  const auto await_gone = [&](const pb::JoinRequest& join, uint64_t generation) {
+    while (here_.CheckMember(join.name(), generation).ok()) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_EQ(here_.CheckMember(join.name(), generation), gone);
+  };
   for (const v1::Consistency consistency : {v1::SYNC, v1::ASYNC}) {
     const pb::JoinRequest join = JoinOf(group_, 0, MakeOptions(1, consistency), "here");
     const uint64_t first = here_.Join(join, &context_)->generation();
     const uint64_t generation = here_.Join(join, &context_)->generation();
     AwaitWatches([&] { return host().load(); }, 1);
-    EXPECT_EQ(here_.CheckMember(join.name(), first), absl::OkStatus()) << "another took its place";
+    await_gone(join, first);  // another took its place
     EXPECT_EQ(here_.CheckMember(join.name(), generation), absl::OkStatus());
     here_.Leave(LeaveOf(group_, generation, 0, "", false));
   }
-  const pb::JoinRequest join = JoinOf(group_, 0, MakeOptions(1, v1::ASYNC), "here");
+  // A rank whose rows are gone is not of the group that others begin with the new ones.
+  const v1::GroupOptions two = MakeOptions(2, v1::ASYNC);
+  const pb::JoinRequest old = JoinOf(group_, 0, two, "here", /*history=*/5);
+  const uint64_t before = here_.Join(old, &context_)->generation();
+  const pb::JoinRequest join = JoinOf(group_, 1, two, "here", /*history=*/6);
   const uint64_t generation = here_.Join(join, &context_)->generation();
+  await_gone(old, before);
   AwaitWatches([&] { return host().load(); }, 1);
+  EXPECT_EQ(here_.CheckMember(join.name(), generation), absl::OkStatus());
   host().Close(absl::UnavailableError("stopped"));
-  while (here_.CheckMember(join.name(), generation).ok()) absl::SleepFor(absl::Milliseconds(1));
-  EXPECT_EQ(here_.CheckMember(join.name(), generation),
-            absl::AbortedError("group 'g': the shard where its ranks meet was started again, or "
-                               "could not be reached; join again"));
-  here_.Leave(LeaveOf(group_, generation, 0, "", false));
-  EXPECT_EQ(here_.CheckMember(join.name(), generation), absl::OkStatus()) << "nothing is left";
+  await_gone(join, generation);
 }
 
 TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
