@@ -101,9 +101,9 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }),
       watch_(kSweepPeriod, [this] {
-        collective_.Retry();
         registry_.Watch();
         auto_checkpoints_.Watch();
+        collective_.Retry();
       }) {
   resources_.server_metrics->SetBudgets(cluster.budgets());
 }

@@ -11,6 +11,8 @@ namespace emberd::host {
 namespace {
 
 constexpr absl::Duration kLeaveDeadline = absl::Seconds(1);
+// No trainer waits then, and a coordinator that stops may not come to say it again.
+constexpr absl::Duration kFinishDeadline = absl::Seconds(5);
 
 }  // namespace
 
@@ -103,48 +105,50 @@ absl::Status CollectiveRouter::Advance(const internal::v1::AdvanceRequest& reque
 void CollectiveRouter::Leave(const internal::v1::LeaveRequest& request,
                              std::optional<internal::v1::OpenGroupRequest> finished) {
   local_.Leave(request, [](const absl::Status&) {});
-  Tell({{request, std::move(finished)}});
+  const bool ends = finished.has_value();
+  rpc::CallContext context(SteadyNow() + (ends ? kFinishDeadline : kLeaveDeadline));
+  const Leaving leaving = {request, std::move(finished)};
+  // The host first, where others may wait for this rank. Should a shard take all the time, Retry
+  // tells those that come after it.
+  const size_t host = group::HostOf(group::IdOf(request.name()), static_cast<int>(shards_.size()));
+  for (size_t i = 0; i < (ends ? shards_.size() : 1); ++i) {
+    Tell((host + i) % shards_.size(), leaving, &context);
+  }
 }
 
 void CollectiveRouter::Retry() {
-  std::vector<Leaving> unheard;
+  std::vector<std::pair<size_t, std::vector<Leaving>>> unheard;
   {
     MutexLock lock(&mutex_);
-    unheard.swap(unheard_);
+    unheard.assign(unheard_.begin(), unheard_.end());
+    unheard_.clear();
   }
-  Tell(unheard);
+  // One shard that stands still keeps no other one from hearing.
+  threads_->RunEach(static_cast<int>(unheard.size()), [&](int i) {
+    rpc::CallContext context(SteadyNow() + kLeaveDeadline);
+    for (Leaving& leaving : unheard[i].second) Tell(unheard[i].first, std::move(leaving), &context);
+  });
 }
 
-void CollectiveRouter::Tell(const std::vector<Leaving>& leaving) {
-  std::vector<char> heard(leaving.size());
-  threads_->RunEach(static_cast<int>(leaving.size()),
-                    [&](int i) { heard[i] = TellOne(leaving[i]); });
-  MutexLock lock(&mutex_);
-  for (size_t i = 0; i < leaving.size(); ++i) {
-    if (!heard[i]) unheard_.push_back(leaving[i]);
-  }
-}
-
-bool CollectiveRouter::TellOne(const Leaving& leaving) {
+void CollectiveRouter::Tell(size_t shard, Leaving leaving, rpc::CallContext* context) {
+  ShardBackend& backend = *shards_[shard];
   const internal::v1::LeaveRequest& request = leaving.request;
-  rpc::CallContext context(SteadyNow() + kLeaveDeadline);
-  // All at once: one that stands still keeps no other one from hearing.
-  const size_t shards = leaving.finished.has_value() ? shards_.size() : 0;
-  std::vector<absl::Status> told(shards + 1);
-  threads_->RunEach(static_cast<int>(told.size()), [&](int i) {
-    told[i] = static_cast<size_t>(i) < shards
-                  ? shards_[i]->OpenGroup(*leaving.finished, &context).status()
-                  : HostOf(request.name()).Leave(request, &context).status();
-  });
-  const auto deaf = std::find_if(told.begin(), told.end(), [](const absl::Status& status) {
-    return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-  });
-  if (deaf == told.end()) return true;
-  ops::Log(ops::LogLevel::kInfo, "a shard does not hear that a rank has left; it is told again",
-           {{"group", request.name().group()},
-            {"rank", request.rank()},
-            {"reason", std::string(deaf->message())}});
-  return false;
+  absl::Status told;
+  const auto deaf = [&] { return absl::IsUnavailable(told) || absl::IsDeadlineExceeded(told); };
+  if (leaving.finished.has_value()) told = backend.OpenGroup(*leaving.finished, context).status();
+  if (!deaf() && &backend == &HostOf(request.name())) {
+    told = backend.Leave(request, context).status();
+  }
+  if (!deaf()) return;
+  if (!std::exchange(leaving.logged, true)) {
+    ops::Log(ops::LogLevel::kInfo, "a shard does not hear that a rank has left; it is told again",
+             {{"finished", leaving.finished.has_value()},
+              {"group", request.name().group()},
+              {"rank", request.rank()},
+              {"reason", std::string(told.message())}});
+  }
+  MutexLock lock(&mutex_);
+  unheard_[shard].push_back(std::move(leaving));
 }
 
 }  // namespace emberd::host

@@ -4,6 +4,7 @@
 // counts here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -40,7 +41,7 @@ class CollectiveRouter {
   absl::Status CheckMember(const internal::v1::GroupName& name, uint64_t generation);
   // Under a short deadline of its own. `finished`: tells all shards, too, that the rank has done
   // all its steps. A shard that cannot be reached is told again by Retry, which is to be called
-  // every second, until it hears.
+  // every second, until it hears. Retry takes a second at most, and a thread for each such shard.
   void Leave(const internal::v1::LeaveRequest& request,
              std::optional<internal::v1::OpenGroupRequest> finished = std::nullopt);
   void Retry();
@@ -53,14 +54,15 @@ class CollectiveRouter {
   struct Leaving {
     internal::v1::LeaveRequest request;
     std::optional<internal::v1::OpenGroupRequest> finished;
+    bool logged = false;
   };
+  using ByShard = std::map<size_t, std::vector<Leaving>>;
 
   ShardBackend& HostOf(const internal::v1::GroupName& name) const;
   // Sees a generation end at its host, and ends it here. The host sees that its members are there.
   void Watch(const internal::v1::WatchRequest& request, rpc::CallContext* context);
-  // Those that are not heard go to unheard_.
-  void Tell(const std::vector<Leaving>& leaving);
-  bool TellOne(const Leaving& leaving);
+  // What the shard does not hear goes to unheard_.
+  void Tell(size_t shard, Leaving leaving, rpc::CallContext* context);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   BlockingPool* const threads_;
@@ -70,7 +72,7 @@ class CollectiveRouter {
   CondVar watch_over_;
   // Watches under way: of the generations with members here.
   std::map<Generation, std::shared_ptr<rpc::CallContext>> watches_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Leaving> unheard_ ABSL_GUARDED_BY(mutex_);
+  ByShard unheard_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::host
