@@ -197,6 +197,18 @@ TEST_F(ProgressGroupTest, BeginsAnewForOtherRows) {
   EXPECT_TRUE(waits.ok());
 }
 
+// The first member's coordinator is of an older version, which does not say which rows it means.
+TEST_F(ProgressGroupTest, LearnsOfItsRowsFromALaterMember) {
+  Begin(2);
+  const AskedJoin first = host_.Join(kGroup, 0, options_, /*history=*/0);
+  const AskedStatus watch = host_.Watch(kGroup, first->generation(), 0);
+  EXPECT_TRUE(host_.Join(kGroup, 1, options_, 5).ok());
+  EXPECT_TRUE(watch.waits()) << "it may well mean these";
+  EXPECT_TRUE(host_.Join(kGroup, 1, options_, 6).ok());
+  EXPECT_EQ(watch.status(),
+            absl::AbortedError("group 'g': its model has other rows now; join again"));
+}
+
 // A host that was started again has seen nobody; the ranks that come back tell it what shards know.
 TEST_F(ProgressGroupTest, LearnsOfRanksThatHaveNotBeenHere) {
   Begin(4);

@@ -238,10 +238,13 @@ absl::StatusOr<Rendezvous::Groups::iterator> Rendezvous::FindOrCreate(
   auto found = groups_.find(id);
   if (found != groups_.end()) {
     const Group& group = *found->second.group;
-    const uint64_t before = found->second.history;
+    uint64_t& before = found->second.history;
     const bool other_rows = history != 0 && before != 0 && history != before;
     absl::Status same = CheckSameOptions(options, group.options());
-    if (same.ok() && !other_rows) return found;
+    if (same.ok() && !other_rows) {
+      if (before == 0) before = history;  // coordinators of an older version do not say
+      return found;
+    }
     // Members of whom nothing has been heard for long do not stand in the way of a new run, nor do
     // those whose rows are gone.
     if (!other_rows && !Forgettable(group, event->now) && !group.vacant()) return same;
