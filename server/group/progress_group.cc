@@ -132,8 +132,10 @@ class ProgressGroup final : public Group {
       if (known.rank() < 0 || known.rank() >= size()) continue;
       Rank& rank = ranks_[known.rank()];
       if (rank.present) continue;  // it says so itself
+      // What was read before the rank came back and left once more.
+      const bool outdated = rank.generation != 0 && known.next_step() < rank.next_step;
       rank.next_step = std::max(rank.next_step, known.next_step());
-      rank.finished |= known.finished();
+      rank.finished |= known.finished() && !outdated;
     }
   }
 
