@@ -1,6 +1,7 @@
 #include "preprocess/batch/buckets.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "preprocess/batch/highway_buckets.h"
 
