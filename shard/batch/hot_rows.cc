@@ -1,6 +1,7 @@
 #include "shard/batch/hot_rows.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "shard/store/portable_numbers.h"
 
@@ -13,20 +14,20 @@ constexpr size_t kMaxNoted = 8192;
 
 void SpaceSaving::Add(uint32_t key, int64_t weight) {
   total_ += weight;
-  Item item{.key = key};
-  auto old = items_.end();
-  if (const auto found = item_of_.find(key); found != item_of_.end()) {
-    old = found->second;
-    item = *old;
-  } else if (static_cast<int>(items_.size()) == counters_) {
-    // The new key may have been seen as often as the one that makes room for it.
-    old = items_.begin();
-    item.count = item.error = old->count;
-    item_of_.erase(old->key);
+  const auto found = item_of_.find(key);
+  if (found == item_of_.end() && static_cast<int>(items_.size()) < counters_) {
+    item_of_[key] = items_.insert({.key = key, .count = weight}).first;
+    return;
   }
-  if (old != items_.end()) items_.erase(old);
+  auto node = items_.extract(found == item_of_.end() ? items_.begin() : found->second);
+  Item& item = node.value();
+  if (item.key != key) {
+    // The new key may have been seen as often as the one that makes room for it.
+    item_of_.erase(item.key);
+    item = {.key = key, .count = item.count, .error = item.count};
+  }
   item.count += weight;
-  item_of_[key] = items_.insert(item).first;
+  item_of_[key] = items_.insert(std::move(node)).position;
 }
 
 std::vector<SpaceSaving::Item> SpaceSaving::Top(int count) const {
@@ -41,10 +42,9 @@ std::vector<SpaceSaving::Item> SpaceSaving::Top(int count) const {
 int HotRowCounters(int tables) { return std::clamp(65536 / std::max(1, tables), 128, 1024); }
 
 HotRowSketches::HotRowSketches(const StackStore& store, int counters, int64_t sampling)
-    : store_(store),
-      sampling_(sampling),
-      to_next_(NextDistance() - 1),
-      sketches_(store.spec().tables.size(), SpaceSaving(counters)) {}
+    : store_(store), sampling_(sampling), to_next_(NextDistance() - 1) {
+  for (size_t t = 0; t < store.spec().tables.size(); ++t) sketches_.emplace_back(counters);
+}
 
 int64_t HotRowSketches::NextDistance() {
   // Uniform in [1, 2 * sampling - 1], so `sampling` on average.

@@ -31,6 +31,7 @@ class SpaceSaving {
   };
 
   explicit SpaceSaving(int counters) : counters_(counters) {}  // >= 1
+  SpaceSaving(SpaceSaving&&) = default;  // a copy would have its counters elsewhere
 
   // `weight` > 0. O(log C).
   void Add(uint32_t key, int64_t weight);

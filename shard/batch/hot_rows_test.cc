@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <type_traits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,6 +20,9 @@ using testing::TestBatch;
 using testing::TestEngine;
 using testing::TestEntry;
 using testing::TestShape;
+
+// Would catch: a copy that finds its counters in what it was copied from.
+static_assert(!std::is_copy_constructible_v<SpaceSaving>);
 
 constexpr int kPartitions = 8;
 constexpr int kFirst = 4;  // this shard has partitions 4 to 7
