@@ -35,12 +35,12 @@ class HandleStore {
 
   // RESOURCE_EXHAUSTED, with the figures, if the store would be over its budget.
   absl::Status Insert(uint64_t handle, std::shared_ptr<T> value, int64_t bytes, absl::Time expiry) {
-    ASSIGN_OR_RETURN(MemoryRoom room, budget_.Take(bytes, "the batch"));
     absl::MutexLock lock(&mutex_);
     if (static_cast<int64_t>(entries_.size()) >= options_.max_count) {
       return absl::ResourceExhaustedError(absl::StrCat(
           entries_.size(), " batches are kept; budgets.max_batches is ", options_.max_count));
     }
+    ASSIGN_OR_RETURN(MemoryRoom room, budget_.Take(bytes, "the batch"));
     entries_[handle] = Entry{std::move(value), std::move(room), expiry, false};
     return absl::OkStatus();
   }

@@ -42,7 +42,12 @@ TEST(HandleStoreTest, RefusesMoreEntriesThanItsBudget) {
   HandleStore<std::string> store = MakeStore();
   ASSERT_TRUE(Insert(store, 1, 1).ok());
   ASSERT_TRUE(Insert(store, 2, 1).ok());
-  EXPECT_EQ(Insert(store, 3, 1).code(), absl::StatusCode::kResourceExhausted);
+  // Also where bytes are missing, too: none are taken for a moment from those whom they would do.
+  for (const int64_t bytes : {1, 101}) {
+    const absl::Status status = Insert(store, 3, bytes);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(status.message(), "2 batches are kept; budgets.max_batches is 2");
+  }
 }
 
 TEST(HandleStoreTest, GivesAValueToOneUserAtATime) {
