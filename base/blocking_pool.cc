@@ -95,23 +95,24 @@ TaskQueue::~TaskQueue() {
   while (running_ > 0) none_runs_.Wait(&mutex_);
 }
 
-bool TaskQueue::Submit(std::function<void()> task) {
+absl::Status TaskQueue::Submit(std::function<void()> task, Text full) {
   MutexLock lock(&mutex_);
   if (running_ < max_running_) return Start(absl::MakeSpan(&task, 1));
-  if (static_cast<int>(queue_.size()) >= max_queued_) return false;
+  if (static_cast<int>(queue_.size()) >= max_queued_) return absl::ResourceExhaustedError(full());
   queue_.push_back(std::move(task));
   TellQueued();
-  return true;
+  return absl::OkStatus();
 }
 
-bool TaskQueue::SubmitPair(std::function<void()> first, std::function<void()> second) {
+absl::Status TaskQueue::SubmitPair(std::function<void()> first, std::function<void()> second,
+                                   Text full) {
   MutexLock lock(&mutex_);
-  if (running_ + 2 > max_running_) return false;
+  if (running_ + 2 > max_running_) return absl::ResourceExhaustedError(full());
   std::array<std::function<void()>, 2> pair = {std::move(first), std::move(second)};
   return Start(absl::MakeSpan(pair));
 }
 
-bool TaskQueue::Start(absl::Span<std::function<void()>> tasks) {
+absl::Status TaskQueue::Start(absl::Span<std::function<void()>> tasks) {
   for (std::function<void()>& task : tasks) {
     task = [this, task = std::move(task)]() mutable {
       while (task != nullptr) {
@@ -121,19 +122,13 @@ bool TaskQueue::Start(absl::Span<std::function<void()>> tasks) {
       }
     };
   }
-  no_thread_ = !pool_->RunAll(tasks);
-  if (no_thread_) return false;
+  if (!pool_->RunAll(tasks)) {
+    return absl::ResourceExhaustedError(
+        "the process can have no more threads; retry later, or allow it more (`ulimit -u`, or the "
+        "limit of its container)");
+  }
   running_ += static_cast<int>(tasks.size());
-  return true;
-}
-
-absl::Status TaskQueue::Refusal(absl::string_view full) const {
-  MutexLock lock(&mutex_);
-  return absl::ResourceExhaustedError(
-      no_thread_
-          ? "the process can have no more threads; retry later, or allow it more (`ulimit -u`, or "
-            "the limit of its container)"
-          : full);
+  return absl::OkStatus();
 }
 
 std::function<void()> TaskQueue::Next() {

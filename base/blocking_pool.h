@@ -4,13 +4,13 @@
 
 #include <deque>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/cpu_pool.h"
@@ -58,14 +58,14 @@ class TaskQueue {
   // Waits until everything submitted has run.
   ~TaskQueue();
 
-  // False, and nothing is done, if max_queued tasks wait already, or no thread can be had.
-  [[nodiscard]] bool Submit(std::function<void()> task);
-  // Both run at the same time, from now on; or neither: false if not two more may run, or no
-  // threads can be had.
-  [[nodiscard]] bool SubmitPair(std::function<void()> first, std::function<void()> second);
-
-  // Why one of them has just been false, RESOURCE_EXHAUSTED: `full`, or that there was no thread.
-  absl::Status Refusal(absl::string_view full) const;
+  // What to say of a full queue; may ask it for max_queued() alone.
+  using Text = absl::FunctionRef<std::string()>;
+  // RESOURCE_EXHAUSTED, and nothing is done, if max_queued tasks wait already, which is what `full`
+  // says, or if no thread can be had.
+  absl::Status Submit(std::function<void()> task, Text full);
+  // Both run at the same time, from now on; or neither, if not two more may run, or no threads can
+  // be had.
+  absl::Status SubmitPair(std::function<void()> first, std::function<void()> second, Text full);
 
   int max_queued() const { return max_queued_; }
   // Tasks that wait.
@@ -82,7 +82,7 @@ class TaskQueue {
   void RecordDuration(absl::Duration took);
 
  private:
-  bool Start(absl::Span<std::function<void()>> tasks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Start(absl::Span<std::function<void()>> tasks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The one to run after a task has ended; null if none waits.
   std::function<void()> Next();
   void TellQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -95,7 +95,6 @@ class TaskQueue {
   CondVar none_runs_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool no_thread_ ABSL_GUARDED_BY(mutex_) = false;  // for the newest that were to run
   // What one task of late has kept the others waiting: its duration over the tasks that ran beside
   // it.
   absl::Duration mean_share_ ABSL_GUARDED_BY(mutex_);

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <latch>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -57,6 +58,9 @@ TEST(BlockingPoolTest, DestructionWaitsForTasks) {
   EXPECT_EQ(ended, 2);
 }
 
+// What a TaskQueue says of itself when it takes no more.
+std::string Full() { return "2 tasks wait already"; }
+
 // While it lives, no thread can begin: each wants more stack than there are addresses.
 class NoThreads {
  public:
@@ -80,12 +84,17 @@ TEST(BlockingPoolTest, RunsNothingLaterForWhichThereIsNoThread) {
     EXPECT_FALSE(pool.Run([&] { ran += 100; }));
     pool.RunEach(3, [&](int) { ++ran; });
     TaskQueue queue(&pool, 2, 2);
-    EXPECT_FALSE(queue.Submit([&] { ran += 100; }));
-    EXPECT_FALSE(queue.SubmitPair([&] { ran += 100; }, [&] { ran += 100; }));
+    const auto add = [&] { ran += 100; };
+    for (const absl::Status& refused :
+         {queue.Submit(add, Full), queue.SubmitPair(add, add, Full)}) {
+      EXPECT_TRUE(absl::IsResourceExhausted(refused));
+      EXPECT_TRUE(absl::StrContains(refused.message(), "no more threads")) << refused;
+    }
     EXPECT_EQ(queue.tasks(), 0);
-    const absl::Status refused = queue.Refusal("2 tasks wait already");
-    EXPECT_TRUE(absl::IsResourceExhausted(refused));
-    EXPECT_TRUE(absl::StrContains(refused.message(), "no more threads")) << refused;
+    // Would catch: another reason for what is refused after it.
+    TaskQueue narrow(&pool, 1, 0);
+    EXPECT_FALSE(narrow.Submit(add, Full).ok());
+    EXPECT_EQ(narrow.SubmitPair(add, add, Full), absl::ResourceExhaustedError(Full()));
   }
   EXPECT_EQ(pool.threads(), 0);
   std::latch done(1);
@@ -99,7 +108,7 @@ TEST(TaskQueueTest, RunsEverythingBeforeItEnds) {
   std::atomic<int> ran = 0;
   {
     TaskQueue queue(&pool, 3, 100);
-    for (int i = 0; i < 100; ++i) ASSERT_TRUE(queue.Submit([&] { ++ran; }));
+    for (int i = 0; i < 100; ++i) ASSERT_TRUE(queue.Submit([&] { ++ran; }, Full).ok());
   }
   EXPECT_EQ(ran, 100);
   EXPECT_LE(pool.threads(), 6);  // each may have ended its last task and not be free yet
@@ -110,13 +119,11 @@ TEST(TaskQueueTest, RefusesWhatItCannotHold) {
   BlockingPool pool;
   std::vector<int> queued;
   TaskQueue queue(&pool, 1, 2, [&](int now) { queued.push_back(now); });
-  ASSERT_TRUE(queue.Submit([&] { release.wait(); }));
-  EXPECT_TRUE(queue.Submit([] {}));
-  EXPECT_TRUE(queue.Submit([] {}));
-  EXPECT_FALSE(queue.Submit([] {}));
-  EXPECT_FALSE(queue.SubmitPair([] {}, [] {}));
-  EXPECT_EQ(queue.Refusal("2 tasks wait already"),
-            absl::ResourceExhaustedError("2 tasks wait already"));
+  ASSERT_TRUE(queue.Submit([&] { release.wait(); }, Full).ok());
+  EXPECT_TRUE(queue.Submit([] {}, Full).ok());
+  EXPECT_TRUE(queue.Submit([] {}, Full).ok());
+  EXPECT_EQ(queue.Submit([] {}, Full), absl::ResourceExhaustedError(Full()));
+  EXPECT_EQ(queue.SubmitPair([] {}, [] {}, Full), absl::ResourceExhaustedError(Full()));
   EXPECT_EQ(queue.queued(), 2);
   EXPECT_EQ(queued, (std::vector<int>{1, 2}));
   release.count_down();
@@ -131,9 +138,9 @@ TEST(TaskQueueTest, PairsRunAtOnceOrNotAtAll) {
     running.count_down();
     release.wait();
   };
-  EXPECT_TRUE(queue.SubmitPair(task, task));
-  EXPECT_TRUE(queue.SubmitPair(task, task));
-  EXPECT_FALSE(queue.SubmitPair(task, task)) << "there is room for one";
+  EXPECT_TRUE(queue.SubmitPair(task, task, Full).ok());
+  EXPECT_TRUE(queue.SubmitPair(task, task, Full).ok());
+  EXPECT_FALSE(queue.SubmitPair(task, task, Full).ok()) << "there is room for one";
   running.wait();  // all four run at the same time
   release.count_down();
 }
@@ -144,14 +151,14 @@ TEST(TaskQueueTest, ForetellsTheTimeFromWhatIsThereAndWhatTasksTook) {
   TaskQueue queue(&pool, 2, 100);
   EXPECT_EQ(queue.ExpectedTime(), absl::ZeroDuration());
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(queue.Submit([&] { release.wait(); }));
+    ASSERT_TRUE(queue.Submit([&] { release.wait(); }, Full).ok());
   }
   // Two seconds beside another one: a task a second.
   for (int i = 0; i < 1000; ++i) queue.RecordDuration(absl::Seconds(2));
   EXPECT_EQ(queue.tasks(), 2);
   EXPECT_NEAR(absl::ToDoubleSeconds(queue.ExpectedTime()), 3, 0.01);
   EXPECT_NEAR(absl::ToDoubleSeconds(queue.ExpectedRunTime()), 2, 0.01);
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(queue.Submit([] {}));
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(queue.Submit([] {}, Full).ok());
   EXPECT_EQ(queue.queued(), 20);
   EXPECT_NEAR(absl::ToDoubleSeconds(queue.ExpectedTime()), 23, 0.1);
   release.count_down();

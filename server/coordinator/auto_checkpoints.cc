@@ -129,7 +129,7 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
     MutexLock lock(&mutex_);
     recoveries_.erase(model);
   };
-  const bool taken = tasks_.Submit([this, model, over] {
+  const auto recover = [this, model, over] {
     const absl::Status status = Recover(model);
     {
       MutexLock lock(&mutex_);
@@ -140,8 +140,8 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
     if (status.ok() || absl::IsAborted(status) || absl::IsUnavailable(status)) return;
     ops::Log(ops::LogLevel::kError, "a lost model could not be restored",
              {{"model", model}, {"reason", std::string(status.message())}});
-  });
-  if (!taken) over();
+  };
+  if (!tasks_.Submit(recover, [] { return "too many models come back"; }).ok()) over();
 }
 
 bool AutoCheckpoints::MayServeAgain(const step::ServedModel& model) const {
@@ -275,15 +275,15 @@ void AutoCheckpoints::SaveIfDue(const step::ServedModelPtr& model) {
     saved_[name].saving = false;
     saved_[name].tried = status.ok() ? absl::InfinitePast() : SteadyNow();
   };
-  const bool taken = tasks_.Submit([this, model, name, over] {
+  const auto save = [this, model, name, over] {
     const absl::Status status = Save(model, Reason::kDue, &stopping_);
     over(status);
     // Another save of the model was under way, or the model has just changed.
     if (status.ok() || absl::IsAborted(status) || absl::IsNotFound(status)) return;
     ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
              {{"model", name}, {"reason", std::string(status.message())}});
-  });
-  if (!taken) over(absl::OkStatus());
+  };
+  if (!tasks_.Submit(save, [] { return "too many models are saved"; }).ok()) over(absl::OkStatus());
 }
 
 absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason reason,

@@ -71,10 +71,10 @@ absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration def
 
 // To the environment's queue. RESOURCE_EXHAUSTED: it is full, or there is no thread.
 absl::Status Submit(const CallEnvironment& environment, std::function<void()> work) {
-  if (environment.queue->Submit(std::move(work))) return absl::OkStatus();
-  return environment.queue->Refusal(
-      absl::StrCat(environment.queue->max_queued(), " requests wait already; ",
-                   environment.waiting_limit, " allows no more; retry later"));
+  return environment.queue->Submit(std::move(work), [&] {
+    return absl::StrCat(environment.queue->max_queued(), " requests wait already; ",
+                        environment.waiting_limit, " allows no more; retry later");
+  });
 }
 
 // Deletes itself when the call is over.

@@ -500,7 +500,7 @@ void Checkpoints::CountStored(const step::ServedModel& model,
 void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
                               std::function<void(const absl::Status&)> done) {
   std::shared_ptr<CheckpointSave> shared = std::move(save);
-  const bool taken = later_.Submit([this, shared, done] {
+  const auto finish = [this, shared, done] {
     const auto finished = FinishSave(
         shared.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_);
     if (!finished.ok()) {
@@ -509,8 +509,10 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
                 {"reason", std::string(finished.status().message())}});
     }
     done(finished.status());
-  });
-  if (!taken) done(later_.Refusal("too many checkpoints are being saved"));
+  };
+  const absl::Status taken =
+      later_.Submit(finish, [] { return "too many checkpoints are being saved"; });
+  if (!taken.ok()) done(taken);
 }
 
 Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request,

@@ -148,18 +148,19 @@ absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
     }
   }
   TaskQueue& tasks = transfer->saves.empty() ? restores_ : saves_;
-  const bool started = tasks.Submit([transfer, work = std::move(work)] {
+  auto run = [transfer, work = std::move(work)] {
     const absl::Status status = work(*transfer);
     MutexLock lock(&transfer->mutex);
     transfer->state.set_state(status.ok() ? GetTransferResponse::DONE
                                           : GetTransferResponse::FAILED);
     transfer->state.set_code(static_cast<int>(status.code()));
     transfer->state.set_error(std::string(status.message()));
+  };
+  absl::Status started = tasks.Submit(std::move(run), [&tasks] {
+    return absl::StrCat(tasks.max_queued(), " saves or restores wait already; try again later");
   });
-  if (started) return absl::OkStatus();
-  GiveUp(transfer_id);
-  return tasks.Refusal(
-      absl::StrCat(tasks.tasks(), " saves or restores are under way already; try again later"));
+  if (!started.ok()) GiveUp(transfer_id);
+  return started;
 }
 
 absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChanges(

@@ -217,9 +217,9 @@ void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
 }
 
 absl::Status ShardHost::Submit(std::function<void()> work) {
-  if (workers_.Submit(std::move(work))) return absl::OkStatus();
-  return workers_.Refusal(
-      absl::StrCat(workers_.max_queued(), " requests wait already; retry later"));
+  return workers_.Submit(std::move(work), [this] {
+    return absl::StrCat(workers_.max_queued(), " requests wait already; retry later");
+  });
 }
 
 void ShardHost::Gather(GatherCommand command, GatherCallback done) {

@@ -311,17 +311,17 @@ class ShardServiceImpl final : public ShardServiceBase {
     TaskQueue& queue = runs == VerbRuns::kApart     ? status_calls_
                        : runs == VerbRuns::kOfFiles ? file_calls_
                                                     : slow_calls_;
-    const bool taken = queue.Submit([=, this, request = &request] {
+    const auto run = [=, this, request = &request] {
       if (runs == VerbRuns::kIfHeard && context->IsCancelled()) {
         return end(absl::CancelledError("the caller is gone"));
       }
       verbs_.Run(verb, *request, response, end);
+    };
+    const absl::Status taken = queue.Submit(run, [&queue] {
+      return absl::StrCat(queue.max_queued(),
+                          " calls that take long wait at this shard already; try again later");
     });
-    if (!taken) {
-      end(queue.Refusal(
-          absl::StrCat(queue.max_queued(),
-                       " calls that take long wait at this shard already; try again later")));
-    }
+    if (!taken.ok()) end(taken);
     return call;
   }
 

@@ -173,13 +173,13 @@ absl::Status TrainStream::Take(const grpc::ByteBuffer& bytes) {
 absl::Status TrainStream::TakeStart(v1::TrainStart start) {
   absl::MutexLock lock(&mutex_);
   if (no_more_) return absl::OkStatus();
-  const bool submitted = streams_->workers_.SubmitPair(
-      [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); });
-  if (!submitted) {
-    return streams_->workers_.Refusal(absl::StrCat(
-        streams_->limits_.max_streams,
-        " training streams are open already; budgets.max_train_streams allows no more"));
-  }
+  RETURN_IF_ERROR(streams_->workers_.SubmitPair(
+      [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); },
+      [this] {
+        return absl::StrCat(
+            streams_->limits_.max_streams,
+            " training streams are open already; budgets.max_train_streams allows no more");
+      }));
   workers_ = 2;
   references_ += 2;
   has_start_ = true;
