@@ -480,6 +480,7 @@ absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& mode
 }
 
 absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history) const {
+  RETURN_IF_ERROR(CheckModelName(model));
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
   if (list.checkpoints().empty()) return absl::OkStatus();
   if (history != 0) {

@@ -136,6 +136,7 @@ TEST_F(StoreTest, NoModelIsNotAllModels) {
   }
   EXPECT_EQ(store_.Newest("").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(store_.RemoveAutomatic("", 0).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(store_.GiveUp("").code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(Names("clicks"), ElementsAre("b", "a"));
   EXPECT_FALSE(std::filesystem::exists(dir_.Path(".lock")));
 }
