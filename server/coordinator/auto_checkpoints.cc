@@ -239,9 +239,9 @@ void AutoCheckpoints::RecoverAbsent() {
 absl::Status AutoCheckpoints::GiveUpRows(const std::string& model, uint64_t history) {
   if (!saves()) return absl::OkStatus();
   return Annotate(checkpoints_->store().GiveUp(model, history),
-                  absl::StrCat("it could not be noted that the rows of model '", model,
-                               "' are given up, so that they may come back from a checkpoint; drop "
-                               "or reset it again"));
+                  absl::StrCat(history == 0 ? "nothing has changed" : "the rows are gone",
+                               ", but it could not be noted that model '", model,
+                               "' is not to come back from a checkpoint; call again"));
 }
 
 bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Reason reason) const {

@@ -129,6 +129,13 @@ class Cluster {
 
   Coordinator* operator->() { return coordinator_.get(); }
   rpc::CallContext* context() { return &context_; }
+  ModelRegistryOptions registry_options() {
+    return {.topology = {cluster_.shards_size(), cluster_.sparsecores_per_shard(), 0},
+            .threads = &threads_,
+            .metrics = &metrics_,
+            .explain_lost = [](const auto&, const absl::Status& lost) { return lost; },
+            .give_up = [](const auto&, uint64_t) { return absl::OkStatus(); }};
+  }
 
   uint64_t Declare(const std::string& text = kModel) {
     v1::DeclareModelRequest request;
@@ -590,6 +597,71 @@ TEST_P(CoordinatorTest, RowsThatAreGivenUpWhileTheyComeBackAreNotServed) {
   EXPECT_TRUE(declared->created);
   EXPECT_EQ(asked, 2);
   EXPECT_EQ(cluster.Read(model, "item", 57), initial);
+}
+
+// Would catch: a model that comes back with the rows from before its reset or drop, for a
+// checkpoint of them was saved after the checkpoints had been given up, or another coordinator made
+// the model of one by then; and a coordinator that goes on with what the shards no longer have.
+TEST_P(CoordinatorTest, WhatIsSavedWhileRowsGoIsGivenUpToo) {
+  Cluster cluster(2, 1, remote());
+  std::vector<uint64_t> given_up;
+  bool disk_fails = false;
+  std::function<void()> after_the_note = [] {};
+  ModelRegistryOptions options = cluster.registry_options();
+  options.give_up = [&](const std::string& model, uint64_t history) {
+    given_up.push_back(history);
+    if (history == 0) after_the_note();
+    return history != 0 && disk_fails ? absl::InternalError("disk") : absl::OkStatus();
+  };
+  const step::ShardSet& shards = *cluster->resources().shards;
+  ModelRegistry registry(shards, options);
+  const auto declare = [&] {
+    const auto declared = registry.Declare(*config::ParseModel(kModel), nullptr, cluster.context());
+    EXPECT_TRUE(declared.ok()) << declared.status();
+    return declared->model;
+  };
+  const auto drop = [&] { return registry.Drop("m", nullptr, cluster.context()); };
+  const uint64_t first = declare()->history;
+  const auto reset = registry.Reset("m", cluster.context());
+  ASSERT_TRUE(reset.ok()) << reset.status();
+  EXPECT_EQ(given_up, (std::vector<uint64_t>{0, first}));
+  EXPECT_TRUE(*drop());
+  EXPECT_EQ(given_up, (std::vector<uint64_t>{0, first, 0, (*reset)->history}));
+
+  after_the_note = [&] { cluster.Declare(); };
+  EXPECT_TRUE(*drop()) << "the note comes before the look at what there is";
+  after_the_note = [] {};
+
+  disk_fails = true;
+  const uint64_t id = declare()->id;
+  const uint64_t before = registry.Recall(id).history();
+  EXPECT_EQ(registry.Reset("m", cluster.context()).status().code(), absl::StatusCode::kInternal);
+  EXPECT_NE(registry.Recall(id).history(), before);
+  EXPECT_EQ(drop().status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(registry.IdOf("m"), 0u);
+}
+
+// Would catch: a caller who is told, or reads, that nothing has changed, and loses a shard then.
+TEST(CoordinatorRestartTest, WhoseCheckpointsAreGivenUpBeforeAShardGoesIsTold) {
+  Cluster cluster(2, 1, /*remote=*/true);
+  ModelRegistryOptions options = cluster.registry_options();
+  int noted = 0;
+  options.give_up = [&](const std::string& model, uint64_t history) {
+    ++noted;
+    cluster.StopShard(1);
+    return absl::OkStatus();
+  };
+  ModelRegistry registry(*cluster->resources().shards, options);
+  const auto declared = registry.Declare(*config::ParseModel(kModel), nullptr, cluster.context());
+  ASSERT_TRUE(declared.ok()) << declared.status();
+  const absl::Status refused = registry.Drop("m", nullptr, cluster.context()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("shard 1 at "), HasSubstr("the checkpoints of before")));
+  EXPECT_EQ(noted, 1);
+  const absl::Status at_once = registry.Drop("m", nullptr, cluster.context()).status();
+  EXPECT_EQ(at_once.code(), absl::StatusCode::kUnavailable) << at_once;
+  EXPECT_EQ(noted, 1) << "what is known before it begins changes nothing";
 }
 
 TEST_P(CoordinatorTest, WhoWaitsUntilOtherRowsAreServedEndsWithItsCaller) {

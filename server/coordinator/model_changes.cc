@@ -263,11 +263,27 @@ void ModelChanges::Retry() {
   }
 }
 
-absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_id, uint64_t known,
-                                        const GiveUpRows& give_up, rpc::CallContext* context) {
+absl::Status TakeRows(const std::string& model, const GiveUpRows& give_up,
+                      absl::FunctionRef<absl::StatusOr<uint64_t>()> change) {
+  if (give_up == nullptr) return change().status();
   // First the note, then a look at the shards: whoever makes rows of a checkpoint does the opposite
   // before they are served, so that one of the two sees the other.
-  if (give_up != nullptr) RETURN_IF_ERROR(give_up(name, 0));
+  RETURN_IF_ERROR(give_up(model, 0));
+  const absl::StatusOr<uint64_t> history = change();
+  if (!history.ok()) {
+    return Annotate(history.status(),
+                    absl::StrCat("model '", model,
+                                 "' does not come back from the checkpoints of before any more, "
+                                 "whatever else was done; call again"));
+  }
+  // A checkpoint may have been saved since the note. One of whoever has declared the model by now
+  // stays good.
+  return *history == 0 ? absl::OkStatus() : give_up(model, *history);
+}
+
+absl::StatusOr<std::optional<uint64_t>> ModelChanges::Drop(const std::string& name,
+                                                           uint64_t model_id, uint64_t known,
+                                                           rpc::CallContext* context) {
   const ShardModels before = Ask(context);
   RETURN_IF_ERROR(before.complete());
   bool found = known != 0;
@@ -279,7 +295,7 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
       model_id = here.model_id();
     }
   }
-  if (!found) return false;
+  if (!found) return std::nullopt;
   RETURN_IF_ERROR(shards_.OnAllFirstZero([&](int shard) -> absl::Status {
     auto request = step::OfRows<internal::v1::DropModelRequest>(model_id, known);
     RETURN_IF_ERROR(shards_[shard].DropModel(request, context).status());
@@ -291,11 +307,7 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
     }
     return absl::OkStatus();
   }));
-  // A checkpoint may have been saved since the note. One of whoever has declared the model by now
-  // stays good.
-  const uint64_t history = before.OnShard(0, name).history();
-  if (give_up != nullptr && history != 0) RETURN_IF_ERROR(give_up(name, history));
-  return true;
+  return before.OnShard(0, name).history();
 }
 
 absl::Status ModelChanges::DropHistory(uint64_t model_id, uint64_t history, bool unless_only,

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -49,6 +51,12 @@ struct RowSource {
 // CheckpointStore::GiveUp.
 using GiveUpRows = std::function<absl::Status(const std::string& model, uint64_t history)>;
 
+// Has `change` take a model's rows from the shards; neither the checkpoints of before nor what is
+// saved of these rows meanwhile brings them back. `change` returns their history; 0: there are
+// none. `give_up`: null if no checkpoints bring them back.
+absl::Status TakeRows(const std::string& model, const GiveUpRows& give_up,
+                      absl::FunctionRef<absl::StatusOr<uint64_t>()> change);
+
 // Thread-safe. Errors name the shard.
 class ModelChanges {
  public:
@@ -71,9 +79,9 @@ class ModelChanges {
   void Retry();
 
   // Drops whatever the shards have under a name, and remembers `known` (0: nothing) as dropped.
-  // True: there was something. `give_up`: null if no checkpoints bring it back.
-  absl::StatusOr<bool> Drop(const std::string& name, uint64_t model_id, uint64_t known,
-                            const GiveUpRows& give_up, rpc::CallContext* context);
+  // The history that shard 0 had, 0 if it had none; nullopt: there was nothing.
+  absl::StatusOr<std::optional<uint64_t>> Drop(const std::string& name, uint64_t model_id,
+                                               uint64_t known, rpc::CallContext* context);
   // One of the histories of a model that serves checkpoints. FAILED_PRECONDITION, and nothing has
   // changed, if shard 0 serves no other one and `unless_only` is set.
   absl::Status DropHistory(uint64_t model_id, uint64_t history, bool unless_only,

@@ -231,12 +231,11 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Refresh(uint64_t model_id,
   switch (verdict.state) {
     case ModelState::kUnknown:
       return shards.complete();
-    case ModelState::kAbsent: {
+    case ModelState::kAbsent:
       Forget(model_id);
       // A shard that could not be asked may have it.
       RETURN_IF_ERROR(shards.complete());
       return NotDeclared(model_id);
-    }
     case ModelState::kUnfinished:
       if (const auto begun = Fetch(model_id, 0, shards, context);
           begun.ok() && config::HasAssignedTable((*begun)->config)) {
@@ -527,11 +526,14 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   // What is only read stays in the checkpoint of the model that it comes from.
   const bool read_only =
       known.model != nullptr ? known.model->read_only() : !shards.ServesOf(id, 0).model().empty();
-  ASSIGN_OR_RETURN(
-      const bool dropped,
-      changes_.Drop(name, id, known.history(), read_only ? nullptr : options_.give_up, context));
-  Forget(id);
-  if (!dropped) return false;
+  std::optional<uint64_t> dropped;
+  const auto drop = [&]() -> absl::StatusOr<uint64_t> {
+    ASSIGN_OR_RETURN(dropped, changes_.Drop(name, id, known.history(), context));
+    Forget(id);
+    return dropped.value_or(0);
+  };
+  RETURN_IF_ERROR(TakeRows(name, read_only ? nullptr : options_.give_up, drop));
+  if (!dropped.has_value()) return false;
   ops::Log(ops::LogLevel::kInfo, "model dropped",
            {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
   return true;
@@ -543,18 +545,13 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   // What the shards have counts: another coordinator may have declared another model of this name.
-  uint64_t id = shards.FindName(name);
-  if (id == 0) id = IdOf(name);
+  const uint64_t id = shards.FindName(name) != 0 ? shards.FindName(name) : IdOf(name);
   if (id == 0) return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared"));
   const Known known = Recall(id);
-  std::shared_ptr<step::ServedModel> model;
-  if (known.model != nullptr) {
-    ASSIGN_OR_RETURN(model, MakeModel(known.model->config, rpc::RandomId()));
-    model->serves = known.model->serves;
-  } else {
-    ASSIGN_OR_RETURN(model, Fetch(id, rpc::RandomId(), shards, context));
-    model->serves = shards.ServesOf(id, 0);
-  }
+  ASSIGN_OR_RETURN(const auto model, known.model != nullptr
+                                         ? MakeModel(known.model->config, rpc::RandomId())
+                                         : Fetch(id, rpc::RandomId(), shards, context));
+  model->serves = known.model != nullptr ? known.model->serves : shards.ServesOf(id, 0);
   model->SetLimits(shards.LimitsOf(id, 0));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "it has no initial rows"));
   if (config::HasAssignedTable(model->config)) {
@@ -564,9 +561,12 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
                      "and declare it again, or restore a checkpoint"));
   }
   RETURN_IF_ERROR(CheckShared(&model->config, /*changes_rows=*/true, shards, context));
-  RETURN_IF_ERROR(options_.give_up(name, 0));
-  RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
-  Remember(model);
+  const auto make = [&]() -> absl::StatusOr<uint64_t> {
+    RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
+    Remember(model);
+    return shards.OnShard(0, name).history();
+  };
+  RETURN_IF_ERROR(TakeRows(name, options_.give_up, make));
   ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
            {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
   return model;
