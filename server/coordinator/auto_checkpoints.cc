@@ -249,10 +249,12 @@ bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Re
   // brought back.
   if (saved.history != model.history) return true;
   const v1::StorageConfig& storage = checkpoints_->storage();
-  const ModelRegistry::Known known = registry_->Recall(model.id);
-  const int64_t since = known.changes - saved.changes;
+  const internal::v1::HostedModel rows = registry_->Recall(model.id).rows;
+  const int64_t since = rows.changes() - saved.changes;
   // Also where nothing has changed since: a shard may not have heard of the newest checkpoint.
-  if (has_log()) return known.pins_log && (since > 0 || SteadyNow() >= saved.at + kSavePause);
+  if (has_log()) return rows.pins_log() && (since > 0 || SteadyNow() >= saved.at + kSavePause);
+  // Where no shard answers, nobody knows whether anything has changed.
+  if (reason == Reason::kStop && rows.model_id() == 0) return true;
   if (since <= 0) return false;
   if (reason == Reason::kStop) return true;
   return SteadyNow() >= saved.at + absl::Seconds(storage.every_seconds()) ||
@@ -305,6 +307,10 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
   if (newest.ok() && newest->history() == model->history &&
       !remember(newest->history(), newest->changes(), newest->saved_at_ms())) {
     return absl::OkStatus();
+  }
+  // Nothing is begun then, for to give it up again takes time where a shard is silent.
+  if (SteadyNow() > context->deadline()) {
+    return absl::DeadlineExceededError("the time for saving models was over before its turn");
   }
   ASSIGN_OR_RETURN(const auto save,
                    checkpoints_->BeginSave(

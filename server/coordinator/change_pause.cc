@@ -17,7 +17,8 @@ constexpr absl::Duration kSettlePatience = absl::Seconds(10);
 constexpr absl::Duration kDecideAfter = absl::Seconds(1);
 constexpr absl::Duration kFirstSettleWait = absl::Microseconds(500);
 constexpr absl::Duration kLongestSettleWait = absl::Milliseconds(20);
-constexpr absl::Duration kResumeDeadline = absl::Seconds(2);
+// A shard that does not hear of it goes on when the lease is over.
+constexpr absl::Duration kResumeDeadline = absl::Seconds(1);
 
 }  // namespace
 

@@ -287,8 +287,10 @@ constexpr absl::Duration kStepPatience = absl::Seconds(5);
 // Of the grace: what calls that do not end leave for saving models, where that is to be done.
 constexpr double kSaveShare = 0.25;
 // By so much they may pass the grace: what is not saved is lost. Of the time after which the
-// process is cut off (kDrainMarginSeconds in server/launcher/serve.h), the rest is for saying so.
-constexpr absl::Duration kSaveOvertime = absl::Seconds(3);
+// process is cut off (kDrainMarginSeconds in server/launcher/serve.h), the rest is for giving up
+// the save under way, for which shards are asked twice that may be silent (kResumeDeadline,
+// kCancelDeadline), and for saying so.
+constexpr absl::Duration kSaveOvertime = absl::Seconds(2);
 
 // Of fewer bytes, a copy into a message costs a shard no more than to name a place.
 constexpr int64_t kWorthSharing = int64_t{64} << 10;

@@ -357,9 +357,7 @@ void ModelRegistry::Watch() {
       const auto found = models_.find(id);
       if (found == models_.end()) continue;
       std::swap(found->second.doubted, doubted);
-      const internal::v1::HostedModel merged = shards.Merged(id);
-      found->second.changes = merged.changes();
-      found->second.pins_log = merged.pins_log();
+      found->second.rows = shards.Merged(id);
     }
     if (lost && (doubted || !verdict.lost_change.empty())) {
       SetLost(id, LostError(*entry.model, verdict));

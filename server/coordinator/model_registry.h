@@ -120,9 +120,8 @@ class ModelRegistry {
     step::ServedModelPtr model;
     std::string lost;      // what to say about it; empty: it is not lost
     bool doubted = false;  // it seemed lost when Watch looked last
-    // Updates and assignments that its rows have seen, as shards said when Watch asked last.
-    int64_t changes = 0;
-    bool pins_log = false;                         // see HostedModel; then, too
+    // As shards said when Watch asked last: see ShardModels::Merged.
+    internal::v1::HostedModel rows;
     absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it followed
 
     uint64_t history() const { return model == nullptr ? 0 : model->history; }

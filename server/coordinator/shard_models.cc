@@ -117,6 +117,7 @@ HostedModel ShardModels::Merged(uint64_t model_id) const {
   HostedModel merged;
   ForEach([&](int, const HostedModel& model) {
     if (model.model_id() != model_id) return;
+    merged.set_model_id(model_id);
     merged.set_pinned(merged.pinned() || model.pinned());
     merged.set_changes(std::max(merged.changes(), model.changes()));
     merged.set_pins_log(merged.pins_log() || model.pins_log());

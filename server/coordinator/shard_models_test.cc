@@ -139,6 +139,8 @@ TEST(ShardModelsTest, AModelIsPinnedIfAnyShardSaysSo) {
   EXPECT_TRUE(ShardModels({Nothing(), Away(), Pinned(7)}).Merged(kModel).pinned());
   EXPECT_FALSE(ShardModels({Nothing(), Away(), Pinned(7)}).Merged(kModel + 1).pinned());
   EXPECT_FALSE(ShardModels({Serves(7), Away(), Nothing()}).Merged(kModel).pinned());
+  EXPECT_EQ(ShardModels({Away(), Away(), Serves(7)}).Merged(kModel).model_id(), kModel);
+  EXPECT_EQ(ShardModels({Away(), Away(), Away()}).Merged(kModel).model_id(), 0u) << "nobody says";
   EXPECT_TRUE(ShardModels({Serves(7), Away(), PinsLog(7)}).Merged(kModel).pins_log());
   EXPECT_FALSE(ShardModels({Serves(7), Away(), PinsLog(7)}).Merged(kModel + 1).pins_log());
   EXPECT_FALSE(ShardModels({Pinned(7), Away(), Nothing()}).Merged(kModel).pins_log());

@@ -13,6 +13,8 @@ constexpr absl::Duration kShortestPoll = absl::Milliseconds(1);
 constexpr absl::Duration kLongestPoll = absl::Milliseconds(100);
 constexpr double kPollShare = 0.03;  // of the time so far: by so much the end may be heard of late
 constexpr absl::Duration kPollDeadline = absl::Seconds(5);
+// A shard that does not hear of it gives up by itself what nobody asks about.
+constexpr absl::Duration kCancelDeadline = absl::Milliseconds(500);
 // A shard that cannot be reached for so long is taken for gone.
 constexpr absl::Duration kUnreachablePatience = absl::Seconds(10);
 
@@ -31,7 +33,7 @@ ShardTransfers::~ShardTransfers() {
   if (over_) return;
   internal::v1::CancelTransferRequest request;
   request.set_transfer_id(id_);
-  rpc::CallContext context(SteadyNow() + kPollDeadline);
+  rpc::CallContext context(SteadyNow() + kCancelDeadline);
   shards_.Ask(&host::ShardBackend::CancelTransfer, request, &context).IgnoreError();
 }
 

@@ -2,6 +2,7 @@
 // come back from the newest good checkpoint, on all shards together, with nobody asking for it.
 // What was given up on purpose does not.
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/temp_dir.h"
@@ -35,14 +37,15 @@ using ::testing::Not;
 class RecoveryTest : public ClusterFixture {
  protected:
   void SetUp() override { ASSERT_NO_FATAL_FAILURE(Start({})); }
-  void Start(const std::map<std::string, std::string>& failpoints, int every_seconds = 100'000) {
-    StartCluster(
-        {.shards = 2,
-         .coordinators = 2,
-         .config = absl::StrCat("storage { directory: \"", storage_.path(),
-                                "\" durability: CHECKPOINT every_seconds: ", every_seconds, " }"),
-         .failpoints = failpoints},
-        MixedModel("mixed"));
+  void Start(const std::map<std::string, std::string>& failpoints, int every_seconds = 100'000,
+             const std::string& more = "") {
+    StartCluster({.shards = 2,
+                  .coordinators = 2,
+                  .config = absl::StrCat("storage { directory: \"", storage_.path(),
+                                         "\" durability: CHECKPOINT every_seconds: ", every_seconds,
+                                         " } ", more),
+                  .failpoints = failpoints},
+                 MixedModel("mixed"));
     ASSERT_NO_FATAL_FAILURE(AwaitCheckpoints(1));
     initial_ = TableDigest();
   }
@@ -80,6 +83,26 @@ class RecoveryTest : public ClusterFixture {
       return read;
     });
     return digest.ok() ? *digest : digest.status().ToString();
+  }
+
+  void StopWithSilentShards(const std::vector<int>& silent) {
+    ASSERT_NO_FATAL_FAILURE(Start({}, 100'000, "timeouts { drain_ms: 1000 }"));
+    const auto other = client_->DeclareModel(MixedModel("other"));
+    ASSERT_TRUE(other.ok()) << other.status();
+    Train(0);
+    ASSERT_TRUE(TrainStep(*client_, *other, 0, 32).ok());
+    for (const int shard : silent) cluster_->SuspendShard(shard);
+    cluster_->coordinator_process(0)->Signal(SIGTERM);
+    EXPECT_TRUE(cluster_->coordinator_process(0)->WaitFor(absl::Minutes(2)));
+    for (const int shard : silent) cluster_->ResumeShard(shard);
+    const std::string log = cluster_->CoordinatorLog(0);
+    std::string unsaved;
+    for (const auto line : absl::StrSplit(log, '\n')) {
+      if (absl::StrContains(line, "could not be saved before the stop")) {
+        absl::StrAppend(&unsaved, line, "\n");
+      }
+    }
+    EXPECT_THAT(unsaved, AllOf(HasSubstr("mixed"), HasSubstr("other"))) << log;
   }
 
   const TempDir storage_ = *TempDir::Create();
@@ -327,6 +350,14 @@ TEST_F(RecoveryTest, ACleanStopLosesNothing) {
   ASSERT_TRUE(stream.ok()) << stream.status();
   EXPECT_EQ((*stream)->next_step(), kSteps);
 }
+
+// Would catch: a coordinator that waits for silent shards when it gives up a save, until it is cut
+// off, or that takes a model for unchanged of which it hears nothing: nobody hears then which
+// models lack their newest changes.
+TEST_F(RecoveryTest, AStopWithASilentShardNamesEveryModelThatIsNotSaved) {
+  StopWithSilentShards({1});
+}
+TEST_F(RecoveryTest, AStopWithSilentShardsAloneNamesEveryModelToo) { StopWithSilentShards({0, 1}); }
 
 }  // namespace recovery_test
 }  // namespace emberd::testing
