@@ -61,12 +61,19 @@ MutationRecord::Client& MutationRecord::Touch(const std::string& client_id) {
   return clients_.at(client_id);
 }
 
+bool MutationRecord::IsYoung(const Client& client, uint64_t sequence) const {
+  return client.entries.at(sequence).finished + options_.young > SteadyNow();
+}
+
 void MutationRecord::MakeRoom() {
-  auto quiet = recency_.end();
-  while (static_cast<int>(clients_.size()) > options_.clients || entries_ > options_.entries) {
-    if (--quiet == recency_.begin()) return;
-    const std::string client_id = *quiet;
-    quiet = recency_.erase(quiet);
+  while (recency_.size() > 1) {
+    const bool full =
+        static_cast<int>(clients_.size()) > options_.clients || entries_ > options_.entries;
+    if (!full && entries_ <= options_.entries / 2) return;
+    const std::string client_id = recency_.back();
+    const Client& quiet = clients_.at(client_id);
+    if (!full && !quiet.finished.empty() && IsYoung(quiet, quiet.finished.back())) return;
+    recency_.pop_back();
     Forget(client_id);
   }
 }
@@ -125,8 +132,7 @@ void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry)
   client->finished.push_back(sequence);
   while (static_cast<int>(client->finished.size()) > options_.per_client) {
     const uint64_t oldest = client->finished.front();
-    const bool young = client->entries.at(oldest).finished + options_.young > SteadyNow();
-    if (young && entries_ <= options_.entries / 2) return;
+    if (IsYoung(*client, oldest) && entries_ <= options_.entries / 4 * 3) return;
     client->forgotten_up_to = std::max(client->forgotten_up_to, oldest);
     client->entries.erase(oldest);
     client->finished.pop_front();

@@ -80,11 +80,11 @@ struct MutationRecordOptions {
   // The newest finished requests kept of one client. Older sequence numbers are refused, never
   // applied again.
   int per_client = 1024;
-  // Those that are younger are kept beyond that, while half of `entries` is free: a shard may hold
-  // a vote of then, and who decides on it has to know whether the change was made here.
+  // Those that are younger are kept beyond that, while a quarter of `entries` is free: a shard may
+  // hold a vote of then, and who decides on it has to know whether the change was made here.
   absl::Duration young = absl::ZeroDuration();
   // Clients, and requests of all clients together: beyond either, the client that was quiet for
-  // longest is forgotten.
+  // longest is forgotten; beyond half of `entries`, if it has none that is young.
   int clients = 65536;
   int entries = 1 << 20;
   // Forgotten clients of whom one number is still known: what they asked for up to it is refused.
@@ -142,6 +142,7 @@ class MutationRecord {
   // Puts a finished request in the client's place for it.
   void Keep(Client* client, uint64_t sequence, const Entry& entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsYoung(const Client& client, uint64_t sequence) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets clients until the record is within its limits. The most recent one stays.
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const std::string& client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -41,11 +41,26 @@ TEST(MutationRecordTest, YoungOnesAreKeptWhileThereIsPlentyOfRoom) {
   const auto first = record.Find({"a", 1, 0});
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_TRUE(first->has_value());
-  // They take no other client's place.
+  // They take no place of another client's young ones.
   while (sequence < 100) record.Finish({"a", ++sequence, 0}, {});
   EXPECT_EQ(record.Find({"a", 1, 0}).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(record.Find({"a", 92, 0})->has_value());
   EXPECT_TRUE(record.Find({"quiet", 1, 0})->has_value());
+}
+
+// Would catch: old results of clients that are long gone, as on any shard that has run for months,
+// in whose place no young ones are kept.
+TEST(MutationRecordTest, OldOnesOfQuietClientsTakeHalfOfTheRoom) {
+  for (const absl::Duration young : {absl::ZeroDuration(), absl::InfiniteDuration()}) {
+    MutationRecord record({.per_client = 2, .young = young, .clients = 100, .entries = 20});
+    for (const char* client : {"a", "b", "c", "d", "e", "f", "g"}) {
+      for (const uint64_t sequence : {1, 2}) record.Finish({client, sequence, 0}, {});
+    }
+    const bool old = young == absl::ZeroDuration();
+    EXPECT_EQ(record.Find({"b", 2, 0}).ok(), !old);
+    EXPECT_EQ(record.Find({"d", 2, 0}).ok(), true);
+    EXPECT_TRUE(record.Find({"g", 1, 0})->has_value());
+  }
 }
 
 // Another model's may be all that is left of a client: after a restore into a fresh record, its old
