@@ -61,7 +61,7 @@ absl::Status CheckBounds(const Bounds& bounds, const std::string& path, bool may
                     "less than 3.4e38 above lower");
 }
 
-// A lookup multiplies by what one divided by the distance of two buckets is.
+// A lookup divides by the distance of two buckets, as a product with 1 / distance.
 absl::Status CheckQuantization(const v1::QuantizationConfig& range, const std::string& path) {
   RETURN_IF_ERROR(CheckBounds(range, path, false));
   const auto steps = static_cast<float>(range.num_buckets() - 1);

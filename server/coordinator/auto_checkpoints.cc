@@ -308,7 +308,7 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
       !remember(newest->history(), newest->changes(), newest->saved_at_ms())) {
     return absl::OkStatus();
   }
-  // Nothing is begun then, for to give it up again takes time where a shard is silent.
+  // A save that began now would only be given up, which takes time where a shard is silent.
   if (SteadyNow() > context->deadline()) {
     return absl::DeadlineExceededError("the time for saving models was over before its turn");
   }

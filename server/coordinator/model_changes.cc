@@ -266,8 +266,8 @@ void ModelChanges::Retry() {
 absl::Status TakeRows(const std::string& model, const GiveUpRows& give_up,
                       absl::FunctionRef<absl::StatusOr<uint64_t>()> change) {
   if (give_up == nullptr) return change().status();
-  // First the note, then a look at the shards: whoever makes rows of a checkpoint does the opposite
-  // before they are served, so that one of the two sees the other.
+  // The note is written before the shards are asked. Whoever makes rows of a checkpoint tells the
+  // shards first, and reads the note before they serve. So one of the two sees the other.
   RETURN_IF_ERROR(give_up(model, 0));
   const absl::StatusOr<uint64_t> history = change();
   if (!history.ok()) {

@@ -69,8 +69,8 @@ class ShardModels {
   std::vector<Returned> EveryReturned() const;
   // The shards have not made the same changes of it: see FindLostChange.
   void SetLostChange(uint64_t model_id, const std::string& lost) { lost_changes_[model_id] = lost; }
-  // What all shards that answered say of a model: `pinned` and `pins_log` if any says so, and the
-  // most `changes`. No more is set, but `model_id` where any says something of it.
+  // What all shards that answered say of a model: `pinned` and `pins_log` if any says so, the most
+  // `changes`, and `model_id` if any knows the model. No other field is set.
   internal::v1::HostedModel Merged(uint64_t model_id) const;
   // Every model that is trained, once, with a shard that has it.
   struct Hosted {
