@@ -14,8 +14,6 @@ namespace {
 // A server on another machine stays there, so that it is asked less and less often.
 constexpr absl::Duration kFirstLanePause = absl::Milliseconds(200);
 constexpr absl::Duration kLongestLanePause = absl::Seconds(30);
-// What a server may take to let us in.
-constexpr absl::Duration kOpenPatience = absl::Milliseconds(500);
 // After one that was watched in vain, so many calls are not; more if it stays so, fewer if it does
 // not. Where others compete for the cores, whoever looks for its answer gets it late.
 constexpr int kFewestUnwatched = 4, kMostUnwatched = 1024;
@@ -138,7 +136,7 @@ void LanePool::Grow(absl::Time deadline) {
     if (growing_ || open_ >= max_lanes_ || !free_.empty() || SteadyNow() < next_try_) return;
     growing_ = true;
   }
-  std::unique_ptr<Connection> lane = Open(std::min(deadline, SteadyNow() + kOpenPatience));
+  std::unique_ptr<Connection> lane = Open(std::min(deadline, SteadyNow() + patience_));
   MutexLock lock(&mutex_);
   growing_ = false;
   if (lane == nullptr) {

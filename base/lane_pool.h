@@ -73,9 +73,10 @@ class LanePool {
   using Ask = std::function<absl::StatusOr<LocalInvitation>(absl::Time deadline)>;
   // `watch`: a thread that waits alone looks for its answer for so long before it sleeps, unless
   // that was in vain of late. To wake a thread, and the core that went idle with it, can take
-  // longer than a small call.
-  LanePool(int max_lanes, Ask ask, absl::Duration watch = absl::ZeroDuration())
-      : max_lanes_(max_lanes), ask_(std::move(ask)), watch_(watch) {}
+  // longer than a small call. `patience`: what a server may take to let us in.
+  LanePool(int max_lanes, Ask ask, absl::Duration watch = absl::ZeroDuration(),
+           absl::Duration patience = absl::Milliseconds(500))
+      : max_lanes_(max_lanes), ask_(std::move(ask)), watch_(watch), patience_(patience) {}
 
   // Sends a request on a free lane; its number does not count. Null: there is none, or the request
   // is too long for a packet. Never waits.
@@ -103,6 +104,7 @@ class LanePool {
   const int max_lanes_;
   const Ask ask_;
   const absl::Duration watch_;
+  const absl::Duration patience_;
   std::atomic<int> waiting_ = 0;  // threads that wait for an answer
   std::atomic<int64_t> watches_ = 0;
   mutable Mutex mutex_;

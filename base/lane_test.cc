@@ -31,6 +31,7 @@
 #include "absl/time/clock.h"
 #include "base/lane_pool.h"
 #include "base/lane_server.h"
+#include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/lane_ends.h"
 
@@ -39,7 +40,6 @@ namespace lane_test {
 
 using lane_ends::Ask;
 using lane_ends::Echo;
-using lane_ends::Eventually;
 using lane_ends::kLong;
 using lane_ends::Late;
 using lane_ends::PoolTo;
@@ -175,11 +175,14 @@ TEST(Lane, TicketsExpire) {
 // Would catch: a client that sends its token to whoever has taken the name of a dead server.
 TEST(Lane, ClientsWantTheirServer) {
   const auto server = Serve(Echo);
-  LanePool pool(8, [&](absl::Time) {
-    LocalInvitation invitation = server->Invite({});
-    invitation.ticket.back() ^= 1;
-    return invitation;
-  });
+  LanePool pool(
+      8,
+      [&](absl::Time) {
+        LocalInvitation invitation = server->Invite({});
+        invitation.ticket.back() ^= 1;
+        return invitation;
+      },
+      absl::ZeroDuration(), kLong);
   EXPECT_EQ(SendTo(pool), nullptr);
   EXPECT_EQ(pool.lanes(), 0);
 }
@@ -270,7 +273,8 @@ TEST(Lane, ClientsTakeNoAnswerToSomethingElse) {
       recv(lane.get(), packet.data(), packet.size(), 0);
     }
   });
-  LanePool pool(1, [&](absl::Time) { return invitation; });
+  LanePool pool(
+      1, [&](absl::Time) { return invitation; }, absl::ZeroDuration(), kLong);
   for (int i = 0; i < 2; ++i) {
     auto call = SendTo(pool);
     ASSERT_NE(call, nullptr);
@@ -360,12 +364,14 @@ TEST(Lane, AClientThatIsKilledLeavesNothingBehind) {
     EXPECT_TRUE(Eventually([&] { return server->lanes.lanes() == 0; }));
   }
   EXPECT_TRUE(Eventually([&] { return OpenDescriptors() == descriptors; }));
-  EXPECT_TRUE(Eventually([&] { return ThreadsNow() == threads; }));
+  // One that was joined before may have been counted, for it ends a moment later.
+  EXPECT_TRUE(Eventually([&] { return ThreadsNow() <= threads; }));
 }
 
 TEST(Lane, AServerThatIsGoneIsFoundAgain) {
   auto server = Serve(Echo);
-  LanePool pool(8, [&](absl::Time) { return server->Invite({}); });
+  LanePool pool(
+      8, [&](absl::Time) { return server->Invite({}); }, absl::ZeroDuration(), kLong);
   auto first = SendTo(pool), second = SendTo(pool);
   for (auto* const call : {&first, &second}) {
     ASSERT_TRUE((*call)->Receive(Late()).has_value());
@@ -384,8 +390,14 @@ TEST(Lane, AServerThatSaysNoIsAskedLessAndLess) {
     ++asked;
     return absl::UnimplementedError("no lanes here");
   });
+  const absl::Time begin = SteadyNow();
   for (int i = 0; i < 1000; ++i) pool.Grow(Late());
-  EXPECT_EQ(asked, 1);
+  // After 0, 200, 600, 1400 ms and so on, should this take so long.
+  int most = 1;
+  absl::Duration pause = absl::Milliseconds(200);
+  for (absl::Duration left = SteadyNow() - begin; left >= pause; left -= pause, pause *= 2) ++most;
+  EXPECT_GE(asked, 1);
+  EXPECT_LE(asked, most);
 }
 
 // A call in progress gets its answer, one that does not end in time is cancelled, and nobody comes

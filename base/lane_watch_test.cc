@@ -28,7 +28,6 @@ namespace lane_watch_test {
 
 using lane_ends::Ask;
 using lane_ends::Echo;
-using lane_ends::Eventually;
 using lane_ends::kLong;
 using lane_ends::Late;
 using lane_ends::PoolTo;
@@ -152,13 +151,11 @@ TEST(LaneWatch, CallersThatAreNotAloneSleep) {
         [call = SendTo(*pool)] { EXPECT_TRUE(call->Receive(Late()).has_value()); });
   }
   begun.arrive_and_wait();
-  bool asleep = false;
-  for (int tries = 0; tries < 50 && !asleep; ++tries) {  // until both wait
+  EXPECT_TRUE(Eventually([&] {  // once both wait
     const double before = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID);
     absl::SleepFor(absl::Milliseconds(100));
-    asleep = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - before < 0.02;
-  }
-  EXPECT_TRUE(asleep);
+    return CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - before < 0.02;
+  }));
   end.Notify();
   for (std::thread& caller : callers) caller.join();
 }

@@ -24,9 +24,7 @@ constexpr size_t kHalfTicketBytes = sizeof(LocalHello::half_ticket);
 // A peer that asks for more tickets than it uses costs the oldest of them.
 constexpr size_t kMaxTickets = 256;
 constexpr int kBacklog = 64;
-// Who connects shows a ticket at once. Strangers cost a descriptor each: they are not waited for,
-// and not many of them are kept.
-constexpr absl::Duration kStrangerPatience = absl::Seconds(10);
+// Strangers cost a descriptor each: not many of them are kept.
 constexpr size_t kMaxStrangers = 64;
 // Where the system gives no descriptor: whoever waits would have us try again at once, and again.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(20);
@@ -130,7 +128,7 @@ bool LocalServer::Await() {
   FileDescriptor arrival = Accept();
   if (arrival.get() < 0) return true;
   if (strangers_.size() == kMaxStrangers) strangers_.erase(strangers_.begin());
-  strangers_.push_back({std::move(arrival), SteadyNow() + kStrangerPatience});
+  strangers_.push_back({std::move(arrival), SteadyNow() + options_.stranger_patience});
   return true;
 }
 

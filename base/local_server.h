@@ -75,6 +75,8 @@ class LocalServer {
     std::string name = "local";  // of the socket, for people
     bool any_user = false;       // else peers of this process's user alone
     absl::Duration ticket_life = absl::Seconds(10);
+    // Who connects shows a ticket at once.
+    absl::Duration stranger_patience = absl::Seconds(10);
   };
   // `memory` and `calls` take the guests of their kind; null: these are refused. UNAVAILABLE if the
   // system gives no socket.

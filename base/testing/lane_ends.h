@@ -37,7 +37,8 @@ struct Server {
 };
 
 inline std::unique_ptr<Server> Serve(LaneServer::Handler handler, int max_lanes = 256,
-                                     LocalServer::Options options = {.name = "lane-test"}) {
+                                     LocalServer::Options options = {.name = "lane-test",
+                                                                     .ticket_life = kLong}) {
   return std::make_unique<Server>(std::move(handler), max_lanes, std::move(options));
 }
 
@@ -48,14 +49,7 @@ inline std::unique_ptr<LanePool> PoolTo(Server& server, int max_lanes = 8,
       [&server](absl::Time) {
         return server.Invite({.address = "somewhere", .certificate = {}, .agent = {}});
       },
-      watch);
-}
-
-// Waits for what only time brings back.
-template <typename Check>
-bool Eventually(const Check& check) {
-  for (int i = 0; i < 12000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(5));
-  return check();
+      watch, kLong);
 }
 
 inline absl::Time Late() { return absl::Now() + kLong; }
