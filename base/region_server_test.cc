@@ -174,7 +174,8 @@ TEST(RegionServer, OtherUsersStayOutside) {
     const pid_t other = fork();
     if (other == 0) {
       if (setuid(12345) != 0) _exit(3);
-      const auto arena = SharedArena::Connect(invitation.socket, invitation.ticket);
+      const auto arena =
+          SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
       _exit(arena.ok() && (*arena)->Take(1) != nullptr ? 0 : 1);
     }
     int status = 0;
@@ -286,7 +287,8 @@ TEST(RegionServer, KilledPeersLeaveNothing) {
     ASSERT_EQ(pipe(pipe_ends), 0);
     const pid_t child = fork();
     if (child == 0) {
-      auto arena = SharedArena::Connect(invitation.socket, invitation.ticket);
+      auto arena =
+          SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
       while (arena.ok()) {
         const auto block = (*arena)->Take(1 << 20);
         if (block != nullptr) {

@@ -16,8 +16,6 @@ namespace {
 constexpr size_t kPage = 4096;
 // Room for a few blocks of a large batch, so that there are few regions.
 constexpr size_t kRegionBytes = size_t{64} << 20;
-// A server that is stopped, and not gone.
-constexpr absl::Duration kPatience = absl::Seconds(2);
 
 size_t Rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -30,11 +28,12 @@ constexpr absl::Duration kLongestPause = absl::Seconds(30);
 
 absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::string& socket,
                                                                   const std::string& ticket,
-                                                                  absl::Time deadline) {
+                                                                  absl::Time deadline,
+                                                                  absl::Duration patience) {
   ASSIGN_OR_RETURN(FileDescriptor connection,
                    ConnectLocal({socket, ticket}, LocalKind::kMemory,
-                                std::min(deadline, SteadyNow() + kPatience)));
-  return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection)));
+                                std::min(deadline, SteadyNow() + patience)));
+  return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection), patience));
 }
 
 SharedArena::~SharedArena() = default;
@@ -88,7 +87,7 @@ std::optional<regions::Answer> SharedArena::Ask(const regions::Request& request,
     return std::nullopt;
   }
   std::optional<regions::Answer> answer;
-  if (AwaitReadable(socket_.get(), std::min(deadline, SteadyNow() + kPatience))) {
+  if (AwaitReadable(socket_.get(), std::min(deadline, SteadyNow() + patience_))) {
     answer = regions::ReceiveAnswer(socket_.get(), given);
   }
   silent_ = !answer.has_value();
@@ -179,10 +178,10 @@ std::shared_ptr<SharedArena> ArenaLink::Get(absl::Time deadline) {
   if (arena_ != nullptr && arena_->alive()) return arena_;
   if (std::exchange(arena_, nullptr) != nullptr) next_try_ = absl::InfinitePast();
   if (SteadyNow() < next_try_) return nullptr;
-  deadline = std::min(deadline, SteadyNow() + kPatience);
+  deadline = std::min(deadline, SteadyNow() + patience_);
   const absl::StatusOr<LocalInvitation> invitation = ask_(deadline);
   if (invitation.ok()) {
-    auto arena = SharedArena::Connect(invitation->socket, invitation->ticket, deadline);
+    auto arena = SharedArena::Connect(invitation->socket, invitation->ticket, deadline, patience_);
     if (arena.ok()) arena_ = *std::move(arena);
   }
   // One that does not answer may be about to start.

@@ -28,11 +28,14 @@ class SharedBlock;
 // Thread-safe. Blocks keep it alive.
 class SharedArena : public std::enable_shared_from_this<SharedArena> {
  public:
+  // How long a server may be silent, which may be stopped, and not gone.
+  static constexpr absl::Duration kPatience = absl::Seconds(2);
+
   // `socket`, `ticket`: of LocalServer::Invite. UNAVAILABLE if that server is not on this machine,
-  // does not want us, or is silent until `deadline`.
+  // does not want us, or is silent until `deadline`, or for as long as `patience`.
   static absl::StatusOr<std::shared_ptr<SharedArena>> Connect(
       const std::string& socket, const std::string& ticket,
-      absl::Time deadline = absl::InfiniteFuture());
+      absl::Time deadline = absl::InfiniteFuture(), absl::Duration patience = kPatience);
   ~SharedArena();
 
   // Whether the server is still there, and has answered all that it was asked. One that has not may
@@ -59,7 +62,8 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
     bool retired = false;
   };
 
-  explicit SharedArena(FileDescriptor socket) : socket_(std::move(socket)) {}
+  SharedArena(FileDescriptor socket, absl::Duration patience)
+      : socket_(std::move(socket)), patience_(patience) {}
   // From what is free.
   std::shared_ptr<SharedBlock> TakeFree(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AddRegion(size_t bytes, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -71,6 +75,7 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   void SendDrop(uint64_t name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const FileDescriptor socket_;
+  const absl::Duration patience_;
   std::atomic<bool> silent_ = false;  // a request has not been answered
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
@@ -124,14 +129,16 @@ class ArenaLink {
  public:
   // Asks the server where to connect.
   using Ask = std::function<absl::StatusOr<LocalInvitation>(absl::Time deadline)>;
-  explicit ArenaLink(Ask ask) : ask_(std::move(ask)) {}
+  explicit ArenaLink(Ask ask, absl::Duration patience = SharedArena::kPatience)
+      : ask_(std::move(ask)), patience_(patience) {}
 
   // Null where there is none: the server is on another machine, or does not want to share. May wait
-  // for its answer, until `deadline` or two seconds, once, and again when it has been restarted.
+  // for its answer, until `deadline` or for `patience`, once, and again when it has been restarted.
   std::shared_ptr<SharedArena> Get(absl::Time deadline = absl::InfiniteFuture());
 
  private:
   const Ask ask_;
+  const absl::Duration patience_;
   Mutex mutex_;
   std::shared_ptr<SharedArena> arena_ ABSL_GUARDED_BY(mutex_);
   absl::Time next_try_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

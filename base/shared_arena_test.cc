@@ -29,10 +29,12 @@ using ::testing::HasSubstr;
 TEST(ArenaLink, FindsAServerThatWasRestarted) {
   auto server = StartServer();
   int asked = 0;
-  ArenaLink link([&](absl::Time) {
-    ++asked;
-    return server->Invite();
-  });
+  ArenaLink link(
+      [&](absl::Time) {
+        ++asked;
+        return server->Invite();
+      },
+      kLong);
   const auto first = link.Get();
   ASSERT_NE(first, nullptr);
   EXPECT_EQ(link.Get(), first);
@@ -212,7 +214,9 @@ TEST(SharedArena, RegionsThatAreTooSmallMakeRoomForLargerOnes) {
 TEST(SharedArena, ATicketIsGoodOnceAndOnlyForItsServer) {
   const auto server = StartServer();
   const LocalInvitation invitation = server->Invite();
-  ASSERT_TRUE(SharedArena::Connect(invitation.socket, invitation.ticket).ok());
+  ASSERT_TRUE(
+      SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong)
+          .ok());
   EXPECT_FALSE(SharedArena::Connect(invitation.socket, invitation.ticket).ok());
   EXPECT_FALSE(SharedArena::Connect(invitation.socket, std::string(32, 'x')).ok());
   EXPECT_FALSE(SharedArena::Connect(invitation.socket, "short").ok());
@@ -238,8 +242,11 @@ TEST(SharedArena, DoesNotTakeSomebodyElseForItsServer) {
     recv(peer.get(), &hello, sizeof(hello), 0);
     send(peer.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
   });
-  EXPECT_THAT(SharedArena::Connect(invitation.socket, invitation.ticket).status().message(),
-              HasSubstr("it does not know the ticket"));
+  EXPECT_THAT(
+      SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong)
+          .status()
+          .message(),
+      HasSubstr("it does not know the ticket"));
   impostor.join();
 }
 
@@ -285,7 +292,8 @@ TEST(SharedArena, AsksASilentServerNothingMoreAndStaysConnected) {
   SilentHost host;
   const auto server = *LocalServer::Start({}, &host, nullptr);
   const LocalInvitation invitation = server->Invite({});
-  auto arena = *SharedArena::Connect(invitation.socket, invitation.ticket);
+  auto arena =
+      *SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
   ASSERT_TRUE(Eventually([&] { return host.socket >= 0; }));
   EXPECT_TRUE(arena->alive());
   EXPECT_EQ(arena->Take(100, SteadyNow() + absl::Milliseconds(20)), nullptr);

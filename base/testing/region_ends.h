@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/time/time.h"
 #include "base/local_server.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
@@ -16,6 +17,7 @@
 namespace emberd::region_ends {
 
 inline constexpr size_t kMegabyte = size_t{1} << 20;
+inline constexpr absl::Duration kLong = absl::Minutes(2);
 
 // Regions behind a socket.
 struct Server {
@@ -29,7 +31,8 @@ struct Server {
 
 inline std::unique_ptr<Server> StartServer(int64_t max_bytes = 256 * kMegabyte,
                                            RegionServer::Options options = {},
-                                           const LocalServer::Options& local = {}) {
+                                           const LocalServer::Options& local = {
+                                               .ticket_life = kLong, .stranger_patience = kLong}) {
   options.name = "emberd-test";
   options.max_bytes = max_bytes;
   return std::make_unique<Server>(std::move(options), local);
@@ -37,7 +40,8 @@ inline std::unique_ptr<Server> StartServer(int64_t max_bytes = 256 * kMegabyte,
 
 inline std::shared_ptr<SharedArena> ConnectTo(Server& server) {
   const LocalInvitation invitation = server.Invite();
-  auto arena = SharedArena::Connect(invitation.socket, invitation.ticket);
+  auto arena =
+      SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
   EXPECT_TRUE(arena.ok()) << arena.status();
   return *std::move(arena);
 }

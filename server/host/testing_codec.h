@@ -69,7 +69,9 @@ inline GatherCommand MakeGather(const std::shared_ptr<GatherMemory>& memory) {
 struct SharedEnds {
   explicit SharedEnds(size_t bytes) {
     const LocalInvitation invitation = local->Invite({});
-    block = (*SharedArena::Connect(invitation.socket, invitation.ticket))->Take(bytes);
+    block = (*SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(),
+                                   absl::Minutes(2)))
+                ->Take(bytes);
     place.set_region(block->region());
     place.set_offset(block->offset());
     place.set_size(bytes);

@@ -27,7 +27,8 @@ TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
     const auto local = serve(cluster, regions.get(), nullptr);
     const auto invitation = InvitePeer(local.get(), {});
     ASSERT_TRUE(invitation.ok()) << invitation.status();
-    auto arena = SharedArena::Connect(invitation->socket(), invitation->ticket());
+    auto arena = SharedArena::Connect(invitation->socket(), invitation->ticket(),
+                                      absl::InfiniteFuture(), absl::Minutes(2));
     ASSERT_TRUE(arena.ok()) << arena.status();
     const auto all = (*arena)->Take(1 << 20);
     EXPECT_NE(all, nullptr);
