@@ -10,11 +10,13 @@
 
 namespace emberd {
 
-// A connection to 127.0.0.1:port. Reading from it gives up after five seconds of silence.
+// A connection to 127.0.0.1:port. Reading from it gives up after so many seconds of silence: two
+// minutes, which only a failure takes, however busy the machine is.
 class HttpConnection {
  public:
-  explicit HttpConnection(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const timeval timeout{.tv_sec = 5, .tv_usec = 0};
+  explicit HttpConnection(int port, int silence = 120)
+      : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const timeval timeout{.tv_sec = silence, .tv_usec = 0};
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -54,7 +56,7 @@ class HttpConnection {
 };
 
 // Status line, headers and body of what http://127.0.0.1:port`path` answers; empty if nothing
-// answers within five seconds. `headers`: further ones, each ends with "\r\n".
+// answers for two minutes. `headers`: further ones, each ends with "\r\n".
 inline std::string HttpCall(int port, const std::string& method, const std::string& path,
                             const std::string& headers = "") {
   HttpConnection connection(port);

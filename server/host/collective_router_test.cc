@@ -119,12 +119,12 @@ TEST_F(CollectiveRouterTest, OneCoordinatorExchangesValuesByItself) {
 }
 
 TEST_F(CollectiveRouterTest, AMissingRankFailsTheStepForAllHereToo) {
-  const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 500));
+  const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 5000));
   const absl::Status expected = absl::DeadlineExceededError(
-      "group 'g': rank 1 did not come to exchange 0 of step 4 within 500 ms; join again");
+      "group 'g': rank 1 did not come to exchange 0 of step 4 within 5000 ms; join again");
   EXPECT_EQ(Gather(&here_, generation, 0, 4, "a").get().status(), expected);
   EXPECT_EQ(Gather(&here_, generation, 1, 4, "b").get().status(), expected);
-  const uint64_t next = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 500));
+  const uint64_t next = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 5000));
   EXPECT_GT(next, generation);
 }
 

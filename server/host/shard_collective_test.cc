@@ -134,10 +134,10 @@ TEST_P(ShardCollectiveTest, MembersExchangeValues) {
 }
 
 TEST_P(ShardCollectiveTest, ErrorsAreTheGroupsOwn) {
-  JoinAll(MakeOptions(2, v1::SYNC, 500));
+  JoinAll(MakeOptions(2, v1::SYNC, 5000));
   auto waiting = Gather(1, 4, "b");
   const absl::Status expected = absl::DeadlineExceededError(
-      "group 'g': rank 0 did not come to exchange 0 of step 4 within 500 ms; join again");
+      "group 'g': rank 0 did not come to exchange 0 of step 4 within 5000 ms; join again");
   EXPECT_EQ(waiting.get().status(), expected);
   EXPECT_EQ(Gather(0, 4, "a").get().status(), expected);
   EXPECT_EQ(router_->Join(JoinOf(kGroup, 2, MakeOptions(2), "c"), &context_).status(),

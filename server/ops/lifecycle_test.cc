@@ -47,7 +47,7 @@ Child Fork(const std::function<void(int pipe)>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
     close(fds[0]);
-    alarm(30);  // never outlives a failed test
+    alarm(120);  // never outlives a failed test
     body(fds[1]);
     _exit(0);
   }
@@ -122,7 +122,7 @@ std::string Health(int port, const std::string& service) {
   grpc::GenericStub stub(channel);
   grpc::CompletionQueue queue;
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   std::string encoded;
   if (!service.empty()) encoded = std::string("\x0a") + static_cast<char>(service.size()) + service;
   grpc::Slice slice(encoded);

@@ -23,7 +23,7 @@ TEST(ProcessTest, AppendsOutputAndErrorToItsLog) {
   WriteFile(log, "before\n");
   auto process = StartProcess({"/bin/sh", "-c", "echo out; echo err >&2; exit 3"}, log);
   ASSERT_TRUE(process.ok()) << process.status();
-  ASSERT_TRUE((*process)->WaitFor(absl::Seconds(20)));
+  ASSERT_TRUE((*process)->WaitFor(absl::Minutes(2)));
   EXPECT_EQ((*process)->exit_status(), 3);
   EXPECT_EQ(ReadFile(log), "before\nout\nerr\n");
 }
