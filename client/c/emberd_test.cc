@@ -410,8 +410,9 @@ TEST_F(CInterfaceTest, FeaturesSideBySideAndTheirGradients) {
 }
 
 TEST_F(CInterfaceTest, ReceivingHasATimeOut) {
-  service_.damage_train = [](emberd::v1::TrainResponse* response) {
-    if (response->has_lookup()) absl::SleepFor(absl::Milliseconds(300));
+  const auto go_on = std::make_shared<absl::Notification>();
+  service_.damage_train = [go_on](emberd::v1::TrainResponse* response) {
+    if (response->has_lookup()) go_on->WaitForNotification();
   };
   const Held<emberd_stream> stream = Open();
   const emberd_feature_ids features[] = {dense_, ragged_};
@@ -419,7 +420,10 @@ TEST_F(CInterfaceTest, ReceivingHasATimeOut) {
   emberd_lookup* lookup = nullptr;
   emberd_error* error = nullptr;
   int waits = 0;
-  while (emberd_stream_receive_lookup(stream.get(), 1, &lookup, &error) == 0) ++waits;
+  while (emberd_stream_receive_lookup(stream.get(), 1, &lookup, &error) == 0) {
+    if (++waits == 1) go_on->Notify();
+  }
+  if (waits == 0) go_on->Notify();
   EXPECT_GT(waits, 0);
   ASSERT_NE(lookup, nullptr) << Message(error);
   emberd_lookup_free(lookup);

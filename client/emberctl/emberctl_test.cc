@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing/held_port.h"
 #include "base/testing/paths.h"
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
@@ -148,7 +149,8 @@ TEST_F(EmberctlTest, JsonIsUtf8WhateverIsTyped) {
 }
 
 TEST(EmberctlExitCodeTest, NobodyThere) {
-  const std::string gone = FakeService().address();
+  const auto port = *HeldPort::Take();
+  const std::string& gone = port->address();
   const Outcome status = Emberctl({"status", "-a", gone.c_str(), "--timeout", "0.2"});
   EXPECT_EQ(status.code, kUnreachable);
   EXPECT_THAT(status.err, HasSubstr(gone));

@@ -1,4 +1,5 @@
 #include "absl/strings/str_cat.h"
+#include "base/testing/held_port.h"
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/testing_emberctl.h"
@@ -83,11 +84,11 @@ TEST(StatsTest, ACoordinatorThatRestartedMeanwhileHasNoRates) {
 }
 
 TEST(StatsTest, TurnsToACoordinatorThatAnswers) {
-  const std::string gone = FakeService().address();
+  const auto port = *HeldPort::Take();
+  const std::string& gone = port->address();
   FakeService service;
   service.stats = {StatsAfter(10)};
-  const Outcome stats =
-      Emberctl({"stats", "-a", gone, "-a", service.address(), "--timeout", "0.3"});
+  const Outcome stats = Emberctl({"stats", "-a", gone, "-a", service.address(), "--timeout", "60"});
   EXPECT_EQ(stats.code, kOk) << stats.err;
   EXPECT_THAT(stats.out, HasSubstr(absl::StrCat("coordinator ", service.address())));
 }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/testing/held_port.h"
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/stats_view.h"
@@ -119,7 +120,8 @@ TEST(TopTest, WritesAnObjectALine) {
 }
 
 TEST(TopTest, NobodyThere) {
-  const std::string gone = FakeService().address();
+  const auto port = *HeldPort::Take();
+  const std::string& gone = port->address();
   EXPECT_EQ(Emberctl({"top", "-a", gone, "--timeout", "0.2"}).code, kUnreachable);
 }
 
