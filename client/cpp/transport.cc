@@ -26,7 +26,9 @@ namespace {
 // How long a channel that cannot connect may take to say why.
 constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
-// How long the first coordinator may leave a connection unanswered before the next one is tried.
+// How long a coordinator may leave a connection unanswered before the next one is tried: at first,
+// when one that is only busy is to stay the one of its trainers, and of a call.
+constexpr absl::Duration kFirstSilence = absl::Seconds(5);
 constexpr absl::Duration kSilence = absl::Seconds(1);
 
 // Of one client, to one coordinator.
@@ -201,11 +203,13 @@ absl::StatusOr<LocalInvitation> Transport::AskForInvitation(int coordinator, abs
 
 absl::Status Transport::WaitForConnection() {
   const absl::Time deadline = SteadyNow() + options_.connect_timeout;
-  // At first a coordinator is left for the next one when it refuses, or is silent for a while: who
-  // is only busy stays the first. Then each gets as long as a pause would be; all of them go on
-  // connecting meanwhile.
+  // At first a coordinator is left for the next one when it refuses, or is silent for a while. Then
+  // each gets as long as a pause would be; all of them go on connecting meanwhile.
+  const absl::Duration silence =
+      std::min(kFirstSilence,
+               options_.connect_timeout / static_cast<int64_t>(options_.addresses.size() + 1));
   for (int round = 0; SteadyNow() < deadline; ++round) {
-    const absl::Duration patience = round == 0 ? kSilence : BackoffPause(options_, round, 0.5);
+    const absl::Duration patience = round == 0 ? silence : BackoffPause(options_, round, 0.5);
     for (size_t i = 0; i < options_.addresses.size(); ++i) {
       const absl::Time until = std::min(SteadyNow() + patience, deadline);
       grpc::Channel& to = *channel(static_cast<int>(i));

@@ -70,7 +70,7 @@ TEST(TransportTest, ACoordinatorThatAnswersLateStaysTheFirst) {
   const auto link = *emberd::testing::Relay::Start(busy.address());
   link->Stall();
   std::thread healer([&] {
-    absl::SleepFor(absl::Milliseconds(50));
+    absl::SleepFor(absl::Milliseconds(1500));
     link->Heal();
   });
   absl::StatusOr<std::unique_ptr<Transport>> transport =
