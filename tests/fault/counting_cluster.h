@@ -27,7 +27,7 @@ class CountingCluster {
   // `config`: more fields of ClusterConfig. `power`: as in ClusterOptions.
   static absl::StatusOr<std::unique_ptr<CountingCluster>> Start(
       const std::map<std::string, std::string>& failpoints,
-      const std::string& timeouts = "shard_call_ms: 3000", const std::string& config = "",
+      const std::string& timeouts = "shard_call_ms: 10000", const std::string& config = "",
       const std::string& power = "");
 
   // The same trainer, through the first coordinator and through the other one.

@@ -54,8 +54,7 @@ class DrainTest : public ::testing::Test {
     const Api api(cluster_->address(0));
     v1::DrainRequest request;
     request.set_undo(undo);
-    grpc::ClientContext context;
-    return api.admin->Drain(&context, request, response);
+    return Call(&v1::AdminService::Stub::Drain, api, request, response);
   }
 
   v1::DrainResponse Drain(bool undo = false) {
@@ -197,8 +196,7 @@ TEST_F(DrainTest, ATrainerGoesOnThroughTheOtherAndBack) {
 TEST_F(DrainTest, WhatIsNewIsRefused) {
   const client::Model model = Declare(MixedModel("mixed"));
   Drain();
-  client::ClientOptions options;
-  options.addresses = {cluster_->address(0)};
+  client::ClientOptions options = cluster_->client_options();
   options.max_attempts = 1;
   auto client = client::Client::Connect(options);
   ASSERT_TRUE(client.ok()) << client.status();

@@ -350,7 +350,7 @@ TEST_F(HostileClientTest, HalfRequestsForPages) {
 
 class SilentStreamTest : public HostileClientTest {
  protected:
-  SilentStreamTest() { silence_ms_ = 1500; }
+  SilentStreamTest() { silence_ms_ = 6000; }
 };
 
 TEST_F(SilentStreamTest, EndsWithAReason) {
@@ -366,7 +366,7 @@ TEST_F(SilentStreamTest, EndsWithAReason) {
   status = begun.Finish();
   EXPECT_EQ(status.error_code(), grpc::DEADLINE_EXCEEDED) << status.error_message();
   EXPECT_THAT(status.error_message(),
-              HasSubstr("the trainer has sent nothing for 1.5s (timeouts.silent_stream_ms)"));
+              HasSubstr("the trainer has sent nothing for 6s (timeouts.silent_stream_ms)"));
   // The status could not be sent to one that reads nothing.
   EXPECT_TRUE(Eventually([&] {
     const std::string page = FetchMetrics(cluster_->http_address());
@@ -379,7 +379,7 @@ TEST_F(SilentStreamTest, EndsWithAReason) {
 TEST_F(SilentStreamTest, WaitsForWhatItHasToAnswer) {
   RawStream first(*api_, model_.id, "pair", 0, 2);
   SendLookup(first, 0, 10);
-  absl::SleepFor(absl::Seconds(4));
+  absl::SleepFor(absl::Seconds(8));
   RawStream second(*api_, model_.id, "pair", 1, 2);
   SendLookup(second, 0, 10);
   v1::TrainResponse response;

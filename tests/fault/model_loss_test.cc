@@ -248,12 +248,20 @@ class DeclareTest : public ClusterFixture {
                         " embedding_dim: 64 } features { name: 'f' table: 't' } "
                         "optimizer { sgd {} }");
   }
-  // Whether shards hold the first model alone, before long.
+  // Whether shards hold the first model alone.
+  bool NothingIsHere() {
+    const auto status = client_->GetStatus();
+    return status.ok() && std::all_of(status->shards.begin(), status->shards.end(),
+                                      [](const auto& shard) { return shard.models == 1; });
+  }
   bool NothingIsLeft() {
+    return Eventually([&] { return NothingIsHere(); });
+  }
+  // Whether it has no request in progress before long.
+  bool CoordinatorIsAtRest() {
     return Eventually([&] {
-      const auto status = client_->GetStatus();
-      return status.ok() && std::all_of(status->shards.begin(), status->shards.end(),
-                                        [](const auto& shard) { return shard.models == 1; });
+      const std::string page = FetchMetrics(cluster_->http_address());
+      return !page.empty() && MetricSum(page, "emberd_in_flight_requests") == 0;
     });
   }
 };
@@ -270,9 +278,9 @@ TEST_F(DeclareTest, ADeadlineThatPassesLeavesNothing) {
   }
   EXPECT_GT(failed, 0);
   // A declaration may have ended just after its caller: then it is there, whole.
+  EXPECT_TRUE(CoordinatorIsAtRest());
   absl::SleepFor(absl::Seconds(1));
-  EXPECT_TRUE(client_->DropModel("late").ok());
-  EXPECT_TRUE(NothingIsLeft());
+  EXPECT_TRUE(Eventually([&] { return client_->DropModel("late").ok() && NothingIsHere(); }));
   const grpc::Status corrected = Declare(Config(99), absl::Seconds(30));
   EXPECT_TRUE(corrected.ok()) << corrected.error_message();
 }
@@ -280,7 +288,7 @@ TEST_F(DeclareTest, ADeadlineThatPassesLeavesNothing) {
 TEST_F(DeclareTest, AStoppedShardLeavesNothing) {
   cluster_->SuspendShard(1);
   EXPECT_FALSE(Declare(Config(1000), absl::Seconds(1)).ok());
-  absl::SleepFor(absl::Seconds(2));  // until the coordinator has given up, too
+  EXPECT_TRUE(CoordinatorIsAtRest()) << "it gives up, too";
   cluster_->ResumeShard(1);
   EXPECT_TRUE(NothingIsLeft());
   const grpc::Status corrected = Declare(Config(99), absl::Seconds(30));

@@ -66,7 +66,7 @@ class ProgramFaultTest : public ClusterFixture {
 
 TEST_F(ProgramFaultTest, AShardKilledInAChainAndARepeatMakeOneUpdate) {
   // Every shard holds the update, and its word is next.
-  Start("update.votes_are_in=wait:3000@1");
+  Start("update.votes_are_in=stop");
   ASSERT_FALSE(HasFatalFailure());
   const uint64_t lookup = Compile(v1::ProgramSpec::LOOKUP, "mixed");
   const uint64_t update = Compile(v1::ProgramSpec::UPDATE, "mixed");
@@ -77,8 +77,9 @@ TEST_F(ProgramFaultTest, AShardKilledInAChainAndARepeatMakeOneUpdate) {
   absl::Status failed;
   std::thread caller(
       [&] { failed = api_->Chain(Plan(lookup, update, found.handle(), gradients)).status(); });
-  absl::SleepFor(absl::Seconds(1));
+  EXPECT_TRUE(cluster_->AwaitStandstill(0));
   cluster_->KillShard(1);
+  cluster_->ResumeCoordinator(0);
   caller.join();
   EXPECT_FALSE(failed.ok());
   EXPECT_EQ(Handles(), handles);

@@ -225,7 +225,7 @@ TEST_P(SilentShardTest, MakesTheStepWhenItIsBack) {
   const int cut = GetParam();
   const std::string stops = absl::StrCat("update.votes_are_in=stop@", cut + 1);
   auto started = CountingCluster::Start({{"coordinator-0", stops}, {"coordinator-1", stops}},
-                                        "shard_call_ms: 2000 batch_ttl_ms: 1000");
+                                        "shard_call_ms: 10000 batch_ttl_ms: 10000");
   ASSERT_TRUE(started.ok()) << started.status();
   cluster_ = *std::move(started);
   ASSERT_TRUE(cluster_->Join({0, 1}).ok());
