@@ -122,7 +122,7 @@ std::string Growth(const std::map<pid_t, Footprint>& before,
     const Footprint now = found == after.end() ? Footprint() : found->second;
     const bool flat = now.resident_kib > 0 &&
                       now.resident_kib <= then.resident_kib + testing::kAllowedGrowthKib &&
-                      now.threads <= then.threads + 4 && now.descriptors <= then.descriptors + 4;
+                      now.threads <= then.threads + 12 && now.descriptors <= then.descriptors + 12;
     if (flat) continue;
     absl::StrAppend(&text, "pid ", pid, ": ", then.resident_kib, " -> ", now.resident_kib, " KiB, ",
                     then.threads, " -> ", now.threads, " threads, ", then.descriptors, " -> ",
