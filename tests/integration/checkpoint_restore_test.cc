@@ -356,14 +356,17 @@ TEST_F(CheckpointTest, OfUnaryUpdatesKeepsTheirCount) {
   Start({.shards = 4, .sparsecores_per_shard = 2, .coordinators = 2, .config = Storage()});
   Declare(all_.config);
   const Train train = TrainUnary(all_.tables);
-  std::atomic<bool> done{false};
+  std::atomic<bool> done{false}, failed{false};
+  std::atomic<int64_t> made{0};
   absl::Status trained;
   std::thread trainer([&] {
     for (int64_t step = 0; !done && trained.ok(); ++step) {
       trained = train(*client_, model_, step, step + 1);
+      made = step + 1;
     }
+    failed = !trained.ok();
   });
-  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_TRUE(Eventually([&] { return made > 10 || failed; }));
   auto saving = cluster_->Connect();
   const auto saved = saving->SaveCheckpoint(kModelName, {.name = "c"});
   done = true;

@@ -91,12 +91,13 @@ TEST_F(GroupDropTest, RanksAtWorkAreLeftAlone) {
        {client::Consistency::kSync, client::Consistency::kAsync, client::Consistency::kBounded}) {
     const std::string name = absl::StrCat("run-", static_cast<int>(consistency));
     SCOPED_TRACE(name);
-    // Of a group that takes silence for an end soon.
+    // Of a group that takes silence for an end after a second, in which it comes to be watched.
     auto stream = client_->Train(
-        model_, {.group = name, .consistency = consistency, .step_timeout = absl::Milliseconds(1)});
+        model_,
+        {.group = name, .consistency = consistency, .step_timeout = absl::Milliseconds(100)});
     ASSERT_TRUE(stream.ok()) << stream.status();
     for (int64_t step = 0; step < 2; ++step) {
-      absl::SleepFor(absl::Milliseconds(50));
+      absl::SleepFor(absl::Milliseconds(1100));
       const absl::Status refused = client_->DropGroup("m", name).status();
       EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
       EXPECT_THAT(std::string(refused.message()), HasSubstr("some of its ranks are active"));

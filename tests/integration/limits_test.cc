@@ -284,10 +284,13 @@ TEST_F(LiveLimitsTest, AModelInTrainingTakesNewLimits) {
   options.size = 2;
   ASSERT_TRUE(TrainGroup(*cluster_, *still, options, 2, kSteps).ok());
 
-  std::atomic<int> cut = 0, whole_after_cut = 0, lookups = 0;
+  std::atomic<int> cut = 0, whole_after_cut = 0, lookups = 0, most = 0;
+  std::atomic<bool> over = false;
   absl::Status trained;
   std::thread trainers([&] {
     trained = TrainGroup(*cluster_, model_, options, 2, kSteps, [&](const auto& found) {
+      // Not much further than is looked for below, however late that comes.
+      while (lookups >= most) absl::SleepFor(absl::Milliseconds(1));
       ++lookups;
       if (found.statistics.num_minibatches > 1) {
         ++cut;
@@ -295,13 +298,16 @@ TEST_F(LiveLimitsTest, AModelInTrainingTakesNewLimits) {
         ++whole_after_cut;
       }
     });
+    over = true;
   });
   // Tight ones, those that were declared, tight ones again through the other coordinator, and what
   // batches need.
   const auto after = [&](int more) {
     for (int c = 0; c < 2; ++c) Limits(c);  // which asks the shards
     const int begin = lookups;
-    while (lookups < begin + more && lookups < 2 * kSteps) absl::SleepFor(absl::Milliseconds(1));
+    most = begin + more + 30;
+    while (lookups < begin + more && lookups < 2 * kSteps && !over)
+      absl::SleepFor(absl::Milliseconds(1));
   };
   after(10);
   const v1::SetLimitsRequest tight = Unique(4);
@@ -314,6 +320,7 @@ TEST_F(LiveLimitsTest, AModelInTrainingTakesNewLimits) {
   after(20);
   EXPECT_TRUE(Set(tight, 1).ok());
   after(20);
+  most = 2 * kSteps;
   const Outcome applied = Emberctl(
       {"limits", "live", "--apply", "-a", cluster_->address(0), "-a", cluster_->address(1)});
   trainers.join();

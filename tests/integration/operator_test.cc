@@ -1,5 +1,7 @@
 // What an operator types at a live cluster. A failure here means that the server and emberctl do
 // not mean the same by a figure, or that a command cannot be used while the cluster works.
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -91,7 +93,15 @@ TEST_F(OperatorTest, BenchedAndWatched) {
   EXPECT_TRUE(bench["errors"].empty()) << bench.dump();
 
   // Every step is one lookup and one update, and each client made one before the time began.
-  const Json stats = EmberctlJson({"stats", "--hot-rows", "2"});
+  // A shard that is too busy to answer the coordinator in a second is not reachable.
+  const Json stats = Await(
+      [&] {
+        return EmberctlJson({"stats", "--hot-rows", "2"});
+      },
+      [](const Json& seen) {
+        return std::all_of(seen["shards"].begin(), seen["shards"].end(),
+                           [](const Json& shard) { return shard["reachable"] == true; });
+      });
   for (const char* method : {"EmbeddingService/Lookup", "EmbeddingService/ApplyGradients"}) {
     const Json found = Find(stats["methods"], "method", method);
     EXPECT_EQ(found["count"], steps + 2) << method;
@@ -132,23 +142,32 @@ TEST_F(OperatorTest, BenchedAndWatched) {
 TEST_F(OperatorTest, TopShowsWhatHappensNow) {
   ASSERT_EQ(Emberctl({"declare", model_}).code, emberctl::kOk);
   Outcome bench;
+  std::atomic<bool> seen = false;
   std::thread load([&] {
-    bench = Load({"--model", "bench_operator", "--batch", "64", "--seconds", "3"});
+    do {
+      bench = Load({"--model", "bench_operator", "--batch", "64", "--seconds", "1"});
+    } while (bench.code == emberctl::kOk && !seen);
   });
-  const Outcome top = Emberctl({"top", "--interval", "0.5", "--count", "3", "--json"});
+  float lookups = 0;
+  const auto look = [&] {
+    const Outcome top = Emberctl({"top", "--interval", "0.5", "--count", "3", "--json"});
+    ASSERT_EQ(top.code, emberctl::kOk) << top.err;
+    const std::vector<std::string> lines = absl::StrSplit(top.out, '\n', absl::SkipEmpty());
+    ASSERT_THAT(lines, SizeIs(3));
+    for (const std::string& line : lines) {
+      const Json frame = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      const Json method = Find(frame["methods"], "method", "EmbeddingService/Lookup");
+      if (!method.is_null()) lookups += method["per_second"].get<float>();
+      EXPECT_GE(frame["seconds"].get<float>(), 0.4f);
+    }
+  };
+  EXPECT_TRUE(Eventually([&] {
+    look();
+    return lookups > 0 || HasFailure();
+  }));
+  seen = true;
   load.join();
   EXPECT_EQ(bench.code, emberctl::kOk) << bench.err;
-  ASSERT_EQ(top.code, emberctl::kOk) << top.err;
-  const std::vector<std::string> lines = absl::StrSplit(top.out, '\n', absl::SkipEmpty());
-  ASSERT_THAT(lines, SizeIs(3));
-  float lookups = 0;
-  for (const std::string& line : lines) {
-    const Json frame = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const Json method = Find(frame["methods"], "method", "EmbeddingService/Lookup");
-    if (!method.is_null()) lookups += method["per_second"].get<float>();
-    EXPECT_GE(frame["seconds"].get<float>(), 0.4f);
-  }
-  EXPECT_GT(lookups, 0);
   const Outcome idle = Emberctl({"top", "--interval", "0.2", "--count", "1"});
   EXPECT_EQ(idle.code, emberctl::kOk) << idle.err;
   EXPECT_THAT(idle.out, HasSubstr("AdminService/GetStats"));
@@ -166,14 +185,14 @@ TEST_F(OperatorTest, DrainsWaitsAndComesBack) {
       client->Lookup(*model, {{"u", client::DenseIds{ids}}, {"i", client::DenseIds{ids}}});
   ASSERT_TRUE(kept.ok()) << kept.status();
 
-  Outcome drain = Emberctl({"drain", "--wait", "0.5"});
+  Outcome drain = Emberctl({"drain", "--wait", "3"});
   EXPECT_EQ(drain.code, emberctl::kUnfinished);
   EXPECT_THAT(drain.out, HasSubstr("draining; left: 0 requests, 0 training streams, 1 batch"));
-  EXPECT_THAT(drain.err, HasSubstr("not drained within --wait 0.5 seconds"));
+  EXPECT_THAT(drain.err, HasSubstr("not drained within --wait 3 seconds"));
   EXPECT_EQ(EmberctlJson({"stats"})["draining"], true);
   EXPECT_EQ(EmberctlJson({"status"})["draining"], true);
   EXPECT_THAT(Emberctl({"status"}).out, HasSubstr(", DRAINING, 1 batch"));
-  const Outcome refused = Emberctl({"tables", "bench_operator", "--timeout", "0.5", "--json"});
+  const Outcome refused = Emberctl({"tables", "bench_operator", "--timeout", "10", "--json"});
   EXPECT_EQ(refused.code, emberctl::kUnreachable);
   EXPECT_THAT(refused.err, HasSubstr("coordinator is draining"));
 

@@ -158,7 +158,8 @@ class PrometheusTest : public ::testing::Test {
     if (!Prometheus::Installed()) {
       GTEST_SKIP() << "there is no /usr/bin/prometheus: apt-get install prometheus";
     }
-    auto cluster = Cluster::Start({.shards = kShards, .config = "timeouts { batch_ttl_ms: 6000 }"});
+    auto cluster =
+        Cluster::Start({.shards = kShards, .config = "timeouts { batch_ttl_ms: 15000 }"});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
     std::vector<Prometheus::Target> targets = {{"coordinator-0", cluster_->http_address()}};

@@ -23,8 +23,10 @@ using ::testing::HasSubstr;
 class QuotaTest : public ClusterFixture {
  protected:
   void StartWith(const std::string& budgets) {
-    StartCluster({.shards = 2, .config = absl::StrCat("budgets { ", budgets, " }")},
-                 StrictModel().DebugString());
+    StartCluster(
+        {.shards = 2,
+         .config = absl::StrCat("budgets { ", budgets, " } timeouts { shard_call_ms: 300000 }")},
+        StrictModel().DebugString());
     ASSERT_FALSE(HasFatalFailure());
     api_ = std::make_unique<Api>(cluster_->address());
   }
@@ -33,11 +35,12 @@ class QuotaTest : public ClusterFixture {
     for (std::thread& thread : stuck_) thread.join();
   }
 
-  grpc::Status Lookup(const Api& api, absl::Duration deadline = absl::Seconds(60)) const {
+  grpc::Status Lookup(const Api& api, absl::Duration deadline = absl::Minutes(4)) const {
     v1::LookupRequest request = GoodLookup(model_.id);
     request.set_inference(true);
     v1::LookupResponse response;
     grpc::ClientContext context;
+    Prepare(&context);
     context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
     return api.embedding->Lookup(&context, request, &response);
   }
@@ -121,7 +124,7 @@ TEST_F(QuotaTest, CallsOnOneConnection) {
   request.set_model("strict");
   v1::GetLimitsResponse response;
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  Prepare(&context);
   const grpc::Status status = other_connection.admin->GetLimits(&context, request, &response);
   EXPECT_TRUE(status.ok()) << status.error_message();
 }

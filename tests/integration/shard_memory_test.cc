@@ -172,7 +172,7 @@ TEST_F(ShardMemoryTest, CallsThatAreGivenUpSpoilNothing) {
 TEST_F(ShardMemoryTest, KilledCoordinatorsLeaveNothing) {
   // Of steps that were cut off, the shard keeps the gradients where they are, until a coordinator
   // sees that nobody goes on with them.
-  Start({.shards = 1, .config = "timeouts { shard_call_ms: 5000 }"});
+  Start({.shards = 1, .config = "timeouts { shard_call_ms: 15000 }"});
   const pid_t shard = cluster_->shard_process(0)->pid();
   const int64_t descriptors = FootprintOf(shard).descriptors;
   const std::string before = Train(*Connect(), "before");

@@ -226,7 +226,7 @@ class RestartTest(Case):
         with cluster, cluster.connect(deadline=60) as client:
             np.testing.assert_array_equal(client.declare(self.config(rows)).table("t"), ALL)
             os.kill(shard_of(cluster, 0), signal.SIGKILL)
-            end, found = time.monotonic() + 60, None
+            end, found = time.monotonic() + 240, None
             while found is None and time.monotonic() < end:
                 try:
                     found = client.model(self.name).table("t")
