@@ -218,6 +218,22 @@ TEST_F(CheckpointFilesTest, ImportsAFileOfAnotherNameToATable) {
   EXPECT_EQ(Assigned("u", "accumulator"), Rows(0, 4, 3));
 }
 
+// Would catch: accumulators that are taken for weights.
+TEST_F(CheckpointFilesTest, ASlotIsNotTakenForWeights) {
+  const std::string path =
+      Write("old.safetensors",
+            SafetensorsStart("old.accumulator", {{"table", "old"}, {"slot", "accumulator"}}, 4, 3) +
+                Rows(0, 4, 3));
+  const Outcome refused = Call({"import", "m", path, "--table", "u"});
+  EXPECT_EQ(refused.code, kRefused);
+  EXPECT_THAT(refused.err,
+              HasSubstr("old.safetensors: holds slot \"accumulator\" of table \"old\", but --table "
+                        "without --slot names the weights of \"u\"; give --slot accumulator"));
+  EXPECT_THAT(service_.assigns(), IsEmpty());
+  EXPECT_EQ(Call({"import", "m", path, "--table", "u", "--slot", "accumulator"}).code, kOk);
+  EXPECT_EQ(Assigned("u", "accumulator"), Rows(0, 4, 3));
+}
+
 // Batches of 4 MiB: the ids must go on where those of the batch before end.
 TEST_F(CheckpointFilesTest, ImportsInBatches) {
   constexpr int kRows = 300'000;
@@ -265,6 +281,21 @@ TEST_F(CheckpointFilesTest, NothingIsWrittenBeforeAllFilesFit) {
   Write("u.safetensors",
         SafetensorsStart("x", {{"table", "u"}, {"slot", "accu"}}, 4, 3) + Rows(0, 4, 3));
   EXPECT_THAT(error(folder_.path()), HasSubstr("slot \"accu\" of table \"u\" does not exist"));
+  fs::remove(Path("u.safetensors"));
+  service_.damage_describe = [](v1::DescribeModelResponse* response) {
+    v1::SlotShape* const slot = response->add_slots();
+    slot->set_table("u");
+    slot->set_slot("accumulator");
+    slot->add_shape(4);
+    slot->add_shape(1);
+  };
+  Write("u.accumulator.npy", NpyHeader(4, 3) + Rows(0, 4, 3));
+  EXPECT_THAT(error(folder_.path()), HasSubstr("\"u.accumulator\" has 3 columns, but slot "
+                                               "\"accumulator\" of table \"u\" has rows of 1"));
+  fs::remove(Path("u.accumulator.npy"));
+  Write("t.accumulator.npy", NpyHeader(10, 1) + Rows(0, 10, 1));
+  EXPECT_THAT(error(folder_.path()), HasSubstr("\"t.accumulator\" has 1 column, but slot "
+                                               "\"accumulator\" of table \"t\" has rows of 2"));
   Write("t.safetensors.index.json", "{}");
   EXPECT_THAT(error(Path("t.safetensors.index.json")), HasSubstr("it has no weight_map"));
   EXPECT_THAT(service_.assigns(), IsEmpty());

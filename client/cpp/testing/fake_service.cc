@@ -133,6 +133,7 @@ grpc::Status FakeService::DescribeModel(grpc::ServerContext* context,
     response->set_model_id(kModelId);
     *response->mutable_config() = config_;
     *response->mutable_plan() = plan_;
+    damage_describe(response);
     return grpc::Status::OK;
   });
 }

@@ -346,20 +346,43 @@ void FindArray(const client::Model& model, const std::string& name, Piece* piece
   }
 }
 
+// A model that is there, and the shapes of its slots.
+struct Target {
+  client::Model model;
+  v1::DescribeModelResponse described;
+
+  int64_t ColumnsOf(const client::TableInfo& table, const std::string& slot) const {
+    for (const v1::SlotShape& one : described.slots()) {
+      const bool same = one.table() == table.name && one.slot() == slot;
+      if (same && one.shape_size() == 2) return one.shape(1);
+    }
+    return table.embedding_dim;
+  }
+};
+
 // What the file says of itself, or "TABLE" or "TABLE.SLOT" as the name of the tensor.
-absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job,
-                                TensorInFile tensor) {
+absl::StatusOr<Piece> MakePiece(const Target& target, const ImportJob& job, TensorInFile tensor) {
+  const client::Model& model = target.model;
   Piece piece;
   const auto of_metadata = [&tensor](const char* key) {
     const auto found = tensor.metadata.find(key);
     return found == tensor.metadata.end() ? std::string() : found->second;
   };
-  piece.table = job.table.empty() ? of_metadata("table") : job.table;
-  piece.slot = job.table.empty() ? of_metadata("slot") : job.slot;
+  piece.table = of_metadata("table");
+  piece.slot = of_metadata("slot");
   if (const std::string first = of_metadata("first_row");
       !first.empty() && !absl::SimpleAtoi(first, &piece.first_row)) {
     return absl::InvalidArgumentError(
         absl::StrCat(tensor.path, ": first_row: \"", first, "\" is not a number"));
+  }
+  if (!job.table.empty()) {
+    if (job.slot.empty() && !piece.slot.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          tensor.path, ": holds ", piece.array(), ", but --table without --slot names the weights ",
+          "of \"", job.table, "\"; give --slot ", piece.slot));
+    }
+    piece.table = job.table;
+    piece.slot = job.slot;
   }
   if (piece.table.empty()) FindArray(model, tensor.name, &piece);
   const client::TableInfo* const table = model.FindTable(piece.table);
@@ -375,11 +398,11 @@ absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job
     return absl::NotFoundError(absl::StrCat(tensor.path, ": ", piece.array(), " does not exist; ",
                                             KnownNames("slots", piece.slot, table->slots)));
   }
-  const bool narrow = !piece.slot.empty() && tensor.columns == 1;
-  if (tensor.columns != table->embedding_dim && !narrow) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(tensor.path, ": \"", tensor.name, "\" has ", Counted(tensor.columns, "column"),
-                     ", but ", piece.array(), " has rows of ", table->embedding_dim));
+  const int64_t columns = target.ColumnsOf(*table, piece.slot);
+  if (tensor.columns != columns) {
+    return absl::InvalidArgumentError(absl::StrCat(tensor.path, ": \"", tensor.name, "\" has ",
+                                                   Counted(tensor.columns, "column"), ", but ",
+                                                   piece.array(), " has rows of ", columns));
   }
   piece.tensor = std::move(tensor);
   return piece;
@@ -409,19 +432,19 @@ absl::Status CheckComplete(const client::Model& model, const std::vector<Piece>&
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Piece>> PiecesOf(const client::Model& model, const ImportJob& job) {
+absl::StatusOr<std::vector<Piece>> PiecesOf(const Target& target, const ImportJob& job) {
   ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(job.path));
   std::vector<Piece> pieces;
   for (const std::string& file : files) {
     ASSIGN_OR_RETURN(const std::vector<TensorInFile> tensors, ReadTensorHeaders(file));
     for (const TensorInFile& tensor : tensors) {
-      ASSIGN_OR_RETURN(pieces.emplace_back(), MakePiece(model, job, tensor));
+      ASSIGN_OR_RETURN(pieces.emplace_back(), MakePiece(target, job, tensor));
     }
   }
   absl::c_sort(pieces, [](const Piece& a, const Piece& b) {
     return std::tie(a.table, a.slot, a.first_row) < std::tie(b.table, b.slot, b.first_row);
   });
-  RETURN_IF_ERROR(CheckComplete(model, pieces));
+  RETURN_IF_ERROR(CheckComplete(target.model, pieces));
   return pieces;
 }
 
@@ -498,13 +521,15 @@ absl::Status PrintImported(Session& session, const ImportJob& job,
 }
 
 absl::Status ImportCheckpoint(Session& session, const ImportJob& job) {
-  RETURN_IF_ERROR(session.DescribeModel(job.model).status());  // its errors have advice
+  Target target;
+  ASSIGN_OR_RETURN(target.described, session.DescribeModel(job.model));  // its errors have advice
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
-  ASSIGN_OR_RETURN(const client::Model model, client->DescribeModel(job.model));
-  ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(model, job));
+  ASSIGN_OR_RETURN(target.model, client->DescribeModel(job.model));
+  ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(target, job));
   RETURN_IF_ERROR(ForEachPiece(session, pieces, "check ", CheckFinite));
-  RETURN_IF_ERROR(session.Advised(ForEachPiece(
-      session, pieces, "", [&](const Piece& piece) { return Assign(*client, model, piece); })));
+  RETURN_IF_ERROR(session.Advised(ForEachPiece(session, pieces, "", [&](const Piece& piece) {
+    return Assign(*client, target.model, piece);
+  })));
   return PrintImported(session, job, pieces);
 }
 
