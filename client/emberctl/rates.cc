@@ -48,6 +48,10 @@ Rates Between(const v1::GetStatsResponse& before, v1::GetStatsResponse now, doub
 
 }  // namespace
 
+double Rates::SecondsOf(const v1::ShardStatus& shard) const {
+  return since_start ? std::max(shard.uptime_ms() / 1000.0, 1e-3) : seconds;
+}
+
 int64_t Errors(const v1::MethodStats& method) {
   int64_t errors = 0;
   for (const auto& [code, count] : method.codes()) {
@@ -86,7 +90,9 @@ double Quantile(const v1::Distribution& distribution, double fraction) {
 }
 
 Rates TotalsOf(const v1::GetStatsResponse& now) {
-  return Between(v1::GetStatsResponse(), now, now.uptime_ms() / 1000.0);
+  Rates totals = Between(v1::GetStatsResponse(), now, now.uptime_ms() / 1000.0);
+  totals.since_start = true;
+  return totals;
 }
 
 Rates RatesBetween(const v1::GetStatsResponse& before, const v1::GetStatsResponse& now) {

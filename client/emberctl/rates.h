@@ -19,7 +19,11 @@ struct Rates {
   // The counts are those of some time: of latencies, calls, examples, ids, rows and updates. All
   // else is as it was at its end.
   v1::GetStatsResponse stats;
-  double seconds = 0;  // > 0
+  double seconds = 0;        // > 0
+  bool since_start = false;  // that time; each shard counts from its own start then
+
+  // In which the counts of a shard came together.
+  double SecondsOf(const v1::ShardStatus& shard) const;
 };
 
 // Since the coordinator started.

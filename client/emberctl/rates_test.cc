@@ -2,11 +2,16 @@
 // their bucket, and the huge numbers that a restart makes of a difference.
 #include "client/emberctl/rates.h"
 
+#include "client/emberctl/output.h"
+#include "client/emberctl/stats_view.h"
 #include "client/emberctl/testing_emberctl.h"
-#include "gtest/gtest.h"
+#include "gmock/gmock.h"
 
 namespace emberd::emberctl {
 namespace rates_test {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
 
 TEST(QuantileTest, LiesInsideItsBucket) {
   v1::Distribution distribution;
@@ -65,6 +70,18 @@ TEST(RatesTest, TotalsAreThoseSinceTheStart) {
   EXPECT_EQ(rates.stats.methods(0).seconds().count(), 1000);
   EXPECT_EQ(rates.stats.shards(0).rows_gathered(), 20'000);
   EXPECT_EQ(LastRank(rates.stats.groups(0)).first, "1");
+}
+
+// Would catch: all that a shard has done in its life, as done since a coordinator has started.
+TEST(RatesTest, TotalsOfAShardAreThoseSinceItsOwnStart) {
+  v1::GetStatsResponse now = StatsAfter(10);
+  now.mutable_shards(0)->set_uptime_ms(40'000);
+  const Rates totals = TotalsOf(now);
+  EXPECT_DOUBLE_EQ(totals.SecondsOf(totals.stats.shards(0)), 40);
+  EXPECT_EQ(StatsJson(totals)["shards"][0]["rows_gathered_per_second"], 500.0f);
+  EXPECT_THAT(TopFrame(totals, "here:1", {}), Contains(HasSubstr("  500         125  ")));
+  const Rates rates = RatesBetween(StatsAfter(6), now);
+  EXPECT_DOUBLE_EQ(rates.SecondsOf(rates.stats.shards(0)), 4);
 }
 
 TEST(RatesTest, AnotherLifeIsNoticed) {

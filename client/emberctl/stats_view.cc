@@ -37,8 +37,9 @@ class View {
 
  private:
   // A count, or how many of it there are in a second.
-  std::string Count(int64_t count) const {
-    return options_.per_second ? Quantity(count / rates_.seconds) : absl::StrCat(count);
+  std::string Count(int64_t count) const { return Count(count, rates_.seconds); }
+  std::string Count(int64_t count, double seconds) const {
+    return options_.per_second ? Quantity(count / seconds) : absl::StrCat(count);
   }
   // The same of what should not happen.
   Cell Faults(int64_t count) const {
@@ -99,13 +100,14 @@ Table View::Shards() const {
       rows.push_back({kFirst, kFirst, {shard.index(), shard.address(), StateOf(shard)}});
       continue;
     }
+    const double seconds = rates_.SecondsOf(shard);
     const auto used = static_cast<double>(shard.table_bytes());
     const auto budget = static_cast<double>(shard.table_budget_bytes());
     rows.push_back(
         {static_cast<double>(shard.rows_gathered() + shard.rows_updated()),
          static_cast<double>(shard.queued()),
-         {shard.index(), shard.address(), StateOf(shard), Count(shard.rows_gathered()),
-          Count(shard.rows_updated()), Bytes(shard.table_bytes()),
+         {shard.index(), shard.address(), StateOf(shard), Count(shard.rows_gathered(), seconds),
+          Count(shard.rows_updated(), seconds), Bytes(shard.table_bytes()),
           Cell(Percent(used, budget),
                budget > 0 && used > kNearlyFull * budget ? Style::kWarning : Style::kPlain),
           Bytes(shard.resident_bytes()), Percent(shard.huge_page_bytes(), shard.resident_bytes()),
@@ -252,11 +254,14 @@ Json ShardJson(const Rates& rates, const v1::ShardStatus& shard) {
     json["error"] = shard.error();
     return json;
   }
+  const auto per_second = [seconds = rates.SecondsOf(shard)](int64_t count) {
+    return static_cast<float>(count / seconds);
+  };
   json.update(Json{{"uptime_ms", shard.uptime_ms()},
                    {"rows_gathered", shard.rows_gathered()},
-                   {"rows_gathered_per_second", PerSecond(rates, shard.rows_gathered())},
+                   {"rows_gathered_per_second", per_second(shard.rows_gathered())},
                    {"rows_updated", shard.rows_updated()},
-                   {"rows_updated_per_second", PerSecond(rates, shard.rows_updated())},
+                   {"rows_updated_per_second", per_second(shard.rows_updated())},
                    {"recovering", shard.log().recovering()},
                    {"log_bytes", shard.log().bytes()},
                    {"log_failure", shard.log().failure()},
