@@ -203,7 +203,9 @@ TEST_F(CapacityTest, IsSuggestedAndApplied) {
   EXPECT_THAT(std::string(LookUp(Ids(16, 16)).message()),
               AllOf(HasSubstr("stack 't': the batch makes"),
                     HasSubstr("mini-batches; max_minibatches_per_sparsecore is 2")));
-  ASSERT_EQ(Limits({"--declared"}).code, emberctl::kOk);
+  const Outcome declared = Limits({"--declared", "--json"});
+  ASSERT_EQ(declared.code, emberctl::kOk) << declared.err;
+  EXPECT_THAT(declared.out, ContainsRegex("\"ids_per_chip_per_sample\": \\{[^}]*\"limit\": 8,"));
   EXPECT_FALSE(LookUp(nine_).ok());
 }
 

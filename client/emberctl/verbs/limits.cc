@@ -134,7 +134,8 @@ v1::SetLimitsRequest LimitsToSet(const v1::GetLimitsResponse& limits,
   return request;
 }
 
-absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
+absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request,
+                       const LimitsOptions& options) {
   if (!request.declared() && request.limits().empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "model '", request.model(),
@@ -143,8 +144,8 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
   }
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::SetLimitsResponse>(request));
   // The other coordinators look at once.
-  RETURN_IF_ERROR(FetchLimits(session, request.model()).status());
-  if (session.json) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const v1::GetLimitsResponse now, FetchLimits(session, request.model()));
+  if (session.json) return PrintLimitsJson(now, options, session.out);
   session.out << "limits of model '" << request.model() << "' now:\n";
   Table lines = {{"STACK", "IDS/PARTITION", "UNIQUE IDS/PARTITION", "IDS/SAMPLE", "MINI-BATCHES"}};
   for (const v1::StackLimit& limit : response.limits()) {
@@ -161,18 +162,16 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
 absl::Status Limits(Session& session, const LimitsOptions& options) {
   ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(options.model));
   ASSIGN_OR_RETURN(const v1::GetLimitsResponse limits, FetchLimits(session, options.model));
-  if (session.json) {
-    RETURN_IF_ERROR(PrintLimitsJson(limits, options, session.out));
-  } else {
-    PrintLimits(limits, options.headroom, session.out);
-  }
+  const bool sets = options.apply || options.declared;
+  if (!session.json) PrintLimits(limits, options.headroom, session.out);
+  // Else with the limits that are set.
+  if (session.json && !sets) RETURN_IF_ERROR(PrintLimitsJson(limits, options, session.out));
   if (!options.out.empty()) {
     RETURN_IF_ERROR(WriteConfig(WithSuggestedLimits(model, limits, options.headroom), options.out,
                                 session.out));
     if (!session.json) session.out << "wrote " << options.out << "\n";
   }
-  if (!options.apply && !options.declared) return absl::OkStatus();
-  return SetLimits(session, LimitsToSet(limits, options));
+  return sets ? SetLimits(session, LimitsToSet(limits, options), options) : absl::OkStatus();
 }
 
 }  // namespace
