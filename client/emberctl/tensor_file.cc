@@ -36,6 +36,13 @@ bool IsOther(const std::string& path) {
   return std::filesystem::is_other(path, ignored);
 }
 
+// Where a symbolic link to a file leads, so that the link stays.
+std::string TargetOf(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::canonical(path, error);
+  return std::filesystem::is_regular_file(target, error) ? target.string() : path;
+}
+
 struct OpenFile {
   std::ifstream stream;
   int64_t bytes = 0;
@@ -205,7 +212,8 @@ std::string SafetensorsStart(const std::string& name,
 
 PartialFile::PartialFile(const std::string& path)
     : path_(path),
-      partial_(IsOther(path) ? path : path + ".partial"),
+      target_(TargetOf(path)),
+      partial_(IsOther(path) ? path : target_ + ".partial"),
       file_(partial_, std::ios::binary),
       error_(file_ ? 0 : errno) {}
 
@@ -229,7 +237,7 @@ absl::Status PartialFile::Close() {
 
 absl::Status PartialFile::Keep() {
   std::error_code error;
-  if (partial_ != path_) std::filesystem::rename(partial_, path_, error);
+  if (partial_ != path_) std::filesystem::rename(partial_, target_, error);
   return error ? absl::ErrnoToStatus(error.value(), absl::StrCat(path_, ": cannot be written"))
                : Written();
 }

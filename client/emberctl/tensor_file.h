@@ -43,8 +43,8 @@ std::string SafetensorsStart(const std::string& name,
                              int64_t columns);
 
 // A new file, PATH.partial until it is complete: a file that had the name before stays until then,
-// and one that never becomes complete is removed. What has the name and is no file, such as a pipe,
-// is written to at once.
+// and one that never becomes complete is removed. A symbolic link to a file stays. What has the
+// name and is no file, such as a pipe, is written to at once.
 class PartialFile {
  public:
   explicit PartialFile(const std::string& path);
@@ -60,6 +60,7 @@ class PartialFile {
   absl::Status Written();
 
   const std::string path_;
+  const std::string target_;  // behind links
   const std::string partial_;
   std::ofstream file_;
   int error_;  // what the system has said first; 0: nothing

@@ -121,6 +121,22 @@ TEST(PartialFileTest, SaysWhatTheSystemSays) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(PartialFileTest, LeavesALinkAndWritesWhereItLeads) {
+  const std::string behind = WriteTestFile("behind", "old");
+  const std::string link = behind + "_link";
+  std::filesystem::create_symlink(behind, link);
+  PartialFile file(link);
+  ASSERT_TRUE(file.Write("new").ok());
+  ASSERT_TRUE(file.Close().ok());
+  ASSERT_TRUE(file.Keep().ok());
+  std::error_code error;
+  EXPECT_TRUE(std::filesystem::is_symlink(link, error));
+  std::string text;
+  std::getline(std::ifstream(behind), text);
+  EXPECT_EQ(text, "new");
+  std::filesystem::remove(link, error);
+}
+
 TEST(TensorFileTest, AFileThatIsNotThereIsNamed) {
   const auto tensors = ReadTensorHeaders("/nowhere/a.npy");
   EXPECT_THAT(std::string(tensors.status().message()),

@@ -1,7 +1,5 @@
-#include <filesystem>
 #include <optional>
 #include <string>
-#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -159,13 +157,6 @@ std::string CheckFormat(const std::string& file) {
                       "\" must end with .npy or .safetensors, which selects the format");
 }
 
-// Where a symbolic link to a file leads, so that the link stays.
-std::string TargetOf(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path target = std::filesystem::canonical(path, error);
-  return std::filesystem::is_regular_file(target, error) ? target.string() : path;
-}
-
 absl::Status ExportTable(Session& session, const RowsTarget& target) {
   RETURN_IF_ERROR(session.DescribeModel(target.model).status());  // its errors have advice
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(session.client_options()));
@@ -176,7 +167,7 @@ absl::Status ExportTable(Session& session, const RowsTarget& target) {
   std::optional<PartialFile> file;
   const auto write = [&](int64_t first_row, absl::Span<const float> values, int64_t columns) {
     if (first_row == 0) {
-      file.emplace(TargetOf(target.file));
+      file.emplace(target.file);
       const std::string name =
           target.slot.empty() ? target.table : absl::StrCat(target.table, ".", target.slot);
       RETURN_IF_ERROR(
