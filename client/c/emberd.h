@@ -108,10 +108,13 @@ typedef struct emberd_client_options {
   const char* token;           // at most one of them
   const char* token_file;      // holds the token in one line
   int64_t connect_timeout_ms;  // 0: 10 s
-  int64_t deadline_ms;         // of every call, all retries included; 0: 30 s
-  int32_t activation_type;     // EMBERD_FLOAT32 or EMBERD_BFLOAT16
-  int32_t gradient_type;       // the same
-  int32_t transport;           // EMBERD_AUTO or EMBERD_TCP
+  // Of every call, all retries included; 0: 30 s. But to save, restore or serve a checkpoint, or to
+  // declare a model from one, may take a day; to delete one, an hour; emberd_export_rows, half an
+  // hour.
+  int64_t deadline_ms;
+  int32_t activation_type;  // EMBERD_FLOAT32 or EMBERD_BFLOAT16
+  int32_t gradient_type;    // the same
+  int32_t transport;        // EMBERD_AUTO or EMBERD_TCP
 } emberd_client_options;
 
 // Result: client.
@@ -139,7 +142,7 @@ EMBERD_API emberd_call* emberd_declare_filled(emberd_client* client, const char*
 // A model that somebody declared. Result: model.
 EMBERD_API emberd_call* emberd_describe(emberd_client* client, const char* name);
 // A JSON object: id (as a string), name, created, unfilled (as a string; "0": it is not), tables,
-// features, stacks, shards, sparsecores_per_shard, table_bytes.
+// features, stacks, shards, sparsecores_per_shard, table_bytes, warnings.
 EMBERD_API const char* emberd_model_json(const emberd_model* model);
 EMBERD_API void emberd_model_free(emberd_model* model);
 
@@ -225,8 +228,8 @@ EMBERD_API int32_t emberd_lookup_concat(const emberd_lookup* lookup, emberd_acti
 EMBERD_API int32_t emberd_lookup_block(const emberd_lookup* lookup, emberd_block* block);
 // On a training stream: the number of the step. Otherwise -1.
 EMBERD_API int64_t emberd_lookup_step(const emberd_lookup* lookup);
-// A JSON object: num_minibatches, and stacks as in statistics.proto; on a training stream times_us,
-// too. Made at the first call.
+// A JSON object: num_minibatches, and stacks as in statistics.proto; on a training stream times_us
+// and slowest_rank, too. Made at the first call.
 EMBERD_API const char* emberd_lookup_statistics_json(emberd_lookup* lookup);
 EMBERD_API void emberd_lookup_free(emberd_lookup* lookup);
 
