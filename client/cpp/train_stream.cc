@@ -39,9 +39,10 @@ class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
     std::function<void(const absl::Status& status)> on_end;
   };
 
-  // Opens a call of `method` ("/package.Service/Method"), which Transport::CancelCalls ends too.
-  // `transport` must outlive the stream.
-  RawStream(Transport* transport, int coordinator, const std::string& method, Listener listener)
+  // Opens a call of `method` ("/package.Service/Method"), which Transport::CancelCalls ends too,
+  // also if it was called since Transport::begun gave `begun`. `transport` must outlive the stream.
+  RawStream(Transport* transport, int coordinator, uint64_t begun, const std::string& method,
+            Listener listener)
       : transport_(transport),
         listener_(std::move(listener)),
         stub_(transport->channel(coordinator)) {
@@ -51,7 +52,7 @@ class RawStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
     AddHold();
     StartRead(&incoming_);
     StartCall();
-    transport_->AddCall(&context_);
+    transport_->AddCall(&context_, begun);
   }
 
   // Cancels the call if it is not over, and waits for its end.
@@ -158,10 +159,11 @@ class GrpcTrainStream final : public TrainStream {
 
   // Opens the stream and waits for TrainStarted.
   absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options) {
+    const uint64_t begun = transport->begun();
     memory_ = transport->memory(coordinator);
     memory_->Arena();  // now, when there is time, and not while a step is sent
     stream_ = std::make_unique<RawStream>(
-        transport, coordinator, "/emberd.v1.EmbeddingService/Train",
+        transport, coordinator, begun, "/emberd.v1.EmbeddingService/Train",
         RawStream::Listener{[this](grpc::ByteBuffer* message) { return OnMessage(message); },
                             [this](const absl::Status& status) { OnEnd(status); }});
     stream_->Send(EncodeTrainStart(model_, options));

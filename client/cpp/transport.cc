@@ -257,7 +257,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
   const absl::Duration allowed =
       settings.deadline != absl::ZeroDuration() ? settings.deadline : options_.deadline;
   const absl::Time deadline = SteadyNow() + allowed;
-  const uint64_t begun = begun_at.value_or(cancellations_);
+  const uint64_t begun = this->begun();
   for (int tries = 1;; ++tries) {
     const bool any = settings.coordinator < 0;
     int index = any ? current_.load() : settings.coordinator;
@@ -367,8 +367,8 @@ bool Transport::Register(grpc::ClientContext* context, uint64_t begun) {
   return true;
 }
 
-void Transport::AddCall(grpc::ClientContext* context) {
-  if (!Register(context, begun_at.value_or(cancellations_))) context->TryCancel();
+void Transport::AddCall(grpc::ClientContext* context, uint64_t begun) {
+  if (!Register(context, begun)) context->TryCancel();
 }
 
 void Transport::RemoveCall(grpc::ClientContext* context) {

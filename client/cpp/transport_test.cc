@@ -163,6 +163,28 @@ TEST(TransportTest, ACallThatThrewIsForgotten) {
   (*transport)->CancelCalls();
 }
 
+// As while a stream waits for shared memory before it is opened.
+TEST(TransportTest, CancelEndsACallThatIsAboutToBegin) {
+  FakeService service;
+  absl::StatusOr<std::unique_ptr<Transport>> transport =
+      Transport::Connect(FastOptions({service.address()}));
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  const auto ask = [&](uint64_t begun) {
+    grpc::ClientContext context;
+    (*transport)->AddCall(&context, begun);
+    v1::GetStatusResponse response;
+    const auto stub = v1::AdminService::NewStub((*transport)->channel(0));
+    const grpc::Status status = stub->GetStatus(&context, v1::GetStatusRequest(), &response);
+    (*transport)->RemoveCall(&context);
+    return status.error_code();
+  };
+  const uint64_t begun = (*transport)->begun();
+  EXPECT_EQ(ask(begun), grpc::OK);
+  (*transport)->CancelCalls();
+  EXPECT_EQ(ask(begun), grpc::CANCELLED);
+  EXPECT_EQ(ask((*transport)->begun()), grpc::OK);
+}
+
 TEST(TransportTest, CancelEndsAPause) {
   FakeService service;
   ClientOptions options = FastOptions({service.address()});
