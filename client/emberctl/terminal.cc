@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "client/emberctl/output.h"
 
 namespace emberd::emberctl {
@@ -124,7 +124,7 @@ void Terminal::Draw(const std::vector<std::string>& lines) {
 Terminal::Event Terminal::WaitUntil(absl::Time time) {
   while (true) {
     const int64_t wait_ms = std::clamp<int64_t>(
-        absl::ToInt64Milliseconds(time - absl::Now() + absl::Microseconds(999)), 0, 60'000);
+        absl::ToInt64Milliseconds(time - SteadyNow() + absl::Microseconds(999)), 0, 60'000);
     pollfd inputs[] = {{signal_pipe[0], POLLIN, 0}, {has_keys_ ? STDIN_FILENO : -1, POLLIN, 0}};
     if (poll(inputs, 2, static_cast<int>(wait_ms)) < 0) continue;  // by a signal, now in the pipe
     char byte = 0;
@@ -135,7 +135,7 @@ Terminal::Event Terminal::WaitUntil(absl::Time time) {
       if (read(STDIN_FILENO, &byte, 1) == 1) return {Event::kKey, byte};
       return {Event::kStop};  // the terminal is gone
     }
-    if (absl::Now() >= time) return {};
+    if (SteadyNow() >= time) return {};
   }
 }
 

@@ -42,7 +42,7 @@ class Terminal {
     enum Kind { kTimeout, kKey, kResized, kStop } kind = kTimeout;
     char key = 0;
   };
-  // Waits until `time` for something to happen.
+  // Waits until `time`, by SteadyNow, for something to happen.
   Event WaitUntil(absl::Time time);
 
  private:

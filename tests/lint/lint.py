@@ -60,7 +60,7 @@ THROWS = re.compile(
     r"(?:symlink_)?status|temp_directory_path)\((?!.*\b(?:error|ignored|gone)\))|"
     r"for \([^;]*: (?:std::filesystem|fs)::(?:recursive_)?directory_iterator")
 # Whose times are those of steady_time.h, so that nobody who sets the clock ends or prolongs anything.
-STEADY = ("base/", "client/c/", "client/cpp/", "server/", "shard/")
+STEADY = ("base/", "client/c/", "client/cpp/", "client/emberctl/", "server/", "shard/")
 DATES = re.compile(r"\b(absl::Now\(|system_clock::now\(|gettimeofday\(|time\(nullptr\))")
 COVERS = re.compile(r"^// Covers: (.+)$", re.MULTILINE)
 

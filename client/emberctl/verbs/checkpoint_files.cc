@@ -15,10 +15,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "base/command_line.h"
 #include "base/finite.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "base/suggest.h"
 #include "client/cpp/client.h"
 #include "client/cpp/coordinator.h"
@@ -202,7 +202,7 @@ class Exporter {
     v1::ExportCheckpointResponse part;
     while (failure->ok() && reader->Read(&part)) {
       *failure = writer.Append(part);
-      progress_.Show(array.name(), done_ + writer.bytes(), total_, absl::Now() - begin_);
+      progress_.Show(array.name(), done_ + writer.bytes(), total_, SteadyNow() - begin_);
     }
     if (!failure->ok()) context->TryCancel();
     const grpc::Status status = reader->Finish();
@@ -230,7 +230,7 @@ class Exporter {
   const ExportJob& job_;
   const v1::CheckpointManifest manifest_;
   Progress progress_;
-  const absl::Time begin_ = absl::Now();
+  const absl::Time begin_ = SteadyNow();
   int64_t done_ = 0;
   int64_t total_ = 0;
   std::vector<std::string> paths_;
@@ -492,14 +492,14 @@ absl::Status ForEachPiece(Session& session, const std::vector<Piece>& pieces,
                           const std::function<BatchOfRows(const Piece&)>& use) {
   int64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes();
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   Progress progress(session);
   int64_t done = 0;
   for (const Piece& piece : pieces) {
     const std::string name =
         absl::StrCat(verb, piece.table, piece.slot.empty() ? "" : ".", piece.slot);
     RETURN_IF_ERROR(ForEachBatch(piece, use(piece), [&](int64_t rows) {
-      progress.Show(name, done + rows * piece.row_bytes(), total, absl::Now() - begin);
+      progress.Show(name, done + rows * piece.row_bytes(), total, SteadyNow() - begin);
     }));
     done += piece.bytes();
   }

@@ -4,6 +4,7 @@
 #include "absl/time/clock.h"
 #include "base/command_line.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 
@@ -39,11 +40,11 @@ absl::Status Drain(Session& session, const DrainOptions& options) {
   request.set_undo(options.undo);
   const auto call = [&] { return session.Call<v1::DrainResponse>(request); };
   ASSIGN_OR_RETURN(v1::DrainResponse response, call());
-  const absl::Time until = absl::Now() + absl::Seconds(options.wait_seconds);
+  const absl::Time until = SteadyNow() + absl::Seconds(options.wait_seconds);
   if (!options.undo) PrintProgress(response, session);
   std::string shown = Left(response);
-  while (!options.undo && !NothingLeft(response) && absl::Now() < until) {
-    absl::SleepFor(std::min(absl::Milliseconds(200), until - absl::Now()));
+  while (!options.undo && !NothingLeft(response) && SteadyNow() < until) {
+    absl::SleepFor(std::min(absl::Milliseconds(200), until - SteadyNow()));
     ASSIGN_OR_RETURN(response, call());
     if (Left(response) != shown) PrintProgress(response, session);
     shown = Left(response);

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/command_line.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/rates.h"
 #include "client/emberctl/stats_view.h"
@@ -161,7 +162,7 @@ class Screen {
     while (true) {
       if (rates.ok()) shown_ = std::move(*rates);
       error_ = rates.status();
-      const absl::Time next = absl::Now() + interval_;
+      const absl::Time next = SteadyNow() + interval_;
       Draw();
       for (auto event = terminal_.WaitUntil(next); event.kind != Terminal::Event::kTimeout;
            event = terminal_.WaitUntil(next)) {
