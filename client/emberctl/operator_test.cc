@@ -75,6 +75,26 @@ TEST(StatsTest, WritesJson) {
   EXPECT_EQ(json["stacks"][0]["ids"], 4000);
 }
 
+// Would catch: fields that nobody has set, such as a shard that answers and is not "reachable".
+TEST(MemoryTest, JsonHasTheMemoryOfEachShardAlone) {
+  FakeService service;
+  service.damage_status = [](v1::GetStatusResponse* status) {
+    v1::ShardStatus* const shard = status->mutable_shards(0);
+    shard->set_reachable(true);
+    shard->mutable_memory()->set_free_bytes(7);
+    shard->mutable_memory()->add_tables()->set_model("m");
+  };
+  const Outcome memory = Emberctl({"memory", "-a", service.address(), "--json"});
+  ASSERT_EQ(memory.code, kOk) << memory.err;
+  const Json json = Json::parse(memory.out);
+  EXPECT_EQ(json.size(), 1);
+  const Json& shard = json["shards"][0];
+  EXPECT_EQ(shard.size(), 2);
+  EXPECT_EQ(shard["index"], 1);
+  EXPECT_EQ(shard["memory"]["free_bytes"], "7");
+  EXPECT_EQ(shard["memory"]["tables"][0]["model"], "m");
+}
+
 TEST(StatsTest, ACoordinatorThatRestartedMeanwhileHasNoRates) {
   FakeService service;
   service.stats = {StatsAfter(10), StatsAfter(1)};

@@ -353,6 +353,7 @@ grpc::Status FakeService::GetStatus(grpc::ServerContext* context,
     shard->set_index(1);
     shard->set_address("127.0.0.1:1");
     shard->set_error("not there");
+    damage_status(response);
     return grpc::Status::OK;
   });
 }

@@ -71,6 +71,7 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   Damage<v1::LookupResponse> damage_lookup;
   Damage<v1::DeclareModelResponse> damage_declare;
   Damage<v1::DescribeModelResponse> damage_describe;
+  Damage<v1::GetStatusResponse> damage_status;
   Damage<v1::ReadRowsResponse> damage_read;
   Damage<v1::ExportTableResponse> damage_export;
   Damage<v1::TrainResponse> damage_train;

@@ -49,7 +49,7 @@ void PrintMemory(const v1::ShardStatus& shard, std::ostream& out) {
 
 absl::Status ShowMemory(Session& session) {
   ASSIGN_OR_RETURN(const v1::GetStatusResponse response, session.GetStatus());
-  v1::GetStatusResponse shards;  // for JSON: what this is about, and nothing else
+  Json shards = Json::array();  // what this is about, and nothing else
   for (const v1::ShardStatus& shard : response.shards()) {
     RETURN_IF_ERROR(CheckShard(shard));
     if (!shard.has_memory()) {
@@ -57,12 +57,13 @@ absl::Status ShowMemory(Session& session) {
           "models are not evicted in this cluster: its description has no `eviction`; write "
           "`eviction { spill_folder: \"/var/tmp/emberd\" }` into it and start it again");
     }
-    v1::ShardStatus* to = shards.add_shards();
-    to->set_index(shard.index());
-    *to->mutable_memory() = shard.memory();
-    if (!session.json) PrintMemory(shard, session.out);
+    if (session.json) {
+      shards.push_back({{"index", shard.index()}, {"memory", MessageJson(shard.memory())}});
+    } else {
+      PrintMemory(shard, session.out);
+    }
   }
-  return session.json ? PrintJson(shards, session.out) : absl::OkStatus();
+  return session.json ? PrintJson(Json{{"shards", shards}}, session.out) : absl::OkStatus();
 }
 
 // "brought in; evicted: ads, users (3.0 MiB)"
