@@ -172,6 +172,15 @@ TEST_F(CheckpointFilesTest, ExportsToEmptyFoldersOnly) {
   EXPECT_THAT(exported.err, HasSubstr("is not empty; name a new or empty folder"));
 }
 
+// Would catch: tables of one checkpoint beside those of another.
+TEST_F(CheckpointFilesTest, AnExportOfTwoCheckpointsOfANameIsAborted) {
+  service_.checkpoints.saved_anew = true;
+  const Outcome exported = Call({"export", "m", "step-7", Path("out")});
+  EXPECT_EQ(exported.code, kRefused);
+  EXPECT_THAT(exported.err, HasSubstr("ABORTED: checkpoint \"step-7\" of model \"m\" was deleted "
+                                      "and saved anew while it was exported"));
+}
+
 TEST_F(CheckpointFilesTest, ExportTriesAgain) {
   ASSERT_EQ(Call({"list"}).code, kOk);
   service_.checkpoints.unavailable = 1;

@@ -78,6 +78,7 @@ grpc::Status FakeCheckpoints::GetCheckpoint(grpc::ServerContext*,
                                             v1::CheckpointManifest* response) {
   if (grpc::Status begun = Begin("GetCheckpoint", *request); !begun.ok()) return begun;
   *response = manifest;
+  if (saved_anew) manifest.set_checkpoint_id(manifest.checkpoint_id() + 1);
   return status;
 }
 

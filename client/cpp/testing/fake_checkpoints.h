@@ -26,6 +26,8 @@ class FakeCheckpoints final : public v1::CheckpointService::Service {
   // The next calls end with UNAVAILABLE before they have answered, this often.
   int unavailable = 0;
   v1::CheckpointManifest manifest;
+  // Every GetCheckpoint after the first answers with the next checkpoint_id.
+  bool saved_anew = false;
   v1::ListCheckpointsResponse list;
   v1::DiffCheckpointsResponse diff;
   // ExportCheckpoint: column c of id e of the tables of `manifest` is e + c / 100, of a slot 1000

@@ -252,8 +252,18 @@ absl::Status ExportCheckpoint(Session& session, const ExportJob& job) {
   ASSIGN_OR_RETURN(auto manifest, session.Call<v1::CheckpointManifest>(request));
   RETURN_IF_ERROR(MakeFolder(job.folder));
   const std::string name = manifest.name();
+  const uint64_t id = manifest.checkpoint_id();
   ASSIGN_OR_RETURN(const std::vector<std::string> paths,
                    Exporter(session, job, std::move(manifest)).Run());
+  // Arrays are asked for by its name, one after the other.
+  request.set_name(name);
+  if (const auto now = session.Call<v1::CheckpointManifest>(request);
+      now.ok() && now->checkpoint_id() != id) {
+    return absl::AbortedError(
+        absl::StrCat("checkpoint \"", name, "\" of model \"", job.model,
+                     "\" was deleted and saved anew while it was exported: the files in ",
+                     job.folder, " may be of both; remove them, and export it again"));
+  }
   if (session.json) return PrintJson(Json{{"checkpoint", name}, {"files", paths}}, session.out);
   for (const std::string& path : paths) session.out << path << "\n";
   return absl::OkStatus();
