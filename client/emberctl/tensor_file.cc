@@ -8,6 +8,10 @@
 #include <limits>
 #include <system_error>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -41,6 +45,25 @@ std::string TargetOf(const std::string& path) {
   std::error_code error;
   const std::filesystem::path target = std::filesystem::canonical(path, error);
   return std::filesystem::is_regular_file(target, error) ? target.string() : path;
+}
+
+// The file of that name, made if there is none, for one process at a time. EWOULDBLOCK: another
+// one has it.
+FileDescriptor OpenLocked(const std::string& path, int* error) {
+  while (true) {
+    FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    *error = file.get() < 0 ? errno : 0;
+    if (*error != 0) return file;
+    if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) *error = errno;  // else locks are not to be had there
+      return file;
+    }
+    // Whoever had it locked may have given it its other name since.
+    struct stat held = {};
+    struct stat named = {};
+    if (fstat(file.get(), &held) != 0 || stat(path.c_str(), &named) != 0) continue;
+    if (held.st_ino == named.st_ino && held.st_dev == named.st_dev) return file;
+  }
 }
 
 struct OpenFile {
@@ -211,16 +234,21 @@ std::string SafetensorsStart(const std::string& name,
 }
 
 PartialFile::PartialFile(const std::string& path)
-    : path_(path),
-      target_(TargetOf(path)),
-      partial_(IsOther(path) ? path : target_ + ".partial"),
-      file_(partial_, std::ios::binary),
-      error_(file_ ? 0 : errno) {}
+    : path_(path), target_(TargetOf(path)), partial_(IsOther(path) ? path : target_ + ".partial") {
+  if (partial_ != path_) lock_ = OpenLocked(partial_, &error_);
+  ours_ = partial_ != path_ && error_ == 0;
+  if (error_ == 0) {
+    file_.open(partial_, std::ios::binary);
+    error_ = file_ ? 0 : errno;
+  } else {
+    file_.setstate(std::ios::failbit);
+  }
+}
 
 PartialFile::~PartialFile() {
   file_.close();
   std::error_code ignored;
-  if (partial_ != path_) std::filesystem::remove(partial_, ignored);
+  if (ours_) std::filesystem::remove(partial_, ignored);
 }
 
 absl::Status PartialFile::Write(absl::string_view bytes) {
@@ -232,12 +260,14 @@ absl::Status PartialFile::Close() {
   file_.flush();
   RETURN_IF_ERROR(Written());  // closing it forgets what the system has said
   file_.close();
+  lock_.Close();  // a table may have more files than a process may have open
   return Written();
 }
 
 absl::Status PartialFile::Keep() {
   std::error_code error;
   if (partial_ != path_) std::filesystem::rename(partial_, target_, error);
+  if (!error) ours_ = false;
   return error ? absl::ErrnoToStatus(error.value(), absl::StrCat(path_, ": cannot be written"))
                : Written();
 }
@@ -245,6 +275,10 @@ absl::Status PartialFile::Keep() {
 absl::Status PartialFile::Written() {
   if (file_) return absl::OkStatus();
   if (error_ == 0) error_ = errno == 0 ? EIO : errno;
+  if (error_ == EWOULDBLOCK && partial_ != path_) {
+    return absl::FailedPreconditionError(absl::StrCat(path_, ": another process is writing it, to ",
+                                                      partial_, "; try again when it has ended"));
+  }
   return absl::ErrnoToStatus(error_, absl::StrCat(path_, ": cannot be written"));
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/file_descriptor.h"
 
 namespace emberd::emberctl {
 
@@ -43,8 +44,9 @@ std::string SafetensorsStart(const std::string& name,
                              int64_t columns);
 
 // A new file, PATH.partial until it is complete: a file that had the name before stays until then,
-// and one that never becomes complete is removed. A symbolic link to a file stays. What has the
-// name and is no file, such as a pipe, is written to at once.
+// and one that never becomes complete is removed, unless the process is killed. One process at a
+// time writes it. A symbolic link to a file stays. What has the name and is no file, such as a
+// pipe, is written to at once.
 class PartialFile {
  public:
   explicit PartialFile(const std::string& path);
@@ -62,8 +64,10 @@ class PartialFile {
   const std::string path_;
   const std::string target_;  // behind links
   const std::string partial_;
+  FileDescriptor lock_;
   std::ofstream file_;
-  int error_;  // what the system has said first; 0: nothing
+  int error_ = 0;      // what the system has said first; 0: nothing
+  bool ours_ = false;  // partial_ has been made here, and is there
 };
 
 // The matrices of a file whose name ends with .npy or .safetensors; a vector is a matrix of one

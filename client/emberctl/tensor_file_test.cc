@@ -121,6 +121,30 @@ TEST(PartialFileTest, SaysWhatTheSystemSays) {
   std::filesystem::remove_all(folder);
 }
 
+// Would catch: an export that takes the file of another one, and what it has not written yet.
+TEST(PartialFileTest, IsWrittenByOneAtATime) {
+  const std::string path = WriteTestFile("contended", "old");
+  {
+    PartialFile first(path);
+    ASSERT_TRUE(first.Write("first").ok());
+    {
+      PartialFile second(path);
+      EXPECT_EQ(second.Write("second"), absl::FailedPreconditionError(absl::StrCat(
+                                            path, ": another process is writing it, to ", path,
+                                            ".partial; try again when it has ended")));
+    }
+    ASSERT_TRUE(first.Close().ok());
+    ASSERT_TRUE(first.Keep().ok());
+    PartialFile third(path);
+    EXPECT_TRUE(third.Write("third").ok());
+  }
+  std::string text;
+  std::getline(std::ifstream(path), text);
+  EXPECT_EQ(text, "first");
+  std::error_code ignored;
+  EXPECT_FALSE(std::filesystem::exists(path + ".partial", ignored));
+}
+
 TEST(PartialFileTest, LeavesALinkAndWritesWhereItLeads) {
   const std::string behind = WriteTestFile("behind", "old");
   const std::string link = behind + "_link";
