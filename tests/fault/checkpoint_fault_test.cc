@@ -33,6 +33,8 @@ constexpr char kModelName[] = "count";
 // Coordinator 0 is the one that things happen to; trainers use the other one.
 constexpr int kVictim = 0, kOther = 1;
 constexpr int kShard = 1;
+// Of trainers, between two updates: most of the time they wait for those who are given up.
+constexpr absl::Duration kPause = absl::Milliseconds(60);
 
 class CheckpointFaultTest : public ::testing::Test {
  protected:
@@ -64,7 +66,7 @@ class CheckpointFaultTest : public ::testing::Test {
   }
   void StartTraining(const Counts& begin) {
     trainers_ = std::make_unique<CountingTrainers>(*cluster_, kOther, model_, begin,
-                                                   absl::StrCat("trainer-", ++lives_));
+                                                   absl::StrCat("trainer-", ++lives_), kPause);
     ASSERT_TRUE(trainers_->Await(2));
   }
   // They go on, and what they were told was made.

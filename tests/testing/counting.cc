@@ -19,9 +19,6 @@ constexpr int kRanks = 2;
 constexpr int64_t kBound = 2;  // of the BOUNDED group
 // No rank is further ahead than this.
 constexpr int64_t kMostAhead = kBound + 3;
-// Of a trainer between two updates. Updates meet every step of a checkpoint all the same, and
-// others have the processors.
-constexpr absl::Duration kPause = absl::Milliseconds(20);
 constexpr char kSync[] = "sync";
 constexpr char kLoose[] = "loose";
 constexpr const char* kTables[] = {"unary0", "unary1", "assigned", "sync", "loose0", "loose1"};
@@ -109,12 +106,15 @@ struct CountingTrainers::Group {
 };
 
 CountingTrainers::CountingTrainers(const Cluster& cluster, int coordinator, client::Model model,
-                                   const Counts& begin, const std::string& name)
-    : model_(std::move(model)), client_options_([&] {
+                                   const Counts& begin, const std::string& name,
+                                   absl::Duration pause)
+    : model_(std::move(model)),
+      client_options_([&] {
         client::ClientOptions options = cluster.client_options();
         options.addresses = {cluster.address(coordinator)};
         return options;
-      }()) {
+      }()),
+      pause_(pause) {
   for (const char* table : kTables) {
     trainers_.push_back(std::make_unique<Trainer>());
     trainers_.back()->table = table;
@@ -173,7 +173,7 @@ void CountingTrainers::Start(const std::string& table, const std::string& client
 absl::Status CountingTrainers::TrainUnary(client::Client& client, Trainer& trainer) {
   const std::vector<int64_t> ids = Ids(0, kRows);
   const std::vector<float> gradient(kRows * kColumns, -1.0f);
-  for (; !stopping_; absl::SleepFor(kPause)) {
+  for (; !stopping_; absl::SleepFor(pause_)) {
     ASSIGN_OR_RETURN(const auto found, client.Lookup(model_, FeaturesOf(trainer.table, ids)));
     ASSIGN_OR_RETURN(
         const client::ApplyResult applied,
@@ -186,7 +186,7 @@ absl::Status CountingTrainers::TrainUnary(client::Client& client, Trainer& train
 
 absl::Status CountingTrainers::Assign(client::Client& client, Trainer& trainer) {
   const std::vector<int64_t> ids = Ids(0, kRows);
-  for (; !stopping_; absl::SleepFor(kPause)) {
+  for (; !stopping_; absl::SleepFor(pause_)) {
     const std::vector<float> values(kRows * kColumns, static_cast<float>(trainer.made + 1));
     RETURN_IF_ERROR(client.AssignRows(model_, trainer.table, ids, values).status());
     ++trainer.made;
@@ -217,7 +217,7 @@ absl::Status CountingTrainers::TrainRank(client::Client& client, Trainer& traine
     RETURN_IF_ERROR(stream->SendUpdate(step, {{trainer.table, gradient, samples}}));
     RETURN_IF_ERROR(stream->ReceiveUpdate().status());
     trainer.made = step + 1;
-    absl::SleepFor(kPause);
+    absl::SleepFor(pause_);
   }
   return stream->Finish();
 }

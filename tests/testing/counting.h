@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "client/cpp/client.h"
 #include "tests/testing/cluster.h"
@@ -36,9 +37,11 @@ absl::Status CheckMoment(const Counts& counts, const client::CheckpointInfo& inf
 // Begins with what the tables have counted, and goes on until Stop.
 class CountingTrainers {
  public:
-  // All of them on one coordinator. `name`: of their clients.
+  // All of them on one coordinator. `name`: of their clients. `pause`: of each between two updates;
+  // updates meet every step of a checkpoint all the same, and others have the processors.
   CountingTrainers(const Cluster& cluster, int coordinator, client::Model model,
-                   const Counts& begin, const std::string& name);
+                   const Counts& begin, const std::string& name,
+                   absl::Duration pause = absl::Milliseconds(20));
   ~CountingTrainers();
   CountingTrainers(const CountingTrainers&) = delete;
   CountingTrainers& operator=(const CountingTrainers&) = delete;
@@ -66,6 +69,7 @@ class CountingTrainers {
 
   const client::Model model_;
   const client::ClientOptions client_options_;
+  const absl::Duration pause_;
   std::atomic<bool> stopping_{false};
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
