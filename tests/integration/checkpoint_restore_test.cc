@@ -36,7 +36,7 @@ constexpr int64_t kVocabulary = 300;
 constexpr int64_t kSamples = 10;  // of a global batch, each with kIds ids
 constexpr int64_t kIds = 3;
 constexpr int64_t kColumns = 8;
-constexpr int64_t kStepsAfter = 50;
+constexpr int64_t kStepsAfter = 20;
 constexpr int kRanks = 2;
 constexpr int64_t kStepsToHear = 30;  // of a checkpoint that was asked for
 
