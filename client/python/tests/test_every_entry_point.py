@@ -161,9 +161,9 @@ ALL_IDS = Each([{"t": IDS}, {"t": D(IDS[:, None], np.ones((2, 1), np.float32))},
                 {"t": S(np.array([[0, 0], [1, 0]]), IDS, 2, np.ones(2, np.float32))}, {"t": Q(IDS, 0)}])
 ROWS = np.ones((2, 4), np.float32)
 
-# By "function.argument" or argument: what is given where nothing is wrong.
+# By "function.argument" or argument: what is given where nothing is wrong. What is awaited calls what blocks, which is tried with ids of all kinds.
 GOOD = {
-    "ids": ALL_IDS, "TrainStream.lookup.ids": ALL_IDS[0], "read_rows.ids": IDS, "assign_rows.ids": IDS, "values": ROWS, "load_table.weights": ROWS, "slots": {"accumulator": ROWS}, "Custom.slots": {"a": 0.5}, "gradients": {"t": ROWS}, "like": {"t": ROWS},
+    "ids": ALL_IDS, **dict.fromkeys(("TrainStream.lookup.ids", *(f"Aio{name}.ids" for name in ("Model.lookup", "TrainStream.lookup", "TrainStream.send_lookup"))), ALL_IDS[0]), "read_rows.ids": IDS, "assign_rows.ids": IDS, "values": ROWS, "load_table.weights": ROWS, "slots": {"accumulator": ROWS}, "Custom.slots": {"a": 0.5}, "gradients": {"t": ROWS}, "like": {"t": ROWS},
     "hyper": Each([{"learning_rate": 0.5}, {"t": {"learning_rate": 0.5}}]), "table": "t", "name": "m", "model": "m", "group": "none",
     "table.name": "t", "delete_checkpoint.name": "gone", "restore.name": "saved", "serve.name": "saved", "serve.serve_as": "served",
     "save_checkpoint.name": None, "feature": "t", "tree": {"t": {"u": IDS}}, "flat": {"t/u": IDS}, "flatten.like": None, "pack.like": {"t": {"u": IDS}},
@@ -430,9 +430,13 @@ class Sweep(unittest.TestCase):
                                          and label not in (BAD_FLOATS if fits(hint, 0.5) else BAD_VALUES))
                     if problem:
                         self.problems.append(f"{what}: {problem}")
+            self.check_rows()
 
     def judge(self, what, call, may_succeed):
         self.calls += 1
+        may_succeed = may_succeed or "right" in what or any(re.search(pattern, what) for pattern in ALLOWED)
+        if may_succeed:  # and change the rows
+            self.check_rows()
         signal.alarm(HANGS)
         try:
             call()
@@ -445,26 +449,31 @@ class Sweep(unittest.TestCase):
             signal.alarm(0)
             while self.ends:
                 self.ends.pop()()
-        before, self.seen = self.seen, self.state()
         self.refused = refused
         if refused is None:
-            may_succeed = may_succeed or "right" in what or any(re.search(pattern, what) for pattern in ALLOWED)
+            self.seen, self.unchecked = self.state(), []
             return None if may_succeed else "it succeeds"
+        self.unchecked.append(what)
         text = str(refused)
         argument = re.search(r"\((\w+?)s?[:)]", what)[1]
-        if self.seen != before:
-            return f"refused, but something has changed: {text}"
         if not text or isinstance(refused, UnicodeError):
             return f"{refused!r} does not say what is wrong"
         if isinstance(refused, emberd.Error) and not re.search(f"{argument}|feature|model|name|values|ranks|`emberd up`|checkpoint \"|no coordinator", text):
             return f"the argument is not named: {text}"
         return None
 
+    def check_rows(self):
+        """After calls that were refused, at the latest when another one may succeed."""
+        if self.unchecked and self.state() != self.seen:
+            self.problems.append(f"refused, but rows have changed, by one of {self.unchecked}")
+            self.seen = self.state()
+        self.unchecked = []
+
     def setUp(self):
         if torch:
             self.good["collection"] = self.collection_of_all = optional("emberd.torch").EmbeddingBagCollection(
                 self.tables(), client=self.client, model="m", group=self.group())
-        self.problems, self.calls, self.seen, self.ends = [], 0, self.state(), []
+        self.problems, self.calls, self.seen, self.unchecked, self.ends = [], 0, self.state(), [], []
 
     def finish(self):
         print(f"{self.id()}: {self.calls} calls", file=sys.stderr)
