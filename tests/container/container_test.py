@@ -215,7 +215,7 @@ class OperatorTest(ClusterTest):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         program = Program([os.path.join(BINARIES, "emberd_demo"), "--out", folder.name, "--quick",
-                           "--examples", "600000", *arguments], os.path.join(folder.name, "demo.txt"))
+                           "--examples", "300000", *arguments], os.path.join(folder.name, "demo.txt"))
         self.addCleanup(program.kill)
         return program
 

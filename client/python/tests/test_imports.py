@@ -44,7 +44,7 @@ if __name__ == "__main__":
         [emberd.TableConfig("t", 8, 4, initializer=emberd.Zeros(), optimizer=emberd.SGD(learning_rate=1.0))],
         client=client, model="loader_{method}")
     sparse = ebc.optimizer()
-    loader = torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=2, multiprocessing_context="{method}")
+    loader = torch.utils.data.DataLoader(Data(), batch_size=8, num_workers={workers}, multiprocessing_context="{method}")
     for epoch in range(2):
         for batch in emberd.torch.Prefetcher(loader, ebc):
             ebc(batch["ids"])["t"].sum().backward()
@@ -66,10 +66,10 @@ class ImportTest(ClusterTest):
             self.assertEqual(done.returncode, 0, (order, done.stderr))
 
     def test_workers_of_a_loader(self):
-        for method in ("fork", "spawn"):
+        for method, workers in (("fork", 2), ("spawn", 1)):  # which imports all anew
             path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"emberd_loader_{os.getpid()}.py")
             with open(path, "w", encoding="utf-8") as file:
-                file.write(LOADER.format(address=self.cluster.address, method=method))
+                file.write(LOADER.format(address=self.cluster.address, method=method, workers=workers))
             self.addCleanup(lambda path=path: os.path.exists(path) and os.remove(path))
             done = self.run_script(path)
             self.assertEqual((done.returncode, done.stdout), (0, "-512.0\n"), done.stderr)
