@@ -127,6 +127,11 @@ void LogLossTest::Work() {
       if (files_->dead()) return;
       ASSERT_TRUE(dropped.ok()) << dropped;
     }
+    if (Below(20) == 0) {
+      const absl::Status synced = writer_->Sync();
+      if (files_->dead()) return;
+      ASSERT_TRUE(synced.ok()) << synced;
+    }
     if (Below(10) == 0) std::this_thread::yield();
   }
 }

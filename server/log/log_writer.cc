@@ -235,7 +235,8 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   spares_.Find();
   MutexLock round(&sync_mutex_);
   const bool sync = options_.fsync != v1::StorageConfig::NEVER;
-  if (sync) RETURN_IF_ERROR(SyncOlder(found));
+  older_ = found;
+  if (sync) RETURN_IF_ERROR(SyncOlder());
   MutexLock lock(&mutex_);
   durable_ = sync ? next_sequence_ - 1 : 0;
   ASSIGN_OR_RETURN(current_, NewSegment(next_segment, state));
@@ -248,13 +249,13 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
 }
 
 // What a killed process has left with the system alone is built upon from here on.
-absl::Status LogWriter::SyncOlder(const LogFolder& found) {
-  if (older_synced_) return absl::OkStatus();
-  for (const auto& [segment, name] : found.files()) {
+absl::Status LogWriter::SyncOlder() {
+  if (older_.newest() == 0) return absl::OkStatus();
+  for (const auto& [segment, name] : older_.files()) {
     RETURN_IF_ERROR(files_.Sync(files::PathIn(options_.folder, name)));
   }
   RETURN_IF_ERROR(files_.SyncFolder(options_.folder));
-  older_synced_ = true;
+  older_ = LogFolder();
   return absl::OkStatus();
 }
 
@@ -423,7 +424,7 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
     return absl::OkStatus();
   }
   // What the log will begin with must survive a loss of power, and its blobs with it.
-  RETURN_IF_ERROR(SyncAll(&found));
+  RETURN_IF_ERROR(SyncAll());
   for (const uint64_t old : found.records) {
     if (old >= segment) break;
     RETURN_IF_ERROR(
@@ -500,17 +501,16 @@ void LogWriter::SyncRound() {
     MutexLock lock(&mutex_);
     waiting.swap(waiting_);
   }
-  const absl::Status status = SyncAll(nullptr);
+  const absl::Status status = SyncAll();
   const uint64_t durable = this->durable();
   for (Waiter& waiter : waiting) {
     waiter.done(waiter.sequence <= durable ? absl::OkStatus() : status);
   }
 }
 
-absl::Status LogWriter::SyncAll(const LogFolder* older) {
+absl::Status LogWriter::SyncAll() {
   MutexLock round(&sync_mutex_);
-  absl::Status status;
-  if (older != nullptr) status = SyncOlder(*older);
+  absl::Status status = SyncOlder();
   if (status.ok()) status = SyncAppended();
   if (status.ok()) return status;
   MutexLock lock(&mutex_);

@@ -167,7 +167,7 @@ class LogWriter {
   void WhenDurable(uint64_t sequence, std::function<void(absl::Status)> done);
 
   // Returns when the disk has all records that were appended before, and their blobs.
-  absl::Status Sync() { return SyncAll(nullptr); }
+  absl::Status Sync() { return SyncAll(); }
 
   // Starts a new segment, whose number it returns, with the state after all records before. After
   // an error the log goes on in the old one.
@@ -209,20 +209,20 @@ class LogWriter {
   void SyncForWaiters();
   // SyncAll, and then tells those who wait.
   void SyncRound();
-  // What was appended before, and these files of earlier processes. After an error the writer has
+  // What was appended before, and what earlier processes have left. After an error the writer has
   // failed.
-  absl::Status SyncAll(const LogFolder* older);
+  absl::Status SyncAll();
   absl::Status SyncAppended() ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
   absl::Status SyncSegments(absl::Span<const std::shared_ptr<LogSegment>> segments)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
-  absl::Status SyncOlder(const LogFolder& found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
+  absl::Status SyncOlder() ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
 
   const LogOptions options_;
   LogFiles& files_;
   SpareBlobs spares_;
   bool open_ = false;
-  Mutex sync_mutex_;  // one round at a time; taken before mutex_
-  bool older_synced_ ABSL_GUARDED_BY(sync_mutex_) = false;
+  Mutex sync_mutex_;                              // one round at a time; taken before mutex_
+  LogFolder older_ ABSL_GUARDED_BY(sync_mutex_);  // of earlier processes, until they are synced
   // The segment whose files' names survive a loss of power.
   uint64_t folder_synced_ ABSL_GUARDED_BY(sync_mutex_) = 0;
   mutable Mutex mutex_;
