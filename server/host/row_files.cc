@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "config/optimizers.h"
 #include "server/checkpoint/chain_work.h"
@@ -428,12 +429,11 @@ absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& ch
   std::vector<std::pair<int, int>> partitions;
   for (int stack = 0; stack < model.stack_count(); ++stack) {
     shard::StackStore& store = model.stack(stack);
-    if (!store.spec().resource.empty()) {
-      if (epoch > 0 && store.first_epoch() >= epoch) continue;
-      store.set_first_epoch(epoch);
-    }
+    const bool shared = !store.spec().resource.empty();
+    if (shared && epoch > 0 && store.first_epoch() >= epoch) continue;
     for (int k = 0; k < store.partitions(); ++k) partitions.emplace_back(stack, k);
   }
+  ReachFailpoint("restore.rows_are_next");
   constexpr int kAtOnce = 4;
   std::atomic<size_t> next{0};
   std::vector<absl::Status> results(kAtOnce);
@@ -446,6 +446,10 @@ absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& ch
     }
   });
   for (const absl::Status& status : results) RETURN_IF_ERROR(status);
+  for (const auto& [stack, k] : partitions) {
+    shard::StackStore& store = model.stack(stack);
+    if (!store.spec().resource.empty()) store.set_first_epoch(epoch);
+  }
   if (!same_places) return absl::OkStatus();
   for (const auto& [stack, k] : partitions) model.stack(stack).changes(k).Track();
   return absl::OkStatus();

@@ -24,6 +24,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/eviction_cluster.h"
+#include "tests/testing/api.h"
 #include "tests/testing/cluster_fixture.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/training.h"
@@ -270,6 +271,37 @@ TEST_F(RecoveryFaultTest, AShardThatDiesInARecoveryDoesNotBringBackAnOlderCheckp
   ASSERT_TRUE(Eventually([&] { return !cluster_->shard_process(1)->Running(); }));
   cluster_->KillShard(1);
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
+  EXPECT_EQ(AwaitTables(), saved);
+  EXPECT_THAT(cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1),
+              Not(HasSubstr("a checkpoint is damaged")));
+}
+
+class MergeInRecoveryTest : public RecoveryTest {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(Start({{"shard-1", "restore.rows_are_next=stop"}}));
+  }
+};
+
+// The merge takes files away that shards are about to read. Taken for damage, the model would go
+// back to the checkpoint before.
+TEST_F(MergeInRecoveryTest, AMergedCheckpointIsNotTakenForADamagedOne) {
+  Train(0);
+  Save("older");
+  Train(1);
+  const std::string saved = TableDigest();
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "later", .incremental = true}).ok());
+  ASSERT_EQ(List()[0].chain, 1);
+  LoseShard(0);
+  ASSERT_TRUE(cluster_->AwaitShardStandstill(1));
+  v1::MergeCheckpointRequest merge;
+  merge.set_model("mixed");
+  merge.set_name("later");
+  v1::CheckpointProgress progress;
+  const grpc::Status merged = Call(&v1::CheckpointService::Stub::MergeCheckpoint,
+                                   Api(cluster_->address()), merge, &progress);
+  EXPECT_TRUE(merged.ok()) << merged.error_message();
+  cluster_->ResumeShard(1);
   EXPECT_EQ(AwaitTables(), saved);
   EXPECT_THAT(cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1),
               Not(HasSubstr("a checkpoint is damaged")));

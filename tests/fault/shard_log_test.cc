@@ -293,6 +293,73 @@ TEST_F(LogTest, TheCheckpointThatLogsGoOnFromStays) {
   EXPECT_EQ(Tables(), Undisturbed(1));
 }
 
+// The merge takes files away that the shard is about to read.
+TEST_F(LogTest, ACheckpointMayBeMergedWhileAShardComesBack) {
+  Start("", {{"shard-1", "every life: restore.rows_are_next=stop"}});
+  AwaitFirstCheckpoint();
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "one"}).ok());
+  ASSERT_NO_FATAL_FAILURE(Train(1));
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "two", .incremental = true}).ok());
+  ASSERT_EQ(client_->ListCheckpoints("mixed")->checkpoints[0].chain, 1);
+  cluster_->KillShard(1);
+  ASSERT_TRUE(cluster_->LaunchShard(1).ok());
+  ASSERT_TRUE(cluster_->AwaitShardStandstill(1));
+  v1::MergeCheckpointRequest merge;
+  merge.set_model("mixed");
+  merge.set_name("two");
+  v1::CheckpointProgress progress;
+  const grpc::Status merged = Call(&v1::CheckpointService::Stub::MergeCheckpoint,
+                                   Api(cluster_->address()), merge, &progress);
+  EXPECT_TRUE(merged.ok()) << merged.error_message();
+  cluster_->ResumeShard(1);
+  ASSERT_TRUE(cluster_->AwaitShard(1).ok());
+  EXPECT_EQ(Tables(), Undisturbed(2));
+}
+
+// Rows that are stored in another way than in the checkpoint are read one by one, without comparing
+// checksums on the way.
+TEST_F(LogTest, ADamagedCheckpointOfAnotherStorageTypeIsNamedAndNothingIsServed) {
+  // The one that comes by itself after the restore is not heard of by shard 1.
+  Start("", {{"shard-1", "save.is_a_checkpoint_now=die@3"}});
+  AwaitFirstCheckpoint();
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "mine"}).ok());
+  v1::GetCheckpointRequest get;
+  get.set_model("mixed");
+  get.set_name("mine");
+  v1::CheckpointManifest manifest;
+  ASSERT_TRUE(
+      Call(&v1::CheckpointService::Stub::GetCheckpoint, Api(cluster_->address()), get, &manifest)
+          .ok());
+  ASSERT_TRUE(client_->DropModel("mixed").ok());
+  v1::ModelConfig config = manifest.config();
+  for (v1::TableConfig& table : *config.mutable_tables()) table.set_storage_dtype(v1::BFLOAT16);
+  const auto restored =
+      client_->RestoreCheckpoint("mixed", {.name = "mine", .config = config.DebugString()});
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  ASSERT_TRUE(cluster_->shard_process(1)->WaitFor(kPatience));
+  int changed = 0;
+  for (const v1::CheckpointFile& file : manifest.files()) {
+    if (file.array() != "weights" || file.rows() == 0) continue;
+    std::fstream bytes(absl::StrCat(storage_.path(), "/checkpoints/mixed/mine/", file.path()),
+                       std::ios::in | std::ios::out | std::ios::binary);
+    constexpr int kInValues = 4096 + 3;
+    bytes.seekg(kInValues);
+    const char flipped = static_cast<char>(bytes.peek() ^ 4);
+    bytes.seekp(kInValues);
+    bytes.put(flipped);
+    ++changed;
+  }
+  ASSERT_GT(changed, 0);
+  ASSERT_TRUE(cluster_->RestartShard(1).ok());
+  model_ = *Await([&] { return client_->DescribeModel("mixed"); });
+  const absl::Status status =
+      emberd::Await([&] { return Digest(*client_, model_).status(); }, Answered);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("shard 1"), HasSubstr("checksum")));
+}
+
 // A shard that did not hear of a checkpoint goes on from the one before.
 TEST_F(LogTest, TheCheckpointStaysThatOneShardsLogGoesOnFrom) {
   // The first save comes by itself.

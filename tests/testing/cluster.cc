@@ -38,6 +38,13 @@ std::string FindValue(const std::string& text, absl::string_view key) {
   return "";
 }
 
+bool AwaitStop(pid_t pid) {
+  return Eventually([pid] {
+    siginfo_t seen = {};
+    return waitid(P_PID, pid, &seen, WSTOPPED | WNOHANG | WNOWAIT) == 0 && seen.si_pid == pid;
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
@@ -276,11 +283,10 @@ void Cluster::ResumeCoordinator(int coordinator) {
 void Cluster::ResumeShard(int shard) { shards_[shard].process->Signal(SIGCONT); }
 
 bool Cluster::AwaitStandstill(int coordinator) const {
-  const pid_t pid = coordinators_[coordinator].process->pid();
-  return Eventually([pid] {
-    siginfo_t seen = {};
-    return waitid(P_PID, pid, &seen, WSTOPPED | WNOHANG | WNOWAIT) == 0 && seen.si_pid == pid;
-  });
+  return AwaitStop(coordinators_[coordinator].process->pid());
+}
+bool Cluster::AwaitShardStandstill(int shard) const {
+  return AwaitStop(shards_[shard].process->pid());
 }
 
 absl::Status Cluster::Stop(absl::Duration timeout) {

@@ -99,6 +99,7 @@ class Cluster {
   void ResumeCoordinator(int coordinator);
   // Whether it comes to a failpoint that stops it.
   bool AwaitStandstill(int coordinator) const;
+  bool AwaitShardStandstill(int shard) const;
   // SIGTERM to everything, coordinators first; OK if all ended with exit status 0 within `timeout`.
   absl::Status Stop(absl::Duration timeout);
 
