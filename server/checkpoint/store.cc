@@ -179,7 +179,12 @@ absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::str
   }
   v1::ListCheckpointsResponse list;
   for (const std::string& folder : folders) {
-    ASSIGN_OR_RETURN(const Listing listing, ReadModelFolder(folder));
+    absl::StatusOr<Listing> read = ReadModelFolder(folder);
+    if (!read.ok() && model.empty()) {  // as lost+found: the models are there all the same
+      read = Listing{
+          .manifests = {}, .damaged = {Utf8(read.status().message())}, .unreadable = read.status()};
+    }
+    ASSIGN_OR_RETURN(const Listing listing, std::move(read));
     for (const auto& manifest : listing.manifests) *list.add_checkpoints() = InfoOf(manifest);
     for (const std::string& damaged : listing.damaged) list.add_damaged(damaged);
     if (unreadable != nullptr) unreadable->Update(listing.unreadable);

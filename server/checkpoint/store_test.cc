@@ -5,9 +5,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -438,6 +442,31 @@ TEST_F(StoreTest, ListsFoldersWhoseNamesAreNoText) {
   v1::ListCheckpointsResponse received;  // which refuses what is not UTF-8
   EXPECT_TRUE(received.ParseFromString(list->SerializeAsString()));
   EXPECT_THAT(Names(), ElementsAre("a"));
+}
+
+// As lost+found, where the checkpoints have a disk of their own: by the list of all, coordinators
+// find the models that are to come back.
+TEST_F(StoreTest, AFolderThatMayNotBeReadHidesNoModel) {
+  ASSERT_TRUE(Save("a").ok());
+  const std::string folder = dir_.Path("lost+found");
+  std::filesystem::create_directory(folder);
+  std::filesystem::permissions(folder, std::filesystem::perms::none);
+  absl::StatusOr<v1::ListCheckpointsResponse> all;
+  absl::Status unreadable;
+  std::thread reader([&] {
+    __user_cap_header_struct self = {_LINUX_CAPABILITY_VERSION_3, 0};
+    const __user_cap_data_struct none[2] = {};  // root may read everything
+    ASSERT_EQ(syscall(SYS_capset, &self, none), 0);
+    all = store_.List("", &unreadable);
+  });
+  reader.join();
+  std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->checkpoints_size(), 1);
+  EXPECT_EQ(all->checkpoints(0).name(), "a");
+  ASSERT_EQ(all->damaged_size(), 1);
+  EXPECT_THAT(all->damaged(0), HasSubstr("lost+found: cannot be read"));
+  EXPECT_EQ(unreadable.code(), StatusCode::kPermissionDenied);
 }
 
 TEST_F(StoreTest, NewestIsNoNameOfACheckpoint) {
