@@ -18,10 +18,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/crc32c.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 
 namespace emberd::files {
 namespace {
@@ -309,12 +311,20 @@ absl::StatusOr<int64_t> TouchedAt(const std::string& folder) {
   return status.st_mtim.tv_sec;
 }
 
-absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder) {
+absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Duration patience) {
   const std::string path = PathIn(folder, ".lock");
   FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (file.get() < 0) return FileError(errno, path, "cannot be opened");
-  while (flock(file.get(), LOCK_EX) != 0) {
-    if (errno != EINTR) return FileError(errno, path, "cannot be locked");
+  const absl::Time give_up = SteadyNow() + patience;
+  while (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return FileError(errno, path, "cannot be locked");
+    if (SteadyNow() >= give_up) {
+      return absl::UnavailableError(absl::StrCat(
+          path, ": another process has kept it locked for ", absl::FormatDuration(patience),
+          "; if it was stopped (SIGSTOP) or hangs, let it go on or kill it, and try again"));
+    }
+    absl::SleepFor(absl::Milliseconds(5));
   }
   return FolderLock(std::move(file));
 }

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/file_descriptor.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 
@@ -93,8 +94,9 @@ absl::StatusOr<int64_t> TouchedAt(const std::string& folder);
 // a process that dies gives it up.
 class FolderLock {
  public:
-  // NOT_FOUND: there is no such folder.
-  static absl::StatusOr<FolderLock> Take(const std::string& folder);
+  // NOT_FOUND: there is no such folder. UNAVAILABLE: another one has kept it for `patience`.
+  static absl::StatusOr<FolderLock> Take(const std::string& folder,
+                                         absl::Duration patience = absl::Minutes(1));
 
  private:
   explicit FolderLock(FileDescriptor file) : file_(std::move(file)) {}

@@ -74,6 +74,19 @@ TEST(FilesTest, AFileIsReplacedWhole) {
   EXPECT_EQ(ReadFileWhole(dir.Path("folder")).status().code(), StatusCode::kDataLoss);
 }
 
+// As of a process that was stopped while it had the lock: whoever waited had no deadline.
+TEST(FilesTest, ALockThatIsKeptIsAnError) {
+  const TempDir dir = *TempDir::Create();
+  {
+    const absl::StatusOr<FolderLock> kept = FolderLock::Take(dir.path());
+    ASSERT_TRUE(kept.ok()) << kept.status();
+    const absl::Status refused = FolderLock::Take(dir.path(), absl::Milliseconds(1)).status();
+    EXPECT_EQ(refused.code(), StatusCode::kUnavailable) << refused;
+    EXPECT_THAT(std::string(refused.message()), testing::HasSubstr(dir.Path(".lock")));
+  }
+  EXPECT_TRUE(FolderLock::Take(dir.path()).ok());
+}
+
 TEST(FilesTest, AListedFileIsTheOneThatWasWritten) {
   const TempDir dir = *TempDir::Create();
   const v1::CheckpointFile file = *WriteListedFile(dir.path(), "f", "123456789");
