@@ -18,6 +18,7 @@
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/table_reader.h"
+#include "server/files/files.h"
 #include "server/ops/logging.h"
 
 namespace emberd::coordinator {
@@ -218,8 +219,12 @@ void CheckpointSave::FillManifest(const ChangePause::Answers& answers, SavedMode
     to->set_next_step(next_step);
   }
   if (!manifest.name().empty()) return;
-  manifest.set_name(groups.size() == 1 ? absl::StrCat("step-", groups.begin()->second)
-                                       : TimeName());
+  manifest.set_name(TimeName());
+  if (groups.size() != 1) return;
+  const std::string step = absl::StrCat("step-", groups.begin()->second);
+  // Other changes are made while a group stands still, and another run may have been there before.
+  const auto taken = files::IsThere(absl::StrCat(saved->folder, "/../", step));
+  if (taken.ok() && !*taken) manifest.set_name(step);
 }
 
 absl::Status CheckpointSave::BeginOnShards(const std::vector<ChangePause::Answers>& answers,

@@ -223,6 +223,23 @@ TEST_F(CheckpointUseTest, SavesWithoutANameFollowEachOtherClosely) {
   EXPECT_EQ(names.size(), 3);
 }
 
+// Its name was that of the step again: it wrote all its files, and was then refused.
+TEST_F(CheckpointUseTest, ASaveWithoutANameMayFollowAtTheSameStep) {
+  Start(2, 2);
+  Declare(MixedModel("mixed"));
+  auto stream = client_->Train(model_, {.group = "run"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE((*stream)->SendLookup(0, Features(MixedBatch(1, 20))).ok());
+  ASSERT_TRUE((*stream)->ReceiveLookup().ok());
+  ASSERT_TRUE((*stream)->SendUpdate(0, {}).ok());
+  ASSERT_TRUE((*stream)->ReceiveUpdate().ok());
+  for (const char* name : {"step-1", "[0-9]{8}-[0-9]{6}[.][0-9]{3}"}) {
+    const auto saved = client_->SaveCheckpoint("mixed");
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_THAT(saved->checkpoint.name, MatchesRegex(name));
+  }
+}
+
 std::string OneTable(const std::string& storage, const std::string& optimizer) {
   return absl::Substitute(
       "name: 'one' tables { name: 't' vocabulary_size: 100 embedding_dim: 4 combiner: SUM $0 "
