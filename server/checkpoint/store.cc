@@ -492,8 +492,11 @@ absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history)
     ASSIGN_OR_RETURN(const auto newest, Read(model, list.checkpoints(0).name()));
     if (newest.history() != history) return absl::OkStatus();
   }
-  return files::WriteFileWhole(ModelFolder(model), kGivenUpFile,
-                               absl::StrCat(list.checkpoints(0).saved_at_ms()));
+  // Two who do this at once would write into one file, and the earlier date might stay.
+  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(ModelFolder(model)));
+  const int64_t until =
+      std::max(list.checkpoints(0).saved_at_ms(), GivenUpUntil(model).value_or(0));
+  return files::WriteFileWhole(ModelFolder(model), kGivenUpFile, absl::StrCat(until));
 }
 
 absl::StatusOr<int64_t> CheckpointStore::GivenUpUntil(const std::string& model) const {

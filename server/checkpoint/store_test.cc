@@ -255,6 +255,22 @@ TEST_F(StoreTest, WhatIsSavedAfterRowsWereGivenUpIsLaterThanThat) {
 }
 
 // storage.durability LOG: without the checkpoint that it goes on from a log is worth nothing.
+// Through two coordinators: each may drop the model.
+TEST_F(StoreTest, SeveralMayGiveUpRowsAtOnce) {
+  ASSERT_TRUE(Save("a").ok());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([this] {
+      for (int k = 0; k < 50; ++k) {
+        const absl::Status given_up = store_.GiveUp("m/1");
+        ASSERT_TRUE(given_up.ok()) << given_up;
+        ASSERT_EQ(store_.GivenUpUntil("m/1").value_or(-1), 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_F(StoreTest, WhatALogBeginsWithStays) {
   constexpr uint64_t kHistory = 7;
   const auto deletes = [&](const std::string& name) {
