@@ -90,13 +90,16 @@ class Cached {
 };
 
 // The models whose stacks `stats` lists, but those that cannot be described, as one that has just
-// been dropped: the others and the figures are there all the same.
+// been dropped: the others and the figures are there all the same. Where shards are silent, each
+// that is known to other coordinators alone takes its time: not all are waited for.
 std::vector<v1::DescribeModelResponse> Models(const Source& source,
                                               const v1::GetStatsResponse& stats) {
   std::set<std::string> names;
   for (const v1::StackStats& stack : stats.stacks()) names.insert(stack.model());
   std::vector<v1::DescribeModelResponse> models;
+  const absl::Time end = SteadyNow() + Peers::kPatience;
   for (const std::string& name : names) {
+    if (SteadyNow() >= end) break;
     v1::DescribeModelRequest request;
     request.set_name(name);
     absl::StatusOr<v1::DescribeModelResponse> model = source.model(request);

@@ -91,6 +91,24 @@ TEST_F(StatusPageTest, StatusHasEveryFieldAndEveryDigit) {
   EXPECT_EQ(status["coordinators"].size(), 1u);
 }
 
+// As where a shard is silent, and the coordinator has not met the models yet: whoever looks at the
+// page keeps a thread of the web server, and all who come after that wait, too.
+TEST_F(StatusPageTest, DoesNotWaitForEachModel) {
+  for (const char* model : {"a", "b", "c"}) stats_.add_stacks()->set_model(model);
+  std::atomic<int> described = 0;
+  const auto slow = [&](const auto&) -> absl::StatusOr<v1::DescribeModelResponse> {
+    ++described;
+    absl::SleepFor(Peers::kPatience);
+    return absl::DeadlineExceededError("shard 0 is silent");
+  };
+  for (const ops::HttpRoute& route :
+       Routes({.name = "c", .stats = [this](const auto&) { return Stats(); }, .model = slow})) {
+    routes_[route.path] = route;
+  }
+  EXPECT_EQ(Json("/status.json")["stats"]["stacks"].size(), 4u);
+  EXPECT_EQ(described, 1);
+}
+
 TEST_F(StatusPageTest, ShowsTheOtherCoordinatorsAndWhoDoesNotAnswer) {
   Source source = {.name = "coordinator-0",
                    .address = "a:1",
