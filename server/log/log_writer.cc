@@ -234,15 +234,19 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   }
   spares_.Find();
   MutexLock round(&sync_mutex_);
-  const bool sync = options_.fsync != v1::StorageConfig::NEVER;
   older_ = found;
-  if (sync) RETURN_IF_ERROR(SyncOlder());
+  const bool sync = options_.fsync != v1::StorageConfig::NEVER;
+  // What failed to be synced may be told to be there the next time: no other try, as on a full
+  // disk.
+  absl::Status synced = sync ? SyncOlder() : absl::OkStatus();
   MutexLock lock(&mutex_);
+  if (!synced.ok()) return Fail(synced);
   durable_ = sync ? next_sequence_ - 1 : 0;
   ASSIGN_OR_RETURN(current_, NewSegment(next_segment, state));
-  RETURN_IF_ERROR(current_->SyncBlobs());
-  RETURN_IF_ERROR(current_->SyncRecords());
-  RETURN_IF_ERROR(files_.SyncFolder(folder));
+  synced = current_->SyncBlobs();
+  if (synced.ok()) synced = current_->SyncRecords();
+  if (synced.ok()) synced = files_.SyncFolder(folder);
+  if (!synced.ok()) return Fail(synced);
   folder_synced_ = next_segment;
   if (sync) durable_ = next_sequence_ - 1;
   return absl::OkStatus();

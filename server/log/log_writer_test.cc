@@ -396,6 +396,12 @@ TEST_F(LogWriterTest, OpenSaysWhatIsWrong) {
   const absl::Status no_state = LogWriter::Open(options_, 2, 2, PlainRecord(2)).status();
   EXPECT_EQ(no_state.code(), StatusCode::kInternal);
   EXPECT_FALSE(Exists("0000000002.records"));
+  // Of what an earlier process wrote: a second try might be told that all is there.
+  files_.FailSyncs(ENOSPC);
+  const absl::Status unsynced = LogWriter::Open(options_, 2, 2, StateRecord(2)).status();
+  files_.Heal();
+  EXPECT_EQ(unsynced.code(), StatusCode::kUnavailable) << unsynced;
+  EXPECT_THAT(std::string(unsynced.message()), HasSubstr("restarted"));
   for (int64_t call = 0;; ++call) {
     files_.FailFrom(call, ENOSPC);
     const absl::Status full = LogWriter::Open(options_, 2, 2, StateRecord(2)).status();
