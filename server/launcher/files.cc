@@ -33,7 +33,13 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& con
     like_before = chmod(temporary.c_str(), old.st_mode & 0777) == 0;
   }
   file << content;
-  if (like_before && file.flush() && std::rename(temporary.c_str(), path.c_str()) == 0) {
+  // Before it takes the place of the old one, which a loss of power might otherwise leave empty.
+  const auto on_disk = [&] {
+    const FileDescriptor written(open(temporary.c_str(), O_RDONLY | O_CLOEXEC));
+    return written.get() >= 0 && fsync(written.get()) == 0;
+  };
+  if (like_before && file.flush() && on_disk() &&
+      std::rename(temporary.c_str(), path.c_str()) == 0) {
     return absl::OkStatus();
   }
   const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be written"));

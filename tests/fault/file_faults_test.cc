@@ -5,6 +5,9 @@
 // answered once. Catches: an error that is dropped, or taken for "there is none".
 //
 // EMBERD_FILE_FAULT=TEXT tries those alone whose "STEP: CALL PATH, ..." has the text in it.
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,11 +18,15 @@
 #include "absl/strings/str_cat.h"
 #include "base/child_process.h"
 #include "base/status.h"
+#include "base/temp_dir.h"
 #include "base/testing/await.h"
+#include "base/testing/paths.h"
+#include "config/config.h"
 #include "gtest/gtest-spi.h"
 #include "gtest/gtest.h"
 #include "tests/fault/eviction_cluster.h"
 #include "tests/fault/file_faults_cluster.h"
+#include "tests/testing/testing_program.h"
 
 namespace emberd::testing {
 namespace file_faults_test {
@@ -207,6 +214,33 @@ TEST_F(SpillFaultsTest, EvictedRowsComeBackOrSayWhy) {
   ASSERT_NO_FATAL_FAILURE(TryAll({{"bring the other in", use_other, {&SpillFaultsTest::Train}},
                                   {"bring it back", &SpillFaultsTest::Train, {use_other}}}));
   ASSERT_NO_FATAL_FAILURE(RestartAll());
+}
+
+// ---- Tokens
+
+// Whose tokens are lost with the power lets nobody in any more.
+TEST(TokenFileTest, IsOnTheDiskBeforeItReplacesTheOldOne) {
+  const TempDir dir = *TempDir::Create();
+  const std::string folder = dir.Path("secrets");
+  ASSERT_TRUE(std::filesystem::create_directory(folder));
+  FileFaults faults(dir.Path("control"), folder);
+  const auto add = [&](const std::string& name) {
+    setenv("EMBERD_FILE_FAULTS", faults.environment().c_str(), /*overwrite=*/1);
+    TestingProgram program({BuildPath("tests/emberd_faulty"), "token", name, "trainer", "--file",
+                            absl::StrCat(folder, "/tokens")});
+    unsetenv("EMBERD_FILE_FAULTS");
+    return program.Wait();
+  };
+  ASSERT_EQ(add("alice"), 0);
+  faults.Fail({.call = "sync", .path = "tokens.#.tmp"}, EIO, /*ordinal=*/1, /*lasting=*/true);
+  EXPECT_EQ(add("bob"), 1);
+  faults.Lift();
+  ASSERT_EQ(add("carol"), 0);
+  const auto tokens = config::LoadTokenFile(absl::StrCat(folder, "/tokens"));
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  ASSERT_EQ(tokens->tokens_size(), 2);
+  EXPECT_EQ(tokens->tokens(0).name(), "alice");
+  EXPECT_EQ(tokens->tokens(1).name(), "carol");
 }
 
 // ---- The tests would notice
