@@ -123,10 +123,13 @@ absl::Status ServeShard(const ServeOptions& options) {
                                      .threads = threads,
                                      .security = std::move(security)});
   };
-  const auto pages = [](const std::string& name, const security::Security&, host::ShardServer*,
-                        const ops::Metrics& metrics,
+  const auto pages = [](const std::string& name, const security::Security&,
+                        host::ShardServer* shard, const ops::Metrics& metrics,
                         std::function<bool()> serving) -> std::vector<ops::HttpRoute> {
-    return {ops::MetricsRoute(metrics), ops::HealthRoute(std::move(serving)),
+    const auto serves = [shard, serving = std::move(serving)] {
+      return serving() && shard->CheckReady().ok();
+    };
+    return {ops::MetricsRoute(metrics), ops::HealthRoute(serves),
             ops::IndexRoute(name, {"/metrics", "/healthz"})};
   };
   return Serve(

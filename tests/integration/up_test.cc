@@ -395,8 +395,11 @@ TEST_F(ServerProcessTest, AShardSaysThatItServesOnlyOnceItHasItsLog) {
   ASSERT_TRUE(says("listening, but not serving yet")) << shard.Err();
   EXPECT_THAT(shard.Err(), Not(HasSubstr(" serving grpc=")));
   EXPECT_THAT(shard.Err(), Not(HasSubstr("serves now")));
+  auto fields = Fields(shard.WaitForLine("emberd: ready shard-0 grpc="));
+  EXPECT_THAT(Get(fields["http"][0], "/healthz"), StartsWith("HTTP/1.1 503"));
   lock = FileDescriptor();
   EXPECT_TRUE(says("serves now grpc=")) << shard.Err();
+  EXPECT_THAT(Get(fields["http"][0], "/healthz"), StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(ServerProcessTest, FlagsGoOverTheConfiguration) {
