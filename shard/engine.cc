@@ -61,14 +61,16 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
     return absl::InvalidArgumentError(
         absl::StrCat("bytes_per_partition ", options.bytes_per_partition, " must be >= 0"));
   }
+  if (options.memory == nullptr) {
+    ASSIGN_OR_RETURN(options.memory, MemoryManager::Create({.bytes = options.bytes_per_partition}));
+  }
   return absl::WrapUnique(new Engine(options));
 }
 
 Engine::Engine(const EngineOptions& options)
     : store_options_{options.eager_bytes, options.huge_page_bytes},
-      budget_(std::make_shared<Budget>(options.bytes_per_partition)),
       memory_(options.memory),
-      shared_(std::make_shared<SharedStacks>(store_options_, budget_, memory_)),
+      shared_(std::make_shared<SharedStacks>(store_options_, memory_)),
       cpu_(*options.cpu),
       pool_(options.idle_buffer_bytes),
       executor_(options.cpu) {}
@@ -90,13 +92,13 @@ absl::Status Engine::DamageOf(uint64_t model_id) const {
 absl::Status Engine::CreateModel(const ModelSpec& spec) {
   if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                   Model::Create(spec, store_options_, budget_, memory_, shared_.get()));
+                   Model::Create(spec, store_options_, memory_, shared_.get()));
   return AddModel(std::move(model));
 }
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::MakeModel(const ModelSpec& spec, bool alone) {
   if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
-  return Model::Create(spec, store_options_, budget_, memory_, shared_.get(), alone);
+  return Model::Create(spec, store_options_, memory_, shared_.get(), alone);
 }
 
 absl::Status Engine::AddModel(std::shared_ptr<Model> model) {

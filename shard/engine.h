@@ -148,7 +148,7 @@ class Engine {
   // returned; null: models are not evicted. Errors: those of Model::Hold and MemoryManager::Keep.
   absl::StatusOr<std::shared_ptr<const void>> RoomFor(const Batch& batch) const;
   // Null: models are not evicted.
-  MemoryManager* memory() const { return memory_.get(); }
+  MemoryManager* memory() const { return memory_->evicts() ? memory_.get() : nullptr; }
 
   EngineStatistics Statistics() const;
   // At most `count` rows of every table, by model and table.
@@ -168,7 +168,6 @@ class Engine {
   void Later(std::function<void()> done);
 
   const StoreOptions store_options_;
-  const std::shared_ptr<Budget> budget_;
   const std::shared_ptr<MemoryManager> memory_;
   const std::shared_ptr<SharedStacks> shared_;
   CpuPool& cpu_;

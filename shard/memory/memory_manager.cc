@@ -63,10 +63,12 @@ int64_t AddressMap::largest_gap() const {
 }
 
 absl::StatusOr<std::shared_ptr<MemoryManager>> MemoryManager::Create(MemoryOptions options) {
-  std::error_code error;
-  std::filesystem::create_directories(options.folder, error);
-  // Now, and not at the step that first needs it.
-  RETURN_IF_ERROR(SpillFile::Create(options.folder).status());
+  if (!options.folder.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.folder, error);
+    // Now, and not at the step that first needs it.
+    RETURN_IF_ERROR(SpillFile::Create(options.folder).status());
+  }
   return absl::WrapUnique(new MemoryManager(std::move(options)));
 }
 
@@ -81,6 +83,7 @@ void MemoryManager::Tell(absl::string_view event) const {
 
 absl::StatusOr<std::shared_ptr<const void>> MemoryManager::Keep(const std::shared_ptr<Room>& model,
                                                                 int64_t bytes) {
+  if (!evicts()) return nullptr;
   RETURN_IF_ERROR(Hold(model).status());
   ASSIGN_OR_RETURN(const std::shared_ptr<Room> room,
                    Take(model->model, {{.name = "", .bytes = bytes}}, model.get()));
@@ -118,7 +121,7 @@ absl::StatusOr<std::shared_ptr<MemoryManager::Room>> MemoryManager::Take(const s
 
 void MemoryManager::MayEvict(Room& room, std::weak_ptr<Evictable> rows) {
   MutexLock lock(&mutex_);
-  room.rows = std::move(rows);
+  if (evicts()) room.rows = std::move(rows);
   room.moving = false;
   ++ends_;
   use_ended_.SignalAll();
@@ -136,6 +139,7 @@ void MemoryManager::Return(Room& room) {
 }
 
 absl::StatusOr<MemoryManager::Use> MemoryManager::Hold(const std::shared_ptr<Room>& room) {
+  if (!evicts()) return Use();
   {
     MutexLock lock(&mutex_);
     room->last_use = ++clock_;

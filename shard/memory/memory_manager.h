@@ -54,7 +54,7 @@ class AddressMap {
 
 struct MemoryOptions {
   int64_t bytes = 0;        // of each SparseCore
-  std::string folder;       // of spill files; empty: nothing is evicted
+  std::string folder = {};  // of spill files; empty: nothing is evicted
   int64_t host_bytes = 0;   // of evicted rows that stay in memory, for each SparseCore
   int64_t spill_bytes = 0;  // of all spill files; 0: what the disk has
   // How long a model waits for running steps of others, when these hold all the memory.
@@ -81,6 +81,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
  public:
   // FAILED_PRECONDITION: the folder cannot be written to.
   static absl::StatusOr<std::shared_ptr<MemoryManager>> Create(MemoryOptions options);
+  // False: models take memory when they are made, and nothing else is asked or counted.
+  bool evicts() const { return !options_.folder.empty(); }
 
   struct Table {
     std::string name;
@@ -113,6 +115,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
                                              const Room* owner = nullptr);
   // Memory for a batch of a model, until the last reference to what is returned goes. The model
   // comes back first, as by Hold, and others leave for the batch, as by Take; the batch stays.
+  // Null if nothing is evicted.
   absl::StatusOr<std::shared_ptr<const void>> Keep(const std::shared_ptr<Room>& model,
                                                    int64_t bytes);
   // From now on its rows may leave when nobody uses them.

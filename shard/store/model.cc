@@ -65,32 +65,21 @@ absl::Status AddRows(const ModelSpec& spec, const RowSelection& selection, bool 
 
 absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
                                                      const StoreOptions& options,
-                                                     std::shared_ptr<Budget> budget,
                                                      std::shared_ptr<MemoryManager> memory,
                                                      SharedStacks* shared, bool alone) {
   RETURN_IF_ERROR(CheckPlace(spec));
   // A hostile shape must not overflow the sum: each stack is checked on its own first.
   int64_t bytes = 0, own_bytes = 0;
+  std::vector<MemoryManager::Table> tables;
   for (const StackSpec& stack : spec.stacks) {
     RETURN_IF_ERROR(StackStore::CheckShape(stack, spec.partition_count));
     bytes += StackStore::BytesPerPartition(stack);
-    if (stack.resource.empty()) own_bytes += StackStore::BytesPerPartition(stack);
+    if (!stack.resource.empty()) continue;
+    tables.push_back({stack.name, StackStore::BytesPerPartition(stack)});
+    own_bytes += tables.back().bytes;
   }
-  if (memory == nullptr) {
-    RETURN_IF_ERROR(Annotate(budget->Take(own_bytes), absl::StrCat("model ", spec.name)));
-  } else {
-    budget = nullptr;
-  }
-  std::shared_ptr<Model> model(new Model(spec, std::move(budget), bytes, own_bytes));
-  if (memory != nullptr) {
-    std::vector<MemoryManager::Table> tables;
-    for (const StackSpec& stack : spec.stacks) {
-      if (!stack.resource.empty()) continue;
-      tables.push_back({stack.name, StackStore::BytesPerPartition(stack)});
-    }
-    ASSIGN_OR_RETURN(model->room_, memory->Take(spec.name, std::move(tables)));
-    model->memory_ = std::move(memory);
-  }
+  std::shared_ptr<Model> model(new Model(spec, std::move(memory), bytes, own_bytes));
+  ASSIGN_OR_RETURN(model->room_, model->memory_->Take(spec.name, std::move(tables)));
   RETURN_IF_ERROR(model->MakeStacks(options, shared, alone));
   return model;
 }
@@ -112,7 +101,6 @@ absl::Status Model::MakeStacks(const StoreOptions& options, SharedStacks* shared
 }
 
 Model::~Model() {
-  if (budget_ != nullptr) budget_->Return(own_bytes_per_partition_);
   if (room_ != nullptr) memory_->Return(*room_);
 }
 
@@ -126,7 +114,6 @@ void Model::Drop() {
 }
 
 void Model::MayEvict() {
-  if (room_ == nullptr) return;
   // Where all is shared, nothing can leave.
   memory_->MayEvict(*room_,
                     own_bytes_per_partition_ > 0 ? weak_from_this() : std::weak_ptr<Evictable>());

@@ -1,5 +1,5 @@
-// A model as the engine holds it: its stacks, what they take from the budget, and single rows of
-// theirs, read and written.
+// A model as the engine holds it: its stacks, the memory that they take, and single rows of theirs,
+// read and written.
 #pragma once
 
 #include <atomic>
@@ -18,27 +18,24 @@ namespace emberd::shard {
 
 class Model : public Evictable, public std::enable_shared_from_this<Model> {
  public:
-  // Takes its memory from `memory`, or from the budget if that is null, and the stacks with a
-  // resource from `shared`, which may be null if there are none; `alone` as for SharedStacks::Take.
-  // No row of its own stacks has its initial value yet.
-  static absl::StatusOr<std::shared_ptr<Model>> Create(
-      const ModelSpec& spec, const StoreOptions& options, std::shared_ptr<Budget> budget,
-      std::shared_ptr<MemoryManager> memory = nullptr, SharedStacks* shared = nullptr,
-      bool alone = false);
+  // Takes its memory from `memory`, and the stacks with a resource from `shared`, which may be null
+  // if there are none; `alone` as for SharedStacks::Take. No row of its own stacks has its initial
+  // value yet.
+  static absl::StatusOr<std::shared_ptr<Model>> Create(const ModelSpec& spec,
+                                                       const StoreOptions& options,
+                                                       std::shared_ptr<MemoryManager> memory,
+                                                       SharedStacks* shared = nullptr,
+                                                       bool alone = false);
   ~Model() override;
 
-  // Whoever reads or writes rows holds them meanwhile. Errors: MemoryManager::Hold. None without a
-  // memory manager.
-  absl::StatusOr<MemoryManager::Use> Hold() const;
-  // MemoryManager::Keep; null without one.
+  // Whoever reads or writes rows holds them meanwhile. Errors: MemoryManager::Hold.
+  absl::StatusOr<MemoryManager::Use> Hold() const { return memory_->Hold(room_); }
+  // MemoryManager::Keep.
   absl::StatusOr<std::shared_ptr<const void>> Keep(int64_t bytes) const {
-    if (room_ == nullptr) return nullptr;
     return memory_->Keep(room_, bytes);
   }
   // See MemoryManager::DamageOf.
-  absl::Status Damage() const {
-    return room_ == nullptr ? absl::OkStatus() : memory_->DamageOf(*room_);
-  }
+  absl::Status Damage() const { return memory_->DamageOf(*room_); }
   // The rows are there; they may be evicted from now on when nobody holds them.
   void MayEvict();
   // Rows of its own: what it shares stays.
@@ -63,10 +60,10 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
   bool dropped() const { return dropped_; }
 
  private:
-  Model(const ModelSpec& spec, std::shared_ptr<Budget> budget, int64_t bytes_per_partition,
+  Model(const ModelSpec& spec, std::shared_ptr<MemoryManager> memory, int64_t bytes_per_partition,
         int64_t own_bytes_per_partition)
       : spec_(spec),
-        budget_(std::move(budget)),
+        memory_(std::move(memory)),
         bytes_per_partition_(bytes_per_partition),
         own_bytes_per_partition_(own_bytes_per_partition) {}
 
@@ -74,8 +71,7 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
 
   const ModelSpec spec_;
   std::atomic<bool> dropped_ = false;
-  std::shared_ptr<Budget> budget_;  // null: no bytes were taken from it
-  std::shared_ptr<MemoryManager> memory_;
+  const std::shared_ptr<MemoryManager> memory_;
   std::shared_ptr<MemoryManager::Room> room_;
   const int64_t bytes_per_partition_;
   const int64_t own_bytes_per_partition_;

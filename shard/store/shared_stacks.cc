@@ -8,33 +8,13 @@
 
 namespace emberd::shard {
 
-absl::Status Budget::Take(int64_t bytes) {
-  MutexLock lock(&mutex_);
-  if (bytes > limit_ - used_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "needs ", bytes, " bytes in every partition; ", used_, " of the budget of ", limit_,
-        " (budgets.bytes_per_sparsecore) are in use, so ", bytes - (limit_ - used_),
-        " do not fit. Raise the budget if the machines have the memory, add shards, or "
-        "store rows in 16 bits"));
-  }
-  used_ += bytes;
-  return absl::OkStatus();
-}
-
-void Budget::Return(int64_t bytes) {
-  MutexLock lock(&mutex_);
-  used_ -= bytes;
-}
-
 struct SharedStacks::Stack {
   ~Stack() {
-    if (budget != nullptr) budget->Return(bytes_per_partition);
     if (room != nullptr) memory->Return(*room);
   }
 
   std::vector<std::pair<std::string, std::string>> shape;  // what models must agree on
   int64_t bytes_per_partition = 0;
-  std::shared_ptr<Budget> budget;  // that the bytes were taken from, or
   std::shared_ptr<MemoryManager> memory;
   std::shared_ptr<MemoryManager::Room> room;
   std::unique_ptr<StackStore> store;
@@ -150,17 +130,11 @@ absl::StatusOr<std::shared_ptr<SharedStacks::Stack>> SharedStacks::Make(
   auto made = std::make_shared<Stack>();
   made->shape = ShapeOfShared(model, stack);
   made->bytes_per_partition = StackStore::BytesPerPartition(stack);
-  const std::string what = absl::StrCat("resource ", stack.resource);
-  if (memory_ == nullptr) {
-    RETURN_IF_ERROR(Annotate(budget_->Take(made->bytes_per_partition),
-                             absl::StrCat("model ", model.name, ", ", what)));
-    made->budget = budget_;
-  } else {
-    // With a space, this is the name of no model.
-    ASSIGN_OR_RETURN(made->room, memory_->Take(what, {{stack.name, made->bytes_per_partition}}));
-    made->memory = memory_;
-    memory_->MayEvict(*made->room, {});  // nothing that could leave
-  }
+  made->memory = memory_;
+  // With a space, this is the name of no model.
+  ASSIGN_OR_RETURN(made->room, memory_->Take(absl::StrCat("resource ", stack.resource),
+                                             {{stack.name, made->bytes_per_partition}}));
+  memory_->MayEvict(*made->room, {});  // nothing that could leave
   ASSIGN_OR_RETURN(made->store, StackStore::Create(model, stack, options_));
   return made;
 }

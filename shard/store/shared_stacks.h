@@ -21,33 +21,15 @@
 
 namespace emberd::shard {
 
-// Bytes that one partition may hold over all models.
-//
-// Thread-safe.
-class Budget {
- public:
-  explicit Budget(int64_t bytes_per_partition) : limit_(bytes_per_partition) {}
-  // RESOURCE_EXHAUSTED, with the figures, if `bytes` more do not fit.
-  absl::Status Take(int64_t bytes);
-  void Return(int64_t bytes);
-
- private:
-  const int64_t limit_;
-  Mutex mutex_;
-  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
 // Thread-safe.
 class SharedStacks : public std::enable_shared_from_this<SharedStacks> {
  private:
   struct Stack;
 
  public:
-  // Memory is taken from `memory`, where nothing of it is evicted, or from the budget if that is
-  // null.
-  SharedStacks(const StoreOptions& options, std::shared_ptr<Budget> budget,
-               std::shared_ptr<MemoryManager> memory)
-      : options_(options), budget_(std::move(budget)), memory_(std::move(memory)) {}
+  // Memory is taken from `memory`, where nothing of it is evicted.
+  SharedStacks(const StoreOptions& options, std::shared_ptr<MemoryManager> memory)
+      : options_(options), memory_(std::move(memory)) {}
 
   // The part that one model has in a stack. Movable.
   class Share {
@@ -89,7 +71,6 @@ class SharedStacks : public std::enable_shared_from_this<SharedStacks> {
   absl::StatusOr<std::shared_ptr<Stack>> Make(const ModelSpec& model, const StackSpec& stack) const;
 
   const StoreOptions options_;
-  const std::shared_ptr<Budget> budget_;
   const std::shared_ptr<MemoryManager> memory_;
   Mutex making_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while a stack is made, which may take long
   mutable Mutex mutex_;                        // never held for long

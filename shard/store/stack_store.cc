@@ -359,11 +359,6 @@ absl::Status Model::Fetch(SpillFile& file) {
   return status;
 }
 
-absl::StatusOr<MemoryManager::Use> Model::Hold() const {
-  if (room_ == nullptr) return MemoryManager::Use();
-  return memory_->Hold(room_);
-}
-
 NewPages::NewPages(const StackStore& store) : store_(store) {
   const int64_t small = sysconf(_SC_PAGESIZE);
   const auto add = [&](int64_t row_bytes, const MappedMemory& memory) {
