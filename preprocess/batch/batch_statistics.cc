@@ -144,19 +144,10 @@ void WriteStatistics(const v1::ModelConfig& model, const Plan& plan,
 std::vector<StackCost> BatchCost(const Plan& plan, const PreprocessedBatch& batch) {
   std::vector<StackCost> costs(plan.stacks.size());
   for (int k = 0; k < static_cast<int>(costs.size()); ++k) {
-    const v1::StackStatistics& statistics = batch.statistics().stacks(k);
-    StackCost& cost = costs[k];
-    cost.samples = batch.stack_samples(k);
-    cost.ids = statistics.ids();
-    cost.duplicate_ids = statistics.duplicate_ids();
-    cost.dropped_ids = statistics.dropped_ids();
-    cost.buffer_cells = statistics.required_buffer_size();
-    cost.pad_cells = statistics.pad_cells();
-    cost.activation_bytes_per_sparsecore = statistics.activation_bytes_per_sparsecore();
-    cost.bytes_gathered = statistics.bytes_gathered();
-    cost.imbalance = statistics.imbalance();
-    CountPairs(batch, k, plan.topology, &cost);
-    CountSegments(batch, k, plan.topology, &cost);
+    costs[k].statistics = batch.statistics().stacks(k);
+    costs[k].samples = batch.stack_samples(k);
+    CountPairs(batch, k, plan.topology, &costs[k]);
+    CountSegments(batch, k, plan.topology, &costs[k]);
   }
   return costs;
 }

@@ -35,27 +35,16 @@ struct MinibatchCost {
 };
 
 struct StackCost {
+  v1::StackStatistics statistics;  // the batch's
   int64_t samples = 0;
-  int64_t ids = 0;            // distinct (sample, row) pairs, before dropping
-  int64_t duplicate_ids = 0;  // merged into another id of their sample
-  int64_t dropped_ids = 0;
   std::vector<PairCost> pairs;  // [slots * partitions], slot-major
   std::vector<MinibatchCost> minibatches;
   int64_t rows_touched = 0;  // distinct rows over all slots, after dropping: what an update writes
-
-  int64_t buffer_cells = 0;  // of the CSR buffers, pads included
-  int64_t pad_cells = 0;
-  // Samples of the fullest slot x padded width x 4 bytes.
-  int64_t activation_bytes_per_sparsecore = 0;
-  int64_t bytes_gathered = 0;  // one stored row for every entry
-
-  // Entries that go to each partition, and the fullest one over the mean (1: even; 0: no entries).
-  std::vector<int64_t> partition_ids;
-  double imbalance = 0;
+  std::vector<int64_t> partition_ids;  // entries that go to each partition
 };
 
-// One element per stack of the plan. What the batch's statistics hold is taken from there; the rest
-// is counted by reading every entry: for reports, not for each step.
+// One element per stack of the plan. What the batch's statistics do not hold is counted by reading
+// every entry: for reports, not for each step.
 std::vector<StackCost> BatchCost(const Plan& plan, const PreprocessedBatch& batch);
 
 }  // namespace emberd::preprocess

@@ -21,9 +21,9 @@ struct NaiveStack {
 };
 
 void ExpectCostOf(const NaiveStack& naive, const StackCost& cost) {
-  EXPECT_EQ(cost.ids, naive.ids);
+  EXPECT_EQ(cost.statistics.ids(), naive.ids);
   EXPECT_EQ(cost.rows_touched, static_cast<int64_t>(naive.rows.size()));
-  EXPECT_EQ(cost.buffer_cells - cost.pad_cells, naive.ids);
+  EXPECT_EQ(cost.statistics.required_buffer_size() - cost.statistics.pad_cells(), naive.ids);
   int64_t fullest = 0, in_minibatches = 0, in_pairs = 0;
   for (size_t p = 0; p < cost.partition_ids.size(); ++p) {
     const auto found = naive.ids_of_partition.find(static_cast<int>(p));
@@ -39,7 +39,7 @@ void ExpectCostOf(const NaiveStack& naive, const StackCost& cost) {
   EXPECT_EQ(in_minibatches, naive.ids);
   EXPECT_EQ(in_pairs, naive.ids);
   if (naive.ids == 0) return;
-  EXPECT_DOUBLE_EQ(cost.imbalance,
+  EXPECT_DOUBLE_EQ(cost.statistics.imbalance(),
                    static_cast<double>(fullest * cost.partition_ids.size()) / naive.ids);
 }
 
@@ -67,9 +67,10 @@ TEST(BatchCostTest, FollowsFromTheEntries) {
     for (size_t k = 0; k < costs.size(); ++k) {
       ExpectCostOf(naive[k], costs[k]);
       const StackPlan& stack = plan->stacks[k];
-      EXPECT_EQ(costs[k].bytes_gathered, naive[k].ids * stack.embedding_dim * 4);
-      EXPECT_GE(costs[k].activation_bytes_per_sparsecore * c.topology.sparsecores_per_shard,
-                costs[k].samples * stack.embedding_dim * 4);
+      EXPECT_EQ(costs[k].statistics.bytes_gathered(), naive[k].ids * stack.embedding_dim * 4);
+      EXPECT_GE(
+          costs[k].statistics.activation_bytes_per_sparsecore() * c.topology.sparsecores_per_shard,
+          costs[k].samples * stack.embedding_dim * 4);
     }
   }
   EXPECT_GT(ran, 0);

@@ -103,7 +103,7 @@ void CheckLimits(const ServedModel& model, const preprocess::PreprocessedBatch& 
       Require(!limits.Exceeded(minibatch.max_ids, minibatch.max_unique_ids),
               "every mini-batch is within its limits");
     }
-    Require(model.config.plan().allow_id_dropping() || costs[k].dropped_ids == 0,
+    Require(model.config.plan().allow_id_dropping() || costs[k].statistics.dropped_ids() == 0,
             "nothing is dropped unless it is allowed");
   }
 }

@@ -56,9 +56,9 @@ void PrintPrograms(const Explanation& e, std::ostream& out) {
   for (size_t k = 0; k < e.costs.size(); ++k) {
     const ProgramBuffers buffers = BuffersOf(e, k);
     bytes += buffers.bytes_per_sparsecore;
+    const int64_t needed = e.costs[k].statistics.required_buffer_size();
     lines.push_back({e.plan.stacks[k].name, buffers.samples, buffers.id_capacity,
-                     absl::StrCat(e.costs[k].buffer_cells,
-                                  e.costs[k].buffer_cells > buffers.id_capacity ? " !" : ""),
+                     absl::StrCat(needed, needed > buffers.id_capacity ? " !" : ""),
                      buffers.row_pointers, buffers.activation_rows,
                      Bytes(buffers.bytes_per_sparsecore)});
   }
@@ -75,11 +75,12 @@ Json ProgramsJson(const Explanation& e) {
   for (size_t k = 0; k < e.costs.size(); ++k) {
     const ProgramBuffers buffers = BuffersOf(e, k);
     bytes += buffers.bytes_per_sparsecore;
+    const int64_t needed = e.costs[k].statistics.required_buffer_size();
     stacks.push_back({{"stack", e.plan.stacks[k].name},
                       {"samples", buffers.samples},
                       {"id_capacity", buffers.id_capacity},
-                      {"cells_needed", e.costs[k].buffer_cells},
-                      {"fits", e.costs[k].buffer_cells <= buffers.id_capacity},
+                      {"cells_needed", needed},
+                      {"fits", needed <= buffers.id_capacity},
                       {"row_pointers", buffers.row_pointers},
                       {"activation_rows_per_sparsecore", buffers.activation_rows},
                       {"bytes_per_sparsecore", buffers.bytes_per_sparsecore}});
@@ -117,12 +118,14 @@ void PrintTotals(const Explanation& e, std::ostream& out) {
                   "BUFFER CELLS", "PADDING", "ACTIVATIONS/SPARSECORE", "GATHERED", "IMBALANCE"}};
   for (size_t k = 0; k < e.costs.size(); ++k) {
     const StackCost& cost = e.costs[k];
-    const double padding = cost.buffer_cells == 0 ? 0 : 100.0 * cost.pad_cells / cost.buffer_cells;
-    lines.push_back({e.plan.stacks[k].name, cost.samples, cost.ids, cost.duplicate_ids,
-                     cost.dropped_ids, cost.rows_touched, cost.buffer_cells,
+    const v1::StackStatistics& batch = cost.statistics;
+    const auto cells = batch.required_buffer_size();
+    const double padding = cells == 0 ? 0 : 100.0 * batch.pad_cells() / cells;
+    lines.push_back({e.plan.stacks[k].name, cost.samples, batch.ids(), batch.duplicate_ids(),
+                     batch.dropped_ids(), cost.rows_touched, cells,
                      absl::StrFormat("%.0f%%", padding),
-                     Bytes(cost.activation_bytes_per_sparsecore), Bytes(cost.bytes_gathered),
-                     absl::StrFormat("%.2f", cost.imbalance)});
+                     Bytes(batch.activation_bytes_per_sparsecore()), Bytes(batch.bytes_gathered()),
+                     absl::StrFormat("%.2f", batch.imbalance())});
   }
   PrintColumns(lines, out);
   out << "Imbalance: ids of the fullest partition over the mean.\n\n";
@@ -204,8 +207,9 @@ std::string BucketsOf(uint64_t cuts, int minibatch) {
 void PrintMinibatches(const Explanation& e, std::ostream& out) {
   const int count = e.batch.statistics().num_minibatches();
   if (count == 1) {
-    const bool dropped = std::any_of(e.costs.begin(), e.costs.end(),
-                                     [](const StackCost& cost) { return cost.dropped_ids > 0; });
+    const bool dropped = std::any_of(e.costs.begin(), e.costs.end(), [](const StackCost& cost) {
+      return cost.statistics.dropped_ids() > 0;
+    });
     out << "1 mini-batch: every pair is within its limits" << (dropped ? " after dropping" : "")
         << "\n";
     return;
@@ -271,6 +275,7 @@ Json MinibatchesJson(const StackCost& cost) {
 
 Json StackJson(const Explanation& explanation, int stack) {
   const StackCost& cost = explanation.costs[stack];
+  const v1::StackStatistics& batch = cost.statistics;
   const int slots = explanation.plan.topology.sparsecores_per_shard;
   std::vector<std::vector<int64_t>> ids(slots), unique(slots);
   for (const preprocess::PairCost& pair : cost.pairs) {
@@ -279,15 +284,15 @@ Json StackJson(const Explanation& explanation, int stack) {
   }
   return {{"stack", explanation.plan.stacks[stack].name},
           {"samples", cost.samples},
-          {"ids", cost.ids},
-          {"duplicate_ids", cost.duplicate_ids},
-          {"dropped_ids", cost.dropped_ids},
+          {"ids", batch.ids()},
+          {"duplicate_ids", batch.duplicate_ids()},
+          {"dropped_ids", batch.dropped_ids()},
           {"rows_touched", cost.rows_touched},
-          {"buffer_cells", cost.buffer_cells},
-          {"pad_cells", cost.pad_cells},
-          {"activation_bytes_per_sparsecore", cost.activation_bytes_per_sparsecore},
-          {"bytes_gathered", cost.bytes_gathered},
-          {"imbalance", static_cast<float>(cost.imbalance)},
+          {"buffer_cells", batch.required_buffer_size()},
+          {"pad_cells", batch.pad_cells()},
+          {"activation_bytes_per_sparsecore", batch.activation_bytes_per_sparsecore()},
+          {"bytes_gathered", batch.bytes_gathered()},
+          {"imbalance", static_cast<float>(batch.imbalance())},
           {"ids_per_partition", ids},
           {"unique_ids_per_partition", unique},
           {"minibatches", MinibatchesJson(cost)},
