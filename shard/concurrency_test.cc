@@ -131,7 +131,7 @@ TEST_P(ConcurrencyTest, ModelMayBeDroppedUnderRunningRequests) {
       EXPECT_TRUE(rows.ok() || rows.status().code() == absl::StatusCode::kNotFound);
       ++answers;
     });
-    engine_->engine().Gather(batch, [&](absl::StatusOr<GatherOutput> sums) {
+    engine_->engine().Gather(batch, {}, [&](absl::StatusOr<GatherOutput> sums) {
       EXPECT_TRUE(sums.ok() || sums.status().code() == absl::StatusCode::kNotFound);
       ++answers;
     });

@@ -90,9 +90,7 @@ absl::Status Engine::DamageOf(uint64_t model_id) const {
 }
 
 absl::Status Engine::CreateModel(const ModelSpec& spec) {
-  if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                   Model::Create(spec, store_options_, memory_, shared_.get()));
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, MakeModel(spec, /*alone=*/false));
   return AddModel(std::move(model));
 }
 
@@ -322,11 +320,11 @@ void Engine::Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback don
   executor_.Submit({std::move(job)});
 }
 
-int64_t Engine::SumOf(uint64_t model_id, int64_t (StackStore::*bytes)() const) const {
+int64_t Engine::UntouchedBytes(uint64_t model_id) const {
   const auto model = FindModel(model_id);
   if (!model.ok()) return 0;
   int64_t sum = 0;
-  for (int i = 0; i < (*model)->stack_count(); ++i) sum += ((*model)->stack(i).*bytes)();
+  for (int i = 0; i < (*model)->stack_count(); ++i) sum += (*model)->stack(i).UntouchedBytes();
   return sum;
 }
 

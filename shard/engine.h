@@ -95,9 +95,6 @@ class Engine {
   // single_rows, are rounded to bfloat16 if activations will be: that gives the same bits.
   using GatherCallback = std::function<void(absl::StatusOr<GatherOutput>)>;
   void Gather(std::shared_ptr<const Batch> batch, GatherPlaces places, GatherCallback done);
-  void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
-    Gather(std::move(batch), {}, std::move(done));
-  }
 
   // Bytes that a gather of the batch returns, at most.
   int64_t GatherBytes(const Batch& batch, const GatherPlaces& places = {}) const;
@@ -134,13 +131,7 @@ class Engine {
   // What touching rows for the first time takes. Bytes that the model can take at most beyond what
   // it has; those that a batch, or a selection, takes of them. 0 for a model that is not known, and
   // for what Gather or ReadRows will refuse.
-  int64_t UntouchedBytes(uint64_t model_id) const {
-    return SumOf(model_id, &StackStore::UntouchedBytes);
-  }
-  // Of rows that have changed since the newest snapshot that was kept; 0 as above.
-  int64_t ChangedBytes(uint64_t model_id) const {
-    return SumOf(model_id, &StackStore::ChangedBytes);
-  }
+  int64_t UntouchedBytes(uint64_t model_id) const;
   int64_t BytesToTouch(const Batch& batch) const;
   int64_t BytesToTouch(const RowSelection& rows) const;
 
@@ -158,7 +149,6 @@ class Engine {
   struct GatherWork;
 
   explicit Engine(const EngineOptions& options);
-  int64_t SumOf(uint64_t model_id, int64_t (StackStore::*bytes)() const) const;
   absl::StatusOr<std::shared_ptr<Model>> FindModel(uint64_t model_id) const;
   // Add a stack's result to the work's output, to be filled by the job.
   Job SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries);

@@ -364,7 +364,7 @@ TEST(Engine, BatchOfADroppedModelIsRefused) {
   ASSERT_TRUE(engine.engine().DropModel(7).ok());
   EXPECT_EQ(testing::Check(batch, {}).code(), absl::StatusCode::kNotFound);
   absl::Status gathered;
-  engine.engine().Gather(batch,
+  engine.engine().Gather(batch, {},
                          [&](absl::StatusOr<GatherOutput> sums) { gathered = sums.status(); });
   EXPECT_EQ(gathered.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(engine.Prepare(test_batch.view()).status().code(), absl::StatusCode::kNotFound);

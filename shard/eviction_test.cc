@@ -76,7 +76,7 @@ struct Trainer {
     }
     auto batch = *engine->PrepareBatch(model + 1, views, nullptr);
     std::promise<GatherOutput> gathered;
-    engine->Gather(batch, [&](absl::StatusOr<GatherOutput> output) {
+    engine->Gather(batch, {}, [&](absl::StatusOr<GatherOutput> output) {
       EXPECT_TRUE(output.ok()) << output.status();
       gathered.set_value(output.ok() ? *std::move(output) : GatherOutput());
     });

@@ -89,7 +89,7 @@ class TestEngine {
   GatherOutput GatherEither(std::shared_ptr<const Batch> batch) {
     GatherOutput result;
     std::promise<void> done;
-    engine_->Gather(std::move(batch), [&](absl::StatusOr<GatherOutput> output) {
+    engine_->Gather(std::move(batch), {}, [&](absl::StatusOr<GatherOutput> output) {
       EXPECT_TRUE(output.ok()) << output.status();
       if (output.ok()) result = *std::move(output);
       done.set_value();

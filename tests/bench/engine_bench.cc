@@ -97,7 +97,7 @@ Updates Run(Report& report, shard::Engine& engine, int threads, const std::strin
   std::vector<StackSums> sums;
   const double gather = MedianSeconds(kRepeats, [&] {
     std::promise<void> done;
-    engine.Gather(batch, [&](absl::StatusOr<shard::GatherOutput> result) {
+    engine.Gather(batch, {}, [&](absl::StatusOr<shard::GatherOutput> result) {
       sums = std::move(result->sums);
       done.set_value();
     });

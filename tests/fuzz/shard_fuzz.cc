@@ -159,7 +159,7 @@ class Shard {
 
   void Gather(std::shared_ptr<const shard::Batch> batch) {
     absl::Notification done;
-    engine_->Gather(std::move(batch), [&done](auto output) {
+    engine_->Gather(std::move(batch), {}, [&done](auto output) {
       Require(output.ok(), "a batch that was checked can be gathered");
       for (const shard::StackSums& stack : output->sums) {
         Require(stack.rows == static_cast<int64_t>(stack.samples.size()),
