@@ -141,6 +141,27 @@ void MergeTwo(const Touch* a, const Touch* middle, const Touch* end, Touch* out)
   std::copy(b, end, out);
 }
 
+// Merges the ascending stretches of `items` that end at `ends` by merge(from, middle, end, to),
+// neighbour with neighbour, until there is one. Cheaper than sorting: they are few.
+template <typename T, typename Merge>
+void MergeStretches(std::vector<int64_t>& ends, PooledArray<T>& items, BufferPool& pool,
+                    const Merge& merge) {
+  if (ends.size() < 2) return;
+  PooledArray<T> merged(pool, items.size());
+  while (ends.size() > 1) {
+    const T* const from = items.data();
+    int64_t begin = 0;
+    size_t kept = 0;
+    for (size_t i = 0; i < ends.size(); i += 2) {
+      const int64_t end = ends[std::min(i + 1, ends.size() - 1)];
+      merge(from + begin, from + ends[i], from + end, merged.data() + begin);
+      ends[kept++] = begin = end;
+    }
+    ends.resize(kept);
+    std::swap(items, merged);
+  }
+}
+
 // The touches of the k-th partition; none if a run is not in order.
 std::optional<PooledArray<Touch>> MergePartition(
     const RunTable& runs, absl::Span<const absl::Span<const int32_t>> canonical,
@@ -148,26 +169,14 @@ std::optional<PooledArray<Touch>> MergePartition(
   const int64_t n = runs.partition_entries()[k];
   if (n == 0) return PooledArray<Touch>();
   PooledArray<Touch> touches(pool, n + kTouchPadding);
-  std::vector<int64_t> ends = {0};  // of the slots
+  Touch* end = touches.data();
+  std::vector<int64_t> ends;  // of the slots
   for (int slot = 0; slot < runs.slots(); ++slot) {
-    const Touch* const end =
-        ConvertRun(runs.at(slot, k, 0), canonical[slot], place, touches.data() + ends.back());
+    end = ConvertRun(runs.at(slot, k, 0), canonical[slot], place, end);
     if (end == nullptr) return std::nullopt;
     ends.push_back(end - touches.data());
   }
-  PooledArray<Touch> merged;
-  while (ends.size() > 2) {
-    if (merged.size() == 0) merged = PooledArray<Touch>(pool, n + kTouchPadding);
-    std::vector<int64_t> pairs = {0};
-    for (size_t i = 1; i < ends.size(); i += 2) {
-      const int64_t end = ends[std::min(i + 1, ends.size() - 1)];
-      const Touch* const from = touches.data();
-      MergeTwo(from + pairs.back(), from + ends[i], from + end, merged.data() + pairs.back());
-      pairs.push_back(end);
-    }
-    std::swap(touches, merged);
-    ends = std::move(pairs);
-  }
+  MergeStretches(ends, touches, pool, MergeTwo);
   std::fill_n(touches.data() + n, kTouchPadding, Touch{0, 0, 0});
   return touches;
 }
@@ -182,34 +191,14 @@ uint32_t GroupOf(uint64_t key) { return static_cast<uint32_t>(key); }
 // The groups of one partition by row.
 struct PartitionGroups {
   PooledArray<uint64_t> keys;
-  std::vector<int64_t> stretch_ends;  // ascending stretches of `keys`
   int64_t distinct = 0;
 };
-
-// Runs are few and mostly ascending: slot by slot by row, or bucket by bucket where the batch is
-// cut. Merging those stretches is cheaper than sorting.
-void MergeStretches(PartitionGroups& groups, BufferPool& pool) {
-  std::vector<int64_t>& ends = groups.stretch_ends;
-  if (ends.size() < 2) return;
-  PooledArray<uint64_t> merged(pool, groups.keys.size());
-  while (ends.size() > 1) {
-    const uint64_t* from = groups.keys.data();
-    int64_t begin = 0;
-    size_t kept = 0;
-    for (size_t i = 0; i < ends.size(); i += 2) {
-      const int64_t middle = ends[i];
-      const int64_t end = ends[std::min(i + 1, ends.size() - 1)];
-      std::merge(from + begin, from + middle, from + middle, from + end, merged.data() + begin);
-      ends[kept++] = begin = end;
-    }
-    ends.resize(kept);
-    std::swap(groups.keys, merged);
-  }
-}
 
 PartitionGroups OrderGroups(const RunTable& runs, absl::Span<const int64_t> groups, int k,
                             int64_t first_group, BufferPool& pool) {
   PartitionGroups result;
+  // Runs are mostly ascending: slot by slot by row, or bucket by bucket where the batch is cut.
+  std::vector<int64_t> stretch_ends;
   int64_t total = 0;
   for (int slot = 0; slot < runs.slots(); ++slot) {
     for (int m = 0; m < runs.minibatches(); ++m) total += groups[runs.index(slot, k, m)];
@@ -225,13 +214,16 @@ PartitionGroups OrderGroups(const RunTable& runs, absl::Span<const int64_t> grou
       for (int64_t i = 0; i < run.size && n < total; ++i) {
         const bool begins = i == 0 || run.rows[i] != run.rows[i - 1];
         keys[n] = Key(static_cast<uint32_t>(run.rows[i]), first_group + n);
-        if (begins && n > 0 && keys[n] < keys[n - 1]) result.stretch_ends.push_back(n);
+        if (begins && n > 0 && keys[n] < keys[n - 1]) stretch_ends.push_back(n);
         n += begins;
       }
     }
   }
-  if (n > 0) result.stretch_ends.push_back(n);
-  MergeStretches(result, pool);
+  if (n > 0) stretch_ends.push_back(n);
+  MergeStretches(stretch_ends, result.keys, pool,
+                 [](const uint64_t* a, const uint64_t* middle, const uint64_t* end, uint64_t* to) {
+                   std::merge(a, middle, middle, end, to);
+                 });
   const uint64_t* const ordered = result.keys.data();
   for (int64_t i = 0; i < n; ++i) {
     result.distinct += i == 0 || RowOf(ordered[i]) != RowOf(ordered[i - 1]);
