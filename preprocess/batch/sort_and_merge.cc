@@ -1,50 +1,16 @@
 #include "preprocess/batch/sort_and_merge.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <limits>
-#include <utility>
 
 #include "base/finite.h"
+#include "base/radix_sort.h"
 
 namespace emberd::preprocess {
 namespace {
 
-constexpr int kMaxDigitBits = 11;  // 2,048 counters of 4 bytes stay in the first-level cache
-constexpr int kMaxPasses = 6;      // kMaxLiveBits in digits of 8 or more
 // Below so many keys, clearing and summing counters costs more than a comparison sort.
 constexpr int64_t kFewKeys = 48;
-// Below so many, three passes over small counters beat two over large ones.
-constexpr int64_t kSomeKeys = 1024;
-constexpr int kSmallDigitBits = 8;
-
-using Counters = std::array<uint32_t, 1 << kMaxDigitBits>;
-
-template <typename Key>
-void Count(const Key* keys, int64_t n, int low_bits, int passes, int digit_bits,
-           Counters* counters) {
-  const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
-  for (int pass = 0; pass < passes; ++pass) {
-    std::memset(counters[pass].data(), 0, sizeof(uint32_t) << digit_bits);
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    uint64_t rest = uint64_t{keys[i]} >> low_bits;
-    for (int pass = 0; pass < passes; ++pass, rest >>= digit_bits) ++counters[pass][rest & mask];
-  }
-}
-
-// Counts to first positions; false if one digit value has all n keys.
-bool SumUp(int64_t n, int digit_bits, Counters* counters) {
-  uint32_t position = 0;
-  for (int value = 0; value < 1 << digit_bits; ++value) {
-    const uint32_t count = (*counters)[value];
-    if (count == n) return false;
-    (*counters)[value] = position;
-    position += count;
-  }
-  return true;
-}
 
 // Sample and gain of an occurrence of a group, by kind.
 template <GainKind kind>
@@ -231,23 +197,9 @@ void SortKeys(Key* keys, Key* spare, int64_t n, int live_bits, int low_bits) {
     std::sort(keys, keys + n);
     return;
   }
-  const int most_bits = n < kSomeKeys ? kSmallDigitBits : kMaxDigitBits;
-  const int passes = std::max(1, (live_bits + most_bits - 1) / most_bits);
-  const int digit_bits = std::max(1, (live_bits + passes - 1) / passes);
-  static_assert(kMaxPasses * kSmallDigitBits >= kMaxLiveBits);
-  Counters counters[kMaxPasses];
-  Count(keys, n, low_bits, passes, digit_bits, counters);
-  const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
-  Key* from = keys;
-  Key* to = spare;
-  for (int pass = 0; pass < passes; ++pass) {
-    if (!SumUp(n, digit_bits, &counters[pass])) continue;
-    const int shift = low_bits + pass * digit_bits;
-    uint32_t* position = counters[pass].data();
-    for (int64_t i = 0; i < n; ++i) to[position[uint64_t{from[i]} >> shift & mask]++] = from[i];
-    std::swap(from, to);
-  }
-  if (from != keys) std::copy_n(from, n, keys);
+  static_assert(kMaxLiveBits <= kMaxRadixBits);
+  RadixSort(keys, spare, n, live_bits,
+            [low_bits](Key key, int shift) { return uint64_t{key} >> (low_bits + shift); });
 }
 
 template void SortKeys(uint32_t* keys, uint32_t* spare, int64_t n, int live_bits, int low_bits);

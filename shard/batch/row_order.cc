@@ -1,19 +1,16 @@
 #include "shard/batch/row_order.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <optional>
 #include <utility>
 
+#include "base/radix_sort.h"
+
 namespace emberd::shard {
 namespace {
 
-constexpr int kMaxDigitBits = 11;
-constexpr int kMaxPasses = 3;  // 33 bits
 constexpr int64_t kSmall = 256;
-
-using Histogram = std::array<uint32_t, 1 << kMaxDigitBits>;
 
 // Touches of samples [begin, end) of a part that lie in the partition whose first row is given, in
 // the order of the entries. Returns the end of the touches, beyond which one more may be written.
@@ -73,38 +70,6 @@ std::vector<Stretch> ExtractAll(absl::Span<const StackEntries* const> parts, int
     AddStretch(touches, begin, out - touches, stretches);
   }
   return stretches;
-}
-
-// One stable pass by the digit at `shift`; `count` becomes the places.
-void Scatter(const Touch* from, Touch* to, int64_t n, uint32_t first_row, int shift, uint32_t mask,
-             Histogram& count) {
-  uint32_t sum = 0;
-  for (uint32_t digit = 0; digit <= mask; ++digit) sum += std::exchange(count[digit], sum);
-  for (int64_t i = 0; i < n; ++i) {
-    to[count[(from[i].row - first_row) >> shift & mask]++] = from[i];
-  }
-}
-
-void RadixSort(const Stretch& stretch, Touch* touches, Touch* scratch) {
-  const int64_t n = stretch.end - stretch.begin;
-  const uint32_t first_row = stretch.first_row;
-  const int bits = std::max(1, static_cast<int>(std::bit_width(stretch.last_row - first_row)));
-  const int passes = (bits + kMaxDigitBits - 1) / kMaxDigitBits;
-  const int digit_bits = (bits + passes - 1) / passes;
-  const uint32_t mask = (1u << digit_bits) - 1;
-  std::array<Histogram, kMaxPasses> counts;
-  for (int pass = 0; pass < passes; ++pass) std::fill_n(counts[pass].begin(), mask + 1, 0);
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t row = touches[i].row - first_row;
-    for (int pass = 0; pass < passes; ++pass) ++counts[pass][row >> (pass * digit_bits) & mask];
-  }
-  Touch* from = touches;
-  Touch* to = scratch;
-  for (int pass = 0; pass < passes; ++pass) {
-    Scatter(from, to, n, first_row, pass * digit_bits, mask, counts[pass]);
-    std::swap(from, to);
-  }
-  if (from != touches) std::copy_n(from, n, touches);
 }
 
 // --- Merging.
@@ -251,7 +216,11 @@ PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k
     if (scratch.size() < static_cast<size_t>(end - begin)) {
       scratch = PooledArray<Touch>(pool, end - begin);
     }
-    RadixSort(stretch, begin, scratch.data());
+    RadixSort(begin, scratch.data(), end - begin,
+              std::bit_width(stretch.last_row - stretch.first_row),
+              [first = stretch.first_row](const Touch& touch, int shift) {
+                return (touch.row - first) >> shift;
+              });
   }
   std::fill_n(touches.data() + n, kTouchPadding, Touch{0, 0, 0});
   return touches;
