@@ -175,7 +175,7 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const step::ServedMod
   request.set_history(history);
   request.set_replaces(before.OnShard(shard, model.config.name()).history());
   if (model.read_only()) *request.mutable_serves() = model.serves;
-  const internal::v1::ModelLimits limits = model.live_limits->Get();
+  const internal::v1::ModelLimits limits = model.LimitsNow();
   if (limits.version() > 0) *request.mutable_limits() = limits;
   request.set_pinned(before.Merged(model.id).pinned() || HasPinnedTable(model.config));
   return request;

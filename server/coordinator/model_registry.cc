@@ -779,7 +779,7 @@ absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimi
     ASSIGN_OR_RETURN(model, FindAnew(model->id, context));
     auto serve = step::OfRows<internal::v1::ServeModelRequest>(model->id, model->history);
     internal::v1::ModelLimits& limits = *serve.mutable_limits();
-    limits.set_version(model->live_limits->Get().version() + 1);
+    limits.set_version(model->LimitsNow().version() + 1);
     ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks,
                      ChangedLimits(*model, model->PlanNow(), request));
     limits.mutable_stacks()->Add(stacks.begin(), stacks.end());

@@ -246,7 +246,6 @@ class ShardServiceImpl final : public ShardServiceBase {
         place_(place),
         regions_(regions),
         local_(local),
-        limits_(host->limits()),
         slow_calls_(threads, 1, kMaxQueuedCalls),
         file_calls_(threads, 4, kMaxQueuedCalls),
         status_calls_(threads, 1, kMaxQueuedCalls) {}
@@ -330,7 +329,6 @@ class ShardServiceImpl final : public ShardServiceBase {
   const rpc::ShardPlaceCheck* const place_;
   RegionServer* const regions_;  // null: no memory is shared
   LocalServer* const local_;     // null: nobody is let in
-  const rpc::MessageLimits limits_;
   TaskQueue slow_calls_;
   TaskQueue file_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.

@@ -99,33 +99,27 @@ int64_t MissingGradients::Observe(const v1::ModelConfig& config, const std::vect
   return missing;
 }
 
-void LiveLimits::Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use) {
-  absl::MutexLock lock(&mutex_);
-  if (limits.version() <= limits_.version()) return;
-  limits_ = limits;
-  use();
-}
-
 void ServedModel::SetLimits(const internal::v1::ModelLimits& limits) const {
-  live_limits->Set(limits, [&] {
-    std::vector<preprocess::PartitionLimits> by_stack;
-    for (const preprocess::StackPlan& stack : plan.stacks) {
-      preprocess::PartitionLimits& to = by_stack.emplace_back(stack.limits);
-      for (const v1::StackLimit& set : limits.stacks()) {
-        if (set.stack() != stack.name) continue;
-        to.ids = set.max_ids_per_partition();
-        to.unique = set.max_unique_ids_per_partition();
-        if (set.has_max_ids_per_chip_per_sample()) {
-          to.ids_per_sample = set.max_ids_per_chip_per_sample();
-        }
-        if (set.has_max_minibatches_per_sparsecore()) {
-          to.minibatches = set.max_minibatches_per_sparsecore();
-        }
+  absl::MutexLock lock(&live_limits->mutex);
+  if (limits.version() <= live_limits->newest.version()) return;
+  live_limits->newest = limits;
+  std::vector<preprocess::PartitionLimits> by_stack;
+  for (const preprocess::StackPlan& stack : plan.stacks) {
+    preprocess::PartitionLimits& to = by_stack.emplace_back(stack.limits);
+    for (const v1::StackLimit& set : limits.stacks()) {
+      if (set.stack() != stack.name) continue;
+      to.ids = set.max_ids_per_partition();
+      to.unique = set.max_unique_ids_per_partition();
+      if (set.has_max_ids_per_chip_per_sample()) {
+        to.ids_per_sample = set.max_ids_per_chip_per_sample();
       }
-      metrics->SetLimits(static_cast<int>(by_stack.size()) - 1, to.ids, to.unique);
+      if (set.has_max_minibatches_per_sparsecore()) {
+        to.minibatches = set.max_minibatches_per_sparsecore();
+      }
     }
-    preprocessor->SetLimits(std::move(by_stack));
-  });
+    metrics->SetLimits(static_cast<int>(by_stack.size()) - 1, to.ids, to.unique);
+  }
+  preprocessor->SetLimits(std::move(by_stack));
 }
 
 preprocess::Plan ServedModel::PlanNow() const {

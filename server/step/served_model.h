@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -75,19 +74,10 @@ class MissingGradients {
   std::vector<std::atomic<bool>> named_;
 };
 
-// The limits that a model was given while it was served. Thread-safe.
-class LiveLimits {
- public:
-  internal::v1::ModelLimits Get() const {
-    absl::MutexLock lock(&mutex_);
-    return limits_;
-  }
-  // Unless those of now are newer; `use` hears of those that count.
-  void Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use);
-
- private:
-  mutable absl::Mutex mutex_;
-  internal::v1::ModelLimits limits_ ABSL_GUARDED_BY(mutex_);
+// The limits that a model was given while it was served.
+struct LiveLimits {
+  absl::Mutex mutex;
+  internal::v1::ModelLimits newest ABSL_GUARDED_BY(mutex);
 };
 
 // Immutable once made, but for its counts and its limits.
@@ -109,6 +99,10 @@ struct ServedModel {
   // Of batches that begin from now on, unless newer ones were set. Stacks that the plan does not
   // have are left out; those that are missing get the limits of the plan.
   void SetLimits(const internal::v1::ModelLimits& limits) const;
+  internal::v1::ModelLimits LimitsNow() const {
+    absl::MutexLock lock(&live_limits->mutex);
+    return live_limits->newest;
+  }
   // The plan with the limits of now.
   preprocess::Plan PlanNow() const;
   // Shape of the activation of a feature with so many samples, which CheckSamples has passed.
