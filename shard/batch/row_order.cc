@@ -159,15 +159,12 @@ struct PartitionGroups {
   int64_t distinct = 0;
 };
 
-PartitionGroups OrderGroups(const RunTable& runs, absl::Span<const int64_t> groups, int k,
-                            int64_t first_group, BufferPool& pool) {
+// Of the k-th partition, which has `total` groups from `first_group` on.
+PartitionGroups OrderGroups(const RunTable& runs, int k, int64_t first_group, int64_t total,
+                            BufferPool& pool) {
   PartitionGroups result;
   // Runs are mostly ascending: slot by slot by row, or bucket by bucket where the batch is cut.
   std::vector<int64_t> stretch_ends;
-  int64_t total = 0;
-  for (int slot = 0; slot < runs.slots(); ++slot) {
-    for (int m = 0; m < runs.minibatches(); ++m) total += groups[runs.index(slot, k, m)];
-  }
   result.keys = PooledArray<uint64_t>(pool, total);
   uint64_t* const keys = result.keys.data();
   int64_t n = 0;
@@ -252,10 +249,9 @@ DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> gr
                               int64_t rows_per_partition, BufferPool& pool, CpuPool& cpu) {
   DistinctRows result;
   result.first_group.resize(runs.size());
-  std::vector<int64_t> partition_first;
+  std::vector<int64_t> partition_first = {0};
   int64_t total = 0;
   for (int k = 0; k < runs.partitions(); ++k) {
-    partition_first.push_back(total);
     for (int slot = 0; slot < runs.slots(); ++slot) {
       for (int m = 0; m < runs.minibatches(); ++m) {
         const int64_t run = runs.index(slot, k, m);
@@ -263,10 +259,12 @@ DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> gr
         total += groups[run];
       }
     }
+    partition_first.push_back(total);
   }
   std::vector<PartitionGroups> ordered(runs.partitions());
   cpu.ParallelFor(runs.partitions(), [&](int k) {
-    ordered[k] = OrderGroups(runs, groups, k, partition_first[k], pool);
+    ordered[k] =
+        OrderGroups(runs, k, partition_first[k], partition_first[k + 1] - partition_first[k], pool);
   });
   uint64_t distinct = 0;
   for (const PartitionGroups& partition : ordered) {
