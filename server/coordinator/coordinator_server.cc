@@ -391,7 +391,6 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     return absl::OkStatus();
   }
 
-  int port() const override { return server_->port(); }
   std::string address() const override { return server_->address(); }
   Coordinator* coordinator() override { return &coordinator_; }
   Administration* administration() override { return &administration_; }

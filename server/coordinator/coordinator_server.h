@@ -37,7 +37,6 @@ class CoordinatorServer {
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(CoordinatorServerOptions options);
   virtual ~CoordinatorServer() = default;
 
-  virtual int port() const = 0;
   virtual std::string address() const = 0;  // "host:port" with the real port
 
   // What it serves, for use in the process itself; they live as long as the server.

@@ -37,7 +37,6 @@ class ShardServer {
   static absl::StatusOr<std::unique_ptr<ShardServer>> Start(ShardServerOptions options);
   ~ShardServer();
 
-  int port() const { return server_->port(); }
   // "host:port" with the real port.
   const std::string& address() const { return server_->address(); }
 

@@ -40,7 +40,8 @@ class Acceptor {
   static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(const config::Address& address);
   ~Acceptor();
 
-  int port() const { return port_; }
+  // "host:port" with the real port.
+  const std::string& address() const { return address_; }
   // Hands what connects to `server`, until Stop. Once.
   void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server);
   // Who connects from now on is refused.
@@ -54,7 +55,6 @@ class Acceptor {
 
   const FileDescriptor wake_;
   std::vector<FileDescriptor> listeners_;
-  int port_ = 0;
   std::string address_;
   ops::RateLimitedLog out_of_descriptors_{absl::Minutes(1)};
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
@@ -155,7 +155,7 @@ constexpr int kStrangerMs = 20'000;
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const config::Address& address) {
   auto acceptor = std::unique_ptr<Acceptor>(new Acceptor(FileDescriptor(eventfd(0, EFD_CLOEXEC))));
-  acceptor->port_ = address.port;
+  int port = address.port;
   absl::string_view host = address.host;
   absl::ConsumePrefix(&host, "[");
   absl::ConsumeSuffix(&host, "]");
@@ -166,19 +166,19 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const config::Address
   for (const std::string& name : hosts) {
     const Found found = Find(name);
     for (addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
-      SetPort(at->ai_addr, acceptor->port_);
+      SetPort(at->ai_addr, port);
       Listening listening = ListenOn(at->ai_addr, at->ai_addrlen);
       if (listening.error != 0) {
         fault = BindFault(listening.error);
         continue;
       }
-      acceptor->port_ = listening.port;
+      port = listening.port;
       acceptor->listeners_.push_back(std::move(listening.socket));
     }
     if (!acceptor->listeners_.empty()) break;
   }
   if (acceptor->listeners_.empty()) return absl::UnavailableError(fault);
-  acceptor->address_ = config::Address{address.host, acceptor->port_}.ToString();
+  acceptor->address_ = config::Address{address.host, port}.ToString();
   return acceptor;
 }
 
@@ -238,7 +238,7 @@ bool Acceptor::AcceptAll(int listener) {
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options) {
-  ASSIGN_OR_RETURN(config::Address bind, config::ParseAddress(options.address));
+  ASSIGN_OR_RETURN(const config::Address bind, config::ParseAddress(options.address));
   absl::StatusOr<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(bind);
   if (!acceptor.ok()) {
     return absl::UnavailableError(
@@ -276,9 +276,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
                      " cannot be served; the log of gRPC at level DEBUG may say why"));
   }
   server->acceptor_ = *std::move(acceptor);
-  server->port_ = server->acceptor_->port();
-  bind.port = server->port_;
-  server->address_ = bind.ToString();
+  server->address_ = server->acceptor_->address();
   server->service_names_ = options.service_names;
   ops::SetServing(server->server_.get(), server->service_names_, true);
   server->acceptor_->Start(std::move(connections));

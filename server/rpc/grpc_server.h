@@ -41,7 +41,6 @@ class GrpcServer {
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options);
   ~GrpcServer();
 
-  int port() const { return port_; }
   // "host:port" with the real port.
   const std::string& address() const { return address_; }
 
@@ -59,7 +58,6 @@ class GrpcServer {
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> service_names_;
   std::string address_;
-  int port_ = 0;
   absl::Mutex health_mutex_;
   bool stopping_ ABSL_GUARDED_BY(health_mutex_) = false;
 };

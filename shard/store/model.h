@@ -47,8 +47,7 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
   int stack_count() const { return static_cast<int>(stacks_.size()); }
   StackStore& stack(int i) const { return *stacks_[i]; }
   HotRowSketches& hot_rows(int i) const { return *hot_rows_[i]; }
-  // Of all stacks, and of those that it does not share.
-  int64_t bytes_per_partition() const { return bytes_per_partition_; }
+  // Of stacks that it does not share, and of all on this shard.
   int64_t own_bytes_per_partition() const { return own_bytes_per_partition_; }
   int64_t bytes() const { return bytes_per_partition_ * spec_.partition_count; }
 
