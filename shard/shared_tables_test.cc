@@ -236,6 +236,13 @@ TEST(SharedStacks, WhoComesAfterTheLastModelGetsNewRowsWhileOldOnesAreInUse) {
   models.engine->EndSnapshot(*in_use, false);
 }
 
+TEST(SharedStacks, OneThatDoesNotFitIsNamedWithItsModel) {
+  Models models({.bytes_per_partition = SharedBytes() / kShape.partitions - 1});
+  const absl::Status full = models.engine->CreateModel(Sharing(7, 0));
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("model m7: resource c/r: needs "));
+}
+
 TEST(SharedStacks, OfManyWhoCreateModelsAtOnceOneMakesThem) {
   constexpr int kThreads = 16;
   Models models({.bytes_per_partition = SharedBytes() / kShape.partitions});

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -116,7 +117,8 @@ absl::StatusOr<std::shared_ptr<MemoryManager::Room>> MemoryManager::Take(const s
   MutexLock lock(&mutex_);
   if (placed.ok()) return enlist();
   ++sums_.failures;
-  return Annotate(placed, absl::StrCat(owner == nullptr ? "model " : "a batch of model ", model));
+  return Annotate(placed, absl::StrCat(owner == nullptr ? "" : "a batch of ",
+                                       absl::StrContains(model, ' ') ? "" : "model ", model));
 }
 
 void MemoryManager::MayEvict(Room& room, std::weak_ptr<Evictable> rows) {

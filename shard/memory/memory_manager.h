@@ -109,8 +109,9 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
     std::shared_ptr<Room> room_;
   };
 
-  // Memory for the tables of a new model, which is used until MayEvict. RESOURCE_EXHAUSTED names
-  // the bytes needed, and why other models do not leave theirs. `owner`: see Keep.
+  // Memory for the tables of a new model, which is used until MayEvict. With a space, `model` is
+  // the name of something else. RESOURCE_EXHAUSTED names the bytes needed, and why other models do
+  // not leave theirs. `owner`: see Keep.
   absl::StatusOr<std::shared_ptr<Room>> Take(const std::string& model, std::vector<Table> tables,
                                              const Room* owner = nullptr);
   // Memory for a batch of a model, until the last reference to what is returned goes. The model

@@ -132,8 +132,10 @@ absl::StatusOr<std::shared_ptr<SharedStacks::Stack>> SharedStacks::Make(
   made->bytes_per_partition = StackStore::BytesPerPartition(stack);
   made->memory = memory_;
   // With a space, this is the name of no model.
-  ASSIGN_OR_RETURN(made->room, memory_->Take(absl::StrCat("resource ", stack.resource),
-                                             {{stack.name, made->bytes_per_partition}}));
+  auto room = memory_->Take(absl::StrCat("resource ", stack.resource),
+                            {{stack.name, made->bytes_per_partition}});
+  if (!room.ok()) return Annotate(room.status(), absl::StrCat("model ", model.name));
+  made->room = *std::move(room);
   memory_->MayEvict(*made->room, {});  // nothing that could leave
   ASSIGN_OR_RETURN(made->store, StackStore::Create(model, stack, options_));
   return made;
