@@ -154,18 +154,8 @@ absl::Status ValidateFeature(absl::string_view feature, int64_t vocabulary_size,
 }
 
 int64_t RoughSize(const FeatureInput& input) {
-  struct Visitor {
-    int64_t operator()(const DenseInput& dense) const {
-      return std::max(SizeOf(dense.ids), dense.sample_count);
-    }
-    int64_t operator()(const SparseInput& sparse) const {
-      return std::max(SizeOf(sparse.values), sparse.sample_count);
-    }
-    int64_t operator()(const RaggedInput& ragged) const {
-      return std::max(SizeOf(ragged.values), SizeOf(ragged.row_splits));
-    }
-  };
-  return std::visit(Visitor(), input.ids);
+  const bool ragged = std::holds_alternative<RaggedInput>(input.ids);  // with a split more
+  return std::max(SizeOf(IdsOf(input)), SampleCount(input) + ragged);
 }
 
 int64_t SampleCount(const FeatureInput& input) {
