@@ -26,8 +26,8 @@ namespace {
 // How long a channel that cannot connect may take to say why.
 constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
-// How long a coordinator may leave a connection unanswered before the next one is tried: at first,
-// when one that is only busy is to stay the one of its trainers, and of a call.
+// How long a coordinator may leave a connection unanswered before the next one is tried: while a
+// client connects, so that one that is only busy keeps its trainers, and for a call.
 constexpr absl::Duration kFirstSilence = absl::Seconds(5);
 constexpr absl::Duration kSilence = absl::Seconds(1);
 

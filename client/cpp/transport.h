@@ -100,8 +100,7 @@ class Transport {
   // What every call sends; Call has done so before an attempt. To be called before a call begins.
   void Authorize(grpc::ClientContext* context) const;
 
-  // What cancellations() was when the call began that this thread makes: it begins now, if that was
-  // not said.
+  // `begun_at` of this thread, or what cancellations() is now.
   uint64_t begun() const { return begun_at.value_or(cancellations_); }
   // For calls that go on after the function that began them: CancelCalls cancels a call between
   // AddCall and RemoveCall too, and one that has `begun` before.

@@ -267,7 +267,7 @@ void CheckpointStore::RemoveLitter(const std::string& model_folder, int64_t now)
       const auto touched = files::TouchedAt(folder);
       if (touched.ok() && now - *touched > kAbandonedAfterSeconds) Abandon(folder);
     } else if (files::IsThere(files::PathIn(folder, kMerging)).value_or(false)) {
-      const auto lock = files::FolderLock::Take(model_folder);
+      const auto lock = files::FolderLock::Take(model_folder, absl::ZeroDuration());
       const auto manifest = ReadManifest(folder);
       if (lock.ok() && manifest.ok()) RemoveUnlisted(folder, *manifest);
     }
@@ -493,7 +493,8 @@ absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history)
     if (newest.history() != history) return absl::OkStatus();
   }
   // Two who do this at once would write into one file, and the earlier date might stay.
-  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(ModelFolder(model)));
+  ASSIGN_OR_RETURN(const files::FolderLock lock,
+                   files::FolderLock::Take(ModelFolder(model), absl::Seconds(10)));
   const int64_t until =
       std::max(list.checkpoints(0).saved_at_ms(), GivenUpUntil(model).value_or(0));
   return files::WriteFileWhole(ModelFolder(model), kGivenUpFile, absl::StrCat(until));

@@ -220,12 +220,14 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
 }
 
 void AutoCheckpoints::RecoverAbsent() {
-  const auto list = checkpoints_->store().List("");
-  if (!list.ok()) {
-    ops::Log(ops::LogLevel::kError, "what has lost its rows cannot be restored",
-             {{"reason", std::string(list.status().message())}});
-    return;
+  absl::Status unreadable;
+  const auto list = checkpoints_->store().List("", &unreadable);
+  unreadable.Update(list.status());
+  if (!unreadable.ok()) {
+    unreadable_.Log(ops::LogLevel::kError, "what has lost its rows may not come back",
+                    {{"reason", std::string(unreadable.message())}});
   }
+  if (!list.ok()) return;
   std::set<std::string> models;
   for (const v1::CheckpointInfo& info : list->checkpoints()) models.insert(info.model());
   for (const std::string& model : models) {

@@ -21,6 +21,7 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/model_registry.h"
+#include "server/ops/logging.h"
 
 namespace emberd::coordinator {
 
@@ -110,6 +111,7 @@ class AutoCheckpoints {
   std::map<std::string, Recovery> recoveries_ ABSL_GUARDED_BY(mutex_);   // under way
   std::map<std::string, std::string> failures_ ABSL_GUARDED_BY(mutex_);  // of the last attempts
   std::map<std::string, Saved> saved_ ABSL_GUARDED_BY(mutex_);
+  ops::RateLimitedLog unreadable_{absl::Minutes(1)};
   int watches_ = 0;
   TaskQueue tasks_;  // last: its destructor waits for what uses the rest
 };

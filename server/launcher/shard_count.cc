@@ -429,7 +429,14 @@ absl::Status FitLogsToShards(const v1::ClusterConfig& cluster,
   ASSIGN_OR_RETURN(bool needed, move.Needed());
   if (!needed) return absl::OkStatus();
   // Two of these at once would move each other's logs.
-  ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(storage.directory()));
+  const auto lock = files::FolderLock::Take(storage.directory());
+  if (absl::IsUnavailable(lock.status())) {
+    return absl::UnavailableError(
+        absl::StrCat("storage.directory ", storage.directory(),
+                     ": another `emberd up` moves its models to another number of shards; wait "
+                     "until that one is ready, or stop it"));
+  }
+  RETURN_IF_ERROR(lock.status());
   ASSIGN_OR_RETURN(needed, move.Needed());
   return needed ? move.Run() : absl::OkStatus();
 }

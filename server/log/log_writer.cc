@@ -236,8 +236,8 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   MutexLock round(&sync_mutex_);
   older_ = found;
   const bool sync = options_.fsync != v1::StorageConfig::NEVER;
-  // What failed to be synced may be told to be there the next time: no other try, as on a full
-  // disk.
+  // After a sync that failed, the next one may say that the disk has what it has not. So, other
+  // than on a full disk, there is no second try.
   absl::Status synced = sync ? SyncOlder() : absl::OkStatus();
   MutexLock lock(&mutex_);
   if (!synced.ok()) return Fail(synced);

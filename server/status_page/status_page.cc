@@ -9,6 +9,7 @@
 #include <grpcpp/support/channel_arguments.h>
 #include <nlohmann/json.hpp>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -91,20 +92,23 @@ class Cached {
 
 // The models whose stacks `stats` lists, but those that cannot be described, as one that has just
 // been dropped: the others and the figures are there all the same. Where shards are silent, each
-// that is known to other coordinators alone takes its time: not all are waited for.
+// that is known to other coordinators alone takes its time: not all are waited for. Those of this
+// coordinator come first in `stats`, and are known at once.
 std::vector<v1::DescribeModelResponse> Models(const Source& source,
                                               const v1::GetStatsResponse& stats) {
-  std::set<std::string> names;
-  for (const v1::StackStats& stack : stats.stacks()) names.insert(stack.model());
+  std::set<std::string> asked;
   std::vector<v1::DescribeModelResponse> models;
   const absl::Time end = SteadyNow() + Peers::kPatience;
-  for (const std::string& name : names) {
+  for (const v1::StackStats& stack : stats.stacks()) {
     if (SteadyNow() >= end) break;
+    if (!asked.insert(stack.model()).second) continue;
     v1::DescribeModelRequest request;
-    request.set_name(name);
+    request.set_name(stack.model());
     absl::StatusOr<v1::DescribeModelResponse> model = source.model(request);
     if (model.ok()) models.push_back(*std::move(model));
   }
+  absl::c_sort(models,
+               [](const auto& a, const auto& b) { return a.config().name() < b.config().name(); });
   return models;
 }
 

@@ -96,7 +96,8 @@ TEST_F(StatusPageTest, StatusHasEveryFieldAndEveryDigit) {
 TEST_F(StatusPageTest, DoesNotWaitForEachModel) {
   for (const char* model : {"a", "b", "c"}) stats_.add_stacks()->set_model(model);
   std::atomic<int> described = 0;
-  const auto slow = [&](const auto&) -> absl::StatusOr<v1::DescribeModelResponse> {
+  const auto slow = [&](const auto& request) -> absl::StatusOr<v1::DescribeModelResponse> {
+    if (request.name() == "m") return Model(request);  // one of its own
     ++described;
     absl::SleepFor(Peers::kPatience);
     return absl::DeadlineExceededError("shard 0 is silent");
@@ -105,7 +106,9 @@ TEST_F(StatusPageTest, DoesNotWaitForEachModel) {
        Routes({.name = "c", .stats = [this](const auto&) { return Stats(); }, .model = slow})) {
     routes_[route.path] = route;
   }
-  EXPECT_EQ(Json("/status.json")["stats"]["stacks"].size(), 4u);
+  const nlohmann::json status = Json("/status.json");
+  EXPECT_EQ(status["stats"]["stacks"].size(), 4u);
+  EXPECT_EQ(status["models"][0]["name"], "m");
   EXPECT_EQ(described, 1);
 }
 

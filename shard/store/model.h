@@ -47,7 +47,7 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
   int stack_count() const { return static_cast<int>(stacks_.size()); }
   StackStore& stack(int i) const { return *stacks_[i]; }
   HotRowSketches& hot_rows(int i) const { return *hot_rows_[i]; }
-  // Of stacks that it does not share, and of all on this shard.
+  // Of the stacks that it does not share, in every partition; of all stacks, on this shard.
   int64_t own_bytes_per_partition() const { return own_bytes_per_partition_; }
   int64_t bytes() const { return bytes_per_partition_ * spec_.partition_count; }
 

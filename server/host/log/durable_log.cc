@@ -430,10 +430,13 @@ class ShardRecovery {
   absl::Status Load(shard::Model& model, const checkpoint::CheckpointChain& chain, uint64_t epoch) {
     // As for ShardCheckpoints::Restore; but nobody else compares the files of other shares now.
     if (!SamePlaces(model, chain.front().manifest())) {
-      RETURN_IF_ERROR(checkpoint::VerifyChain(chain, [this](int64_t, int64_t) {
-        return progress_.cancelled ? absl::CancelledError("the process is ending")
-                                   : absl::OkStatus();
-      }));
+      progress_.total_bytes += checkpoint::BytesOf(chain);
+      RETURN_IF_ERROR(checkpoint::VerifyChain(
+          chain, [this, before = progress_.bytes.load()](int64_t bytes, int64_t) {
+            progress_.bytes = before + bytes;
+            return progress_.cancelled ? absl::CancelledError("the process is ending")
+                                       : absl::OkStatus();
+          }));
     }
     return LoadRows(model, chain, parts_.threads, progress_, epoch);
   }
