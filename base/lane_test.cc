@@ -218,7 +218,8 @@ TEST(Lane, InvitesNobodyWithoutRandomNumbers) {
 TEST(Lane, OtherUsersStayOutside) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to be somebody else";
   for (const bool any : {false, true}) {
-    const auto server = Serve(Echo, 256, {.any_user = any});
+    const auto server =
+        Serve(Echo, 256, {.any_user = any, .ticket_life = kLong, .stranger_patience = kLong});
     const LocalInvitation invitation = server->Invite();
     const pid_t other = fork();
     if (other == 0) {

@@ -290,7 +290,8 @@ struct SilentHost final : LocalHost {
 // Requests on their way may name what it was lent.
 TEST(SharedArena, AsksASilentServerNothingMoreAndStaysConnected) {
   SilentHost host;
-  const auto server = *LocalServer::Start({}, &host, nullptr);
+  const auto server =
+      *LocalServer::Start({.ticket_life = kLong, .stranger_patience = kLong}, &host, nullptr);
   const LocalInvitation invitation = server->Invite({});
   auto arena =
       *SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);

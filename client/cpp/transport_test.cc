@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/held_port.h"
 #include "client/cpp/coordinator.h"
@@ -68,16 +69,20 @@ TEST(TransportTest, ConnectWaitsForAServerThatStartsLate) {
 TEST(TransportTest, ACoordinatorThatAnswersLateStaysTheFirst) {
   FakeService busy, idle;
   const auto link = *emberd::testing::Relay::Start(busy.address());
-  link->Stall();
-  std::thread healer([&] {
-    absl::SleepFor(absl::Milliseconds(1500));
-    link->Heal();
-  });
-  absl::StatusOr<std::unique_ptr<Transport>> transport =
-      Transport::Connect(FastOptions({link->address(), idle.address()}));
-  healer.join();
-  ASSERT_TRUE(transport.ok()) << transport.status();
-  EXPECT_EQ((*transport)->current(), 0);
+  for (bool in_time = false; !in_time;) {
+    link->Stall();
+    const absl::Time begin = SteadyNow();
+    std::thread healer([&] {
+      absl::SleepFor(absl::Milliseconds(1500));
+      link->Heal();
+      in_time = SteadyNow() < begin + absl::Seconds(4);  // else there was reason to turn away
+    });
+    absl::StatusOr<std::unique_ptr<Transport>> transport =
+        Transport::Connect(FastOptions({link->address(), idle.address()}));
+    healer.join();
+    ASSERT_TRUE(transport.ok()) << transport.status();
+    EXPECT_TRUE(!in_time || (*transport)->current() == 0);
+  }
 }
 
 TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
@@ -127,7 +132,8 @@ TEST(TransportTest, FindsAServerThatIsBackWithinItsRetries) {
     return (*transport)->Call({}, call);
   };
   // A server whose threads do not run for a second is not found in time: then once more.
-  const absl::Status status = Await(lose_it_for_a_while);
+  absl::Status status = lose_it_for_a_while();
+  if (!status.ok()) status = lose_it_for_a_while();
   EXPECT_TRUE(status.ok()) << status;
 }
 

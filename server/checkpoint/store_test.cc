@@ -254,7 +254,6 @@ TEST_F(StoreTest, WhatIsSavedAfterRowsWereGivenUpIsLaterThanThat) {
   EXPECT_EQ(*store_.GivenUpUntil("m/1"), store_.Read("m/1", "b")->saved_at_ms());
 }
 
-// storage.durability LOG: without the checkpoint that it goes on from a log is worth nothing.
 // Through two coordinators: each may drop the model.
 TEST_F(StoreTest, SeveralMayGiveUpRowsAtOnce) {
   ASSERT_TRUE(Save("a").ok());
@@ -271,6 +270,7 @@ TEST_F(StoreTest, SeveralMayGiveUpRowsAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// storage.durability LOG: without the checkpoint that it goes on from a log is worth nothing.
 TEST_F(StoreTest, WhatALogBeginsWithStays) {
   constexpr uint64_t kHistory = 7;
   const auto deletes = [&](const std::string& name) {

@@ -37,7 +37,7 @@ struct Rank {
 
 class GroupFaultTest : public ClusterFixture {
  protected:
-  explicit GroupFaultTest(std::string config = "timeouts { batch_ttl_ms: 20000 }")
+  explicit GroupFaultTest(std::string config = "timeouts { batch_ttl_ms: 8000 }")
       : config_(std::move(config)) {}
 
   void SetUp() override {

@@ -81,7 +81,7 @@ absl::Status LoseACoordinatorOfAGroup(CountingCluster& cluster) {
   const absl::Duration step_timeout = absl::Seconds(4);
   RETURN_IF_ERROR(cluster.Join({0, 0}, step_timeout).status());
   if (cluster.Step(0).ok()) return absl::InternalError("the coordinator should have died");
-  absl::SleepFor(4 * step_timeout);  // much more than twice
+  absl::SleepFor(3 * step_timeout);  // more than twice, and more than batch_ttl_ms
   ASSIGN_OR_RETURN(const int64_t next, cluster.Join({1, 1}, step_timeout));
   RETURN_IF_ERROR(cluster.Step(next));
   return ExpectCounts(cluster, cluster.other(), static_cast<float>(2 * (next + 1)));

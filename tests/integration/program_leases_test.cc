@@ -18,7 +18,7 @@ class ProgramLeasesTest : public ProgramsTest {
  protected:
   void SetUp() override {
     StartCluster({.embedded = true,
-                  .config = "timeouts { batch_ttl_ms: 10000 } budgets { batch_bytes: 400000 "
+                  .config = "timeouts { batch_ttl_ms: 6000 } budgets { batch_bytes: 400000 "
                             "bytes_per_sparsecore: 1000000000 "
                             "client_in_flight_bytes: 500000 }"},
                  MixedModel("mixed"));
