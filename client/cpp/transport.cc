@@ -27,7 +27,7 @@ namespace {
 constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
 // How long a coordinator may leave a connection unanswered before the next one is tried: while a
-// client connects, so that one that is only busy keeps its trainers, and for a call.
+// client connects, for one that is only busy is to keep its trainers; and later, by a call.
 constexpr absl::Duration kFirstSilence = absl::Seconds(5);
 constexpr absl::Duration kSilence = absl::Seconds(1);
 

@@ -103,7 +103,7 @@ class Transport {
   // `begun_at` of this thread, or what cancellations() is now.
   uint64_t begun() const { return begun_at.value_or(cancellations_); }
   // For calls that go on after the function that began them: CancelCalls cancels a call between
-  // AddCall and RemoveCall too, and one that has `begun` before.
+  // AddCall and RemoveCall too, and one whose `begun` was taken before.
   void AddCall(grpc::ClientContext* context, uint64_t begun);
   void RemoveCall(grpc::ClientContext* context);
   // Where calls go that any coordinator can answer.

@@ -376,8 +376,8 @@ absl::Status SaveRows(shard::Snapshot& snapshot, absl::Span<const std::string> f
 
 absl::Status CheckFiles(const checkpoint::CheckpointChain& chain, int shard, int shards,
                         ShardProgress& progress) {
-  const auto report = [&](int64_t bytes, int64_t) {
-    progress.bytes = bytes;
+  const auto report = [&, before = progress.bytes.load()](int64_t bytes, int64_t) {
+    progress.bytes = before + bytes;
     return progress.cancelled ? GivenUp() : absl::OkStatus();
   };
   int number = 0;

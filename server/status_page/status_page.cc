@@ -91,9 +91,9 @@ class Cached {
 };
 
 // The models whose stacks `stats` lists, but those that cannot be described, as one that has just
-// been dropped: the others and the figures are there all the same. Where shards are silent, each
-// that is known to other coordinators alone takes its time: not all are waited for. Those of this
-// coordinator come first in `stats`, and are known at once.
+// been dropped: the others and the figures are there all the same. While a shard is
+// silent, a model that only other coordinators know takes seconds, so that after a second no more
+// are asked for. Those of this coordinator come first in `stats`, and are known at once.
 std::vector<v1::DescribeModelResponse> Models(const Source& source,
                                               const v1::GetStatsResponse& stats) {
   std::set<std::string> asked;

@@ -431,12 +431,7 @@ class ShardRecovery {
     // As for ShardCheckpoints::Restore; but nobody else compares the files of other shares now.
     if (!SamePlaces(model, chain.front().manifest())) {
       progress_.total_bytes += checkpoint::BytesOf(chain);
-      RETURN_IF_ERROR(checkpoint::VerifyChain(
-          chain, [this, before = progress_.bytes.load()](int64_t bytes, int64_t) {
-            progress_.bytes = before + bytes;
-            return progress_.cancelled ? absl::CancelledError("the process is ending")
-                                       : absl::OkStatus();
-          }));
+      RETURN_IF_ERROR(CheckFiles(chain, /*shard=*/0, /*shards=*/1, progress_));
     }
     return LoadRows(model, chain, parts_.threads, progress_, epoch);
   }
