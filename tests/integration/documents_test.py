@@ -78,6 +78,19 @@ class PagesTest(unittest.TestCase):
             missing = set(re.findall(r"\w+", name)) - words
             self.assertTrue(name in self.files or not missing, f"{page}: no source has {missing} of {name}")
 
+    def test_members_are_those_of_their_class(self):
+        words = {}  # of a class: those of all sources that define it
+        for name in self.files:
+            if name.endswith((".h", ".cc")):
+                text = read(name)
+                for owner in re.findall(r"(?m)^ *(?:class|struct) (\w+)\b[^;{]*{", text):
+                    words.setdefault(owner, set()).update(re.findall(r"\w+", text))
+        members = {(page, *quoted.split("::")) for page, quoted in self.quoted()
+                   if re.fullmatch(r"\w+::\w+", quoted) and not re.match("std|absl", quoted)}
+        self.assertGreater(len(members), 30)
+        for page, owner, member in members:
+            self.assertTrue(member in words.get(owner, set()), f"{page}: no {owner} has {member}")
+
     def test_readers_of_the_tree_come_upon_them(self):
         headers = [read(name) for name in self.files if name.endswith(".h")]
         comments = "\n".join(line for text in headers for line in re.findall(r"(?m)^//.*$", text))
