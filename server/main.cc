@@ -107,8 +107,8 @@ void AddStorageFlags(CLI::App* up, launcher::Overrides* overrides) {
   AddOption(
       up, "--durability", "LEVEL", overrides->durability,
       "memory: save checkpoints on request only; checkpoint: also every 10 minutes, and restore "
-      "the newest one after rows were lost; log: write every change to disk before it is "
-      "answered, so that nothing is lost [checkpoint with --data]")
+      "the newest one after rows were lost; log: write every change to a log before it is "
+      "answered, so that a killed process loses nothing [checkpoint with --data]")
       ->transform(OneOf("levels", ValuesOf<v1::StorageConfig::Durability>()));
 }
 
