@@ -136,7 +136,7 @@ class ShardHost {
   ShardCheckpoints& checkpoints() { return checkpoints_; }
 
   // With `hot_rows` rows of each table, 0 to 100. Takes as long as HugePageBytes
-  // (process_metrics.h).
+  // (server/ops/metrics.h).
   v1::ShardStatus GetStatus(int hot_rows = 0) const;
 
   // AdminService.ChangeMemory on this shard. May take as long as models take to move.
