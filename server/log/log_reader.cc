@@ -41,8 +41,8 @@ std::string RecordsFrom(uint64_t first, uint64_t end) {
 std::string LogAdvice(const std::string& folder) {
   return absl::StrCat(
       "; `emberctl log verify ", folder,
-      "` shows what is left; to go on without this log, restore a checkpoint into a "
-      "cluster with another storage.directory");
+      "` shows what is left; to go on without the logs, stop all shards, move their folders "
+      "shard-NNNN away, start the shards and restore a checkpoint");
 }
 
 // Finds out what of a log counts, and whether anything is missing. One thread at a time.

@@ -90,7 +90,8 @@ class LogReaderTest : public ::testing::Test {
   void ExpectDamage(const absl::Status& status, const std::string& path, const std::string& what) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     for (const std::string& part : {path + ":", what, "emberctl log verify " + folder_,
-                                    std::string("restore a checkpoint")}) {
+                                    std::string("move their folders shard-NNNN away, start the "
+                                                "shards and restore a checkpoint")}) {
       EXPECT_THAT(std::string(status.message()), HasSubstr(part));
     }
   }
