@@ -245,6 +245,7 @@ TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "(4 partitions)", /*sparsecores=*/2));
   EXPECT_THAT(ReadFile(log_), HasSubstr("--sparsecores 1"));
+  EXPECT_THAT(ReadFile(log_), HasSubstr("move the folders shard-NNNN away"));
   ASSERT_NO_FATAL_FAILURE(Start(2));
   EXPECT_EQ(Tables(), before);
 }

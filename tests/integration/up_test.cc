@@ -20,6 +20,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -400,6 +401,28 @@ TEST_F(ServerProcessTest, AShardSaysThatItServesOnlyOnceItHasItsLog) {
   lock = FileDescriptor();
   EXPECT_TRUE(says("serves now grpc=")) << shard.Err();
   EXPECT_THAT(Get(fields["http"][0], "/healthz"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(ServerProcessTest, ALogOfAnotherNumberOfShardsSaysWhatToDo) {
+  std::ofstream(Config(), std::ios::app)
+      << "storage { directory: '" << directory_.path() << "' durability: LOG }\n";
+  {
+    TestingProgram shard(Emberd({"shard", "--config", Config()}));
+    auto fields = Fields(shard.WaitForLine("emberd: ready shard-0 grpc="));
+    const auto serves = [&] {
+      return absl::StartsWith(Get(fields["http"][0], "/healthz"), "HTTP/1.1 200");
+    };
+    ASSERT_TRUE(Eventually(serves)) << shard.Err();
+    shard.Signal(SIGTERM);
+    EXPECT_EQ(shard.Wait(), 0) << shard.Err();
+  }
+  std::ofstream(Config(), std::ios::app) << "shards { address: '127.0.0.1:0' }\n";
+  TestingProgram shard(Emberd({"shard", "--config", Config()}));
+  const auto refuses = [&] {
+    return absl::StrContains(shard.Err(), "move the folders shard-NNNN away");
+  };
+  EXPECT_TRUE(Eventually(refuses)) << shard.Err();
+  EXPECT_THAT(shard.Err(), HasSubstr("is the log of shard 0 of 1, not of 0 of 2"));
 }
 
 TEST_F(ServerProcessTest, FlagsGoOverTheConfiguration) {

@@ -96,8 +96,8 @@ class ShardRecovery {
       return absl::FailedPreconditionError(absl::StrCat(
           log_folder_, " is the log of shard ", found.shard, " of ", found.shards, ", not of ",
           place_.index, " of ", place_.shards,
-          "; start the cluster with as many shards as before, save a checkpoint, and restore that "
-          "into a cluster with the new number and a fresh storage.directory"));
+          "; start the cluster with as many shards as before, save checkpoints, stop it, move the "
+          "folders shard-NNNN away, and restore the checkpoints with the new number"));
     }
     parts_.votes->SetReplaying(true);
     parts_.groups->SetReplaying([this](uint64_t model_id) { return Skips(model_id); });
