@@ -336,19 +336,23 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
 void AutoCheckpoints::SaveAtStop(absl::Time end) {
   registry_->Watch();  // what has changed until now
   rpc::CallContext context(end);
+  std::vector<step::ServedModelPtr> unsaved;
   for (const ModelRegistry::Known& known : registry_->models()) {
-    if (known.model->read_only() || !known.lost.empty()) continue;
-    absl::Status status = Save(known.model, Reason::kStop, &context);
+    if (!known.model->read_only() && known.lost.empty()) unsaved.push_back(known.model);
+  }
+  const auto is_over = [&](const step::ServedModelPtr& model) {
+    const absl::Status status = Save(model, Reason::kStop, &context);
     // Another coordinator stops, too: it saves at this moment, or has saved since the newest
     // checkpoint was read, so that a shard has nothing to tell from there on.
-    while ((absl::IsAborted(status) || absl::IsFailedPrecondition(status)) && SteadyNow() < end) {
-      absl::SleepFor(kStopPause);
-      status = Save(known.model, Reason::kStop, &context);
-    }
-    if (status.ok() || absl::IsNotFound(status)) continue;
+    const bool again = absl::IsAborted(status) || absl::IsFailedPrecondition(status);
+    if (again && SteadyNow() < end) return false;
+    if (status.ok() || absl::IsNotFound(status)) return true;
     ops::Log(ops::LogLevel::kError, "a model could not be saved before the stop: changes are lost",
-             {{"model", known.model->config.name()}, {"reason", std::string(status.message())}});
-  }
+             {{"model", model->config.name()}, {"reason", std::string(status.message())}});
+    return true;
+  };
+  // Whichever model has to wait, the others need not.
+  while (std::erase_if(unsaved, is_over), !unsaved.empty()) absl::SleepFor(kStopPause);
 }
 
 void AutoCheckpoints::Watch() {

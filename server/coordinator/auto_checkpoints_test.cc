@@ -1,0 +1,116 @@
+// What is saved before a process ends. A failure here means changes that are lost though there was
+// time to save them.
+#include "server/coordinator/auto_checkpoints.h"
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/temp_dir.h"
+#include "base/testing/await.h"
+#include "config/config.h"
+#include "server/coordinator/coordinator.h"
+#include "server/host/shard_backend.h"
+
+namespace emberd::coordinator {
+namespace auto_checkpoints_test {
+
+// A coordinator over one shard in the same process, which saves new models and nothing else by
+// itself.
+class AutoCheckpointsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    cluster_ = *config::ParseCluster(
+        absl::StrCat("shards { address: '127.0.0.1:1' } coordinators { address: '127.0.0.1:2' } ",
+                     "sparsecores_per_shard: 1 storage { directory: '", folder_.path(),
+                     "' durability: CHECKPOINT every_seconds: 100000 }"));
+    ASSERT_TRUE(config::CompleteCluster(&cluster_).ok());
+    shard_ = *host::MakeLocalShard(cluster_, 0, &metrics_, &threads_);
+    coordinator_ =
+        std::make_unique<Coordinator>(cluster_, 0, std::vector{shard_}, &metrics_, &threads_);
+  }
+
+  // Makes a model, waits until it is saved, and changes a row of it.
+  step::ServedModelPtr ChangeNew(const std::string& name) {
+    v1::DeclareModelRequest declare;
+    *declare.mutable_config() = *config::ParseModel(
+        absl::StrCat("name: '", name, "' tables { name: 't' vocabulary_size: 8 embedding_dim: 1 ",
+                     "optimizer { sgd {} } } features { name: 'f' table: 't' batch_size: 1 }"));
+    const auto declared = coordinator_->DeclareModel(declare, &context_);
+    EXPECT_TRUE(declared.ok()) << declared.status();
+    EXPECT_TRUE(Eventually([&] { return SavedChanges(name) == 0; }));
+    v1::AssignRowsRequest assign;
+    assign.set_model_id(declared->model_id());
+    assign.set_table("t");
+    assign.mutable_mutation()->set_client_id(name);
+    assign.mutable_mutation()->set_sequence(1);
+    const int64_t id = 3;
+    assign.mutable_ids()->set_dtype(v1::INT64);
+    assign.mutable_ids()->add_shape(1);
+    assign.mutable_ids()->set_data(&id, sizeof(id));
+    const float value = 0.5f;
+    assign.mutable_values()->set_dtype(v1::FLOAT32);
+    assign.mutable_values()->add_shape(1);
+    assign.mutable_values()->add_shape(1);
+    assign.mutable_values()->set_data(&value, sizeof(value));
+    const auto assigned = coordinator_->resources().rows->AssignRows(assign, &context_);
+    EXPECT_TRUE(assigned.ok()) << assigned.status();
+    ModelRegistry& registry = *coordinator_->resources().registry;
+    const auto known = [&] { return registry.Recall(declared->model_id()); };
+    EXPECT_TRUE(Eventually([&] { return known().rows.changes() == 1; }));
+    return known().model;
+  }
+
+  // That the newest checkpoint has; -1: there is none.
+  int64_t SavedChanges(const std::string& model) {
+    const auto newest = coordinator_->resources().checkpoints->store().Newest(model);
+    return newest.ok() ? newest->changes() : -1;
+  }
+
+  // Holds the model back as a save at another coordinator does, or does so for longer.
+  bool Hold(const step::ServedModel& model) {
+    auto pause = step::OfRows<internal::v1::PauseChangesRequest>(model.id, model.history);
+    pause.set_pause_id(kPause);
+    pause.set_lease_ms(60'000);
+    return shard_->PauseChanges(pause, &context_).ok();
+  }
+  void LetGo(const step::ServedModel& model) {
+    internal::v1::ResumeChangesRequest resume;
+    resume.set_model_id(model.id);
+    resume.set_pause_id(kPause);
+    EXPECT_TRUE(shard_->ResumeChanges(resume, &context_).ok());
+  }
+
+  static constexpr uint64_t kPause = 7;
+  const TempDir folder_ = *TempDir::Create();
+  ops::Metrics metrics_{"test"};
+  ThreadPools threads_{2};
+  rpc::CallContext context_{absl::InfiniteFuture()};
+  v1::ClusterConfig cluster_;
+  std::shared_ptr<host::ShardBackend> shard_;
+  std::unique_ptr<Coordinator> coordinator_;
+};
+
+// Would catch: a stop that waits for one model, which another coordinator saves just then, for as
+// long as it may take, and then has no time for the others.
+TEST_F(AutoCheckpointsTest, AModelThatHasToWaitKeepsNoOtherFromBeingSavedAtTheStop) {
+  const step::ServedModelPtr first = ChangeNew("a");
+  ChangeNew("b");
+  ASSERT_TRUE(Eventually([&] { return Hold(*first); }));
+  std::thread other([&] {
+    EXPECT_TRUE(Eventually([&] { return Hold(*first) && SavedChanges("b") == 1; }));
+    EXPECT_EQ(SavedChanges("a"), 0);
+    LetGo(*first);
+  });
+  coordinator_->auto_checkpoints()->SaveAtStop(SteadyNow() + 2 * kPatience);
+  other.join();
+  EXPECT_EQ(SavedChanges("a"), 1);
+  EXPECT_EQ(SavedChanges("b"), 1);
+}
+
+}  // namespace auto_checkpoints_test
+}  // namespace emberd::coordinator
