@@ -112,5 +112,41 @@ TEST_F(AutoCheckpointsTest, AModelThatHasToWaitKeepsNoOtherFromBeingSavedAtTheSt
   EXPECT_EQ(SavedChanges("b"), 1);
 }
 
+// Would catch: a drop that goes by what its coordinator knew of a name, not by what is there now. A
+// model that serves a checkpoint has none of its own; those of the model that took its place would
+// bring that one back.
+TEST_F(AutoCheckpointsTest, ADropGivesUpTheCheckpointsOfWhatIsThereNow) {
+  ChangeNew("a");
+  v1::ServeCheckpointRequest serve;
+  serve.set_model("a");
+  serve.set_serve_as("x");
+  const auto served = coordinator_->resources().checkpoints->Serve(
+      serve, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_);
+  ASSERT_TRUE(served.ok()) << served.status();
+  std::vector<uint64_t> given_up;
+  // Of another coordinator, which has not looked since.
+  ModelRegistryOptions options;
+  options.topology = {.shards = 1, .sparsecores_per_shard = 1};
+  options.threads = &threads_;
+  options.metrics = &metrics_;
+  options.give_up = [&](const std::string&, uint64_t history) {
+    given_up.push_back(history);
+    return absl::OkStatus();
+  };
+  ModelRegistry other(*coordinator_->resources().shards, options);
+  const auto known = other.FindByName("x", &context_);
+  ASSERT_TRUE(known.ok()) << known.status();
+  ASSERT_TRUE((*known)->read_only());
+  v1::DropModelRequest drop;
+  drop.set_name("x");
+  ASSERT_TRUE(coordinator_->DropModel(drop, &context_).ok());
+  const uint64_t history = ChangeNew("x")->history;
+  const auto dropped = other.Drop("x", nullptr, &context_);
+  ASSERT_TRUE(dropped.ok()) << dropped.status();
+  EXPECT_TRUE(*dropped);
+  EXPECT_EQ(given_up, (std::vector<uint64_t>{0, history}));
+  EXPECT_EQ(other.IdOf("x"), 0u);
+}
+
 }  // namespace auto_checkpoints_test
 }  // namespace emberd::coordinator

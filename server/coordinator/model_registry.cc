@@ -518,7 +518,8 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
-  const uint64_t id = IdOf(name) != 0 ? IdOf(name) : shards.FindName(name);
+  // As of Reset: another coordinator may have put another model of this name in its place.
+  const uint64_t id = shards.FindName(name) != 0 ? shards.FindName(name) : IdOf(name);
   const Known known = Recall(id);
   RETURN_IF_ERROR(SettleShared(id, settle, &shards, context));
   // What is only read stays in the checkpoint of the model that it comes from.
@@ -527,7 +528,7 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   std::optional<uint64_t> dropped;
   const auto drop = [&]() -> absl::StatusOr<uint64_t> {
     ASSIGN_OR_RETURN(dropped, changes_.Drop(name, id, known.history(), context));
-    Forget(id);
+    Forget(IdOf(name));
     return dropped.value_or(0);
   };
   RETURN_IF_ERROR(TakeRows(name, read_only ? nullptr : options_.give_up, drop));
