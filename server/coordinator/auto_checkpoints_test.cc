@@ -1,5 +1,5 @@
-// What is saved before a process ends. A failure here means changes that are lost though there was
-// time to save them.
+// What is saved, dropped and served while others are at work on the same models. A failure here
+// means changes that are lost, rows that come back after a drop, or limits that go by themselves.
 #include "server/coordinator/auto_checkpoints.h"
 
 #include <memory>
@@ -85,6 +85,22 @@ class AutoCheckpointsTest : public testing::Test {
     EXPECT_TRUE(shard_->ResumeChanges(resume, &context_).ok());
   }
 
+  // The newest checkpoint of "a".
+  void Serve(const std::string& as, const Checkpoints::Report& report) {
+    v1::ServeCheckpointRequest serve;
+    serve.set_model("a");
+    serve.set_serve_as(as);
+    const auto served = coordinator_->resources().checkpoints->Serve(serve, report, &context_);
+    EXPECT_TRUE(served.ok()) << served.status();
+  }
+  v1::StackLimits Limits(const std::string& model) {
+    v1::GetLimitsRequest request;
+    request.set_model(model);
+    const auto limits = coordinator_->GetLimits(request, &context_);
+    EXPECT_TRUE(limits.ok()) << limits.status();
+    return limits.ok() && limits->stacks_size() == 1 ? limits->stacks(0) : v1::StackLimits();
+  }
+
   static constexpr uint64_t kPause = 7;
   const TempDir folder_ = *TempDir::Create();
   ops::Metrics metrics_{"test"};
@@ -117,12 +133,7 @@ TEST_F(AutoCheckpointsTest, AModelThatHasToWaitKeepsNoOtherFromBeingSavedAtTheSt
 // bring that one back.
 TEST_F(AutoCheckpointsTest, ADropGivesUpTheCheckpointsOfWhatIsThereNow) {
   ChangeNew("a");
-  v1::ServeCheckpointRequest serve;
-  serve.set_model("a");
-  serve.set_serve_as("x");
-  const auto served = coordinator_->resources().checkpoints->Serve(
-      serve, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_);
-  ASSERT_TRUE(served.ok()) << served.status();
+  Serve("x", [](const v1::CheckpointProgress&) { return absl::OkStatus(); });
   std::vector<uint64_t> given_up;
   // Of another coordinator, which has not looked since.
   ModelRegistryOptions options;
@@ -146,6 +157,24 @@ TEST_F(AutoCheckpointsTest, ADropGivesUpTheCheckpointsOfWhatIsThereNow) {
   EXPECT_TRUE(*dropped);
   EXPECT_EQ(given_up, (std::vector<uint64_t>{0, history}));
   EXPECT_EQ(other.IdOf("x"), 0u);
+}
+
+// Would catch: rows that come with the limits that there were when their loading began. It may take
+// hours, and an operator was told meanwhile that the limits are others now.
+TEST_F(AutoCheckpointsTest, LimitsThatAreSetWhileACheckpointIsLoadedStay) {
+  ChangeNew("a");
+  Serve("x", [](const v1::CheckpointProgress&) { return absl::OkStatus(); });
+  v1::SetLimitsRequest set;
+  set.set_model("x");
+  set.add_limits()->set_stack(Limits("x").stack());
+  set.mutable_limits(0)->set_max_unique_ids_per_partition(3);
+  int times = 0;
+  Serve("x", [&](const v1::CheckpointProgress&) {
+    if (times++ > 0) return absl::OkStatus();
+    return coordinator_->resources().registry->SetLimits(set, &context_).status();
+  });
+  EXPECT_GT(times, 0);
+  EXPECT_TRUE(Eventually([&] { return Limits("x").max_unique_ids_per_partition() == 3; }));
 }
 
 }  // namespace auto_checkpoints_test

@@ -551,7 +551,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
                                          ? MakeModel(known.model->config, rpc::RandomId())
                                          : Fetch(id, rpc::RandomId(), shards, context));
   model->serves = known.model != nullptr ? known.model->serves : shards.ServesOf(id, 0);
-  model->SetLimits(shards.LimitsOf(id, 0));
+  KeepLimits(shards, *model);
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "it has no initial rows"));
   if (config::HasAssignedTable(model->config)) {
     return absl::FailedPreconditionError(
@@ -587,7 +587,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig conf
     return absl::AbortedError("another coordinator has brought the rows back");
   }
   model->serves = shards.ServesOf(model->id, 0);
-  model->SetLimits(shards.LimitsOf(model->id, 0));
+  KeepLimits(shards, *model);
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "nothing is restored into it"));
   RETURN_IF_ERROR(CheckShared(&config, /*changes_rows=*/true, shards, context));
   const auto begun = shards.OnShard(0, config.name());
@@ -653,7 +653,7 @@ absl::Status ModelRegistry::MakeServed(const step::ServedModel& model, const Row
                                        rpc::CallContext* context) {
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
-  model.SetLimits(shards.LimitsOf(model.id, 0));
+  KeepLimits(shards, model);
   absl::Status made = changes_.Make(model, model.history, shards, &source, context);
   if (made.ok()) return made;
   changes_.Undo(model.id, model.history);

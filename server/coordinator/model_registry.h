@@ -186,6 +186,14 @@ class ModelRegistry {
                                                            rpc::CallContext* context);
   absl::StatusOr<std::shared_ptr<step::ServedModel>> MakeModel(v1::ModelConfig config,
                                                                uint64_t history) const;
+  // Gives new rows of a model the limits that it was given while it was served.
+  void KeepLimits(const ShardModels& shards, const step::ServedModel& model) const {
+    model.SetLimits(shards.LimitsOf(model.id, 0));
+    // Shard 0 may have lost them with the rows.
+    const Known known = Recall(model.id);
+    if (known.model == nullptr || shards.OnShard(0, model.config.name()).history() != 0) return;
+    model.SetLimits(known.model->LimitsNow());
+  }
   absl::Status LostError(const step::ServedModel& model, const ModelVerdict& verdict) const;
   // What Serve must not find.
   absl::Status CheckServable(const step::ServedModel& model, const ShardModels& shards,

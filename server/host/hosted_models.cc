@@ -413,6 +413,12 @@ absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request)
   if (entry.is_trained()) {
     RETURN_IF_ERROR(log_->Append(ModelServedRecord(request.model_id(), /*limits=*/nullptr)));
   }
+  // Of rows that these follow, the limits may have been changed while these were loaded.
+  for (const auto& [id, before] : models_) {
+    if (before.model_id() != entry.model_id() || !before.serving) continue;
+    if (before.create.limits().version() <= entry.create.limits().version()) continue;
+    *entry.create.mutable_limits() = before.create.limits();
+  }
   entry.serving = true;
   return absl::OkStatus();
 }

@@ -348,6 +348,36 @@ TEST_F(ClockTest, AClockThatIsSetBackKeepsNobodyFromSavingAndRestoringTheNewest)
   EXPECT_EQ(AwaitTables(), saved);
 }
 
+// Would catch: limits that an operator has set, and that go with shard 0, which keeps them, though
+// the rows come back.
+TEST_F(RecoveryTest, LimitsThatWereSetComeBackWithTheRowsOfShardZero) {
+  constexpr int kLimit = 500;
+  const auto limits = [&](int coordinator) {
+    v1::GetLimitsRequest request;
+    request.set_model("mixed");
+    v1::GetLimitsResponse response;
+    const grpc::Status status = Call(&v1::AdminService::Stub::GetLimits,
+                                     Api(cluster_->address(coordinator)), request, &response);
+    return status.ok() && response.stacks_size() > 0 ? response.stacks(0) : v1::StackLimits();
+  };
+  v1::SetLimitsRequest set;
+  set.set_model("mixed");
+  set.add_limits()->set_stack(limits(0).stack());
+  set.mutable_limits(0)->set_max_unique_ids_per_partition(kLimit);
+  v1::SetLimitsResponse done;
+  const grpc::Status status =
+      Call(&v1::AdminService::Stub::SetLimits, Api(cluster_->address(0)), set, &done);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  const auto all_know = [&] {
+    return limits(0).max_unique_ids_per_partition() == kLimit &&
+           limits(1).max_unique_ids_per_partition() == kLimit;
+  };
+  ASSERT_TRUE(Eventually(all_know));
+  LoseShard(0);
+  EXPECT_EQ(AwaitTables(), initial_);
+  EXPECT_TRUE(Eventually(all_know));
+}
+
 TEST_F(RecoveryTest, ModelsComeBackThatNobodyDeclaresAgain) {
   Train(0);
   const std::string saved = TableDigest();
