@@ -1,6 +1,7 @@
 #include "server/coordinator/programs/programs.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,9 @@
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/program_spec.h"
+#include "server/host/mutation_record.h"
 #include "server/ops/metrics.h"
+#include "server/step/mutations.h"
 
 namespace emberd::coordinator {
 namespace {
@@ -253,13 +256,17 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   const bool has_result = program->kind() != v1::ProgramSpec::UPDATE;
   Chain chain(&runner_, &programs_, &handles_, PlanOf(&request, has_result), /*chained=*/false,
               options_.max_message_bytes);
-  ASSIGN_OR_RETURN(const rpc::BudgetShare share, Run(config, &chain, context));
+  const absl::StatusOr<rpc::BudgetShare> share = Run(config, &chain, context);
+  if (absl::IsNotFound(share.status()) && !has_result && config.release_input_handles()) {
+    return Repeat(request, *program, share.status(), context);
+  }
+  RETURN_IF_ERROR(share.status());
   v1::ExecuteResponse response;
   for (const ValuePtr& whole : chain.results()) {
     const int parts = config.return_exploded() ? static_cast<int>(whole->tensors.size()) : 0;
     for (int k = parts == 0 ? 0 : 1; k <= parts; ++k) {
       ASSIGN_OR_RETURN(const ValuePtr part, ElementOf(whole, k, "the result"));
-      *response.add_results() = Give(config, part, share);
+      *response.add_results() = Give(config, part, *share);
     }
   }
   response.mutable_updates()->Assign(chain.updates().begin(), chain.updates().end());
@@ -269,6 +276,26 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
     (void)programs_.Release({request.program_handle()});
   }
   Count();
+  return response;
+}
+
+absl::StatusOr<v1::ExecuteResponse> Programs::Repeat(const v1::ExecuteRequest& request,
+                                                     const Program& program,
+                                                     const absl::Status& no_handle,
+                                                     rpc::CallContext* context) {
+  const v1::MutationId& key = request.config().execution_instance_key();
+  const host::Mutation mutation{key.client_id(), key.sequence(),
+                                host::UpdateTag(program.model_id())};
+  if (!host::CheckMutation(mutation).ok()) return no_handle;
+  ASSIGN_OR_RETURN(const std::optional<host::RowCounts> rows,
+                   resources_->mutations->Find(mutation, context));
+  if (!rows.has_value()) return no_handle;
+  resources_->server_metrics->Add(ops::MetricId::kReplays);
+  v1::ExecuteResponse response;
+  v1::MadeUpdate* const made = response.add_updates();
+  made->set_op_index(request.arguments_size());
+  host::SetRowCounts(*rows, made);
+  made->set_replayed(true);
   return response;
 }
 

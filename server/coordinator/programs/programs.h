@@ -54,6 +54,11 @@ class Programs {
   // Checks a plan and runs it. Returns the share of the budget for the handles of its results.
   absl::StatusOr<rpc::BudgetShare> Run(const v1::ExecutionConfig& config, Chain* chain,
                                        rpc::CallContext* context);
+  // The answer to an UPDATE that names what is gone, as after one whose answer was lost and that
+  // has released it: from the record, else `no_handle`.
+  absl::StatusOr<v1::ExecuteResponse> Repeat(const v1::ExecuteRequest& request,
+                                             const Program& program, const absl::Status& no_handle,
+                                             rpc::CallContext* context);
   // Under a new handle, or in the answer, as `config` says.
   v1::ProgramResult Give(const v1::ExecutionConfig& config, const ValuePtr& value,
                          const rpc::BudgetShare& share);
