@@ -11,10 +11,15 @@ def apart(rates: Mapping[str, Any], kinds: Mapping[str, Any]) -> List[StackGroup
     """Groups of a plan in which no tables share a stack whose rates may come to differ, though they are declared alike.
 
     rates: by table, what gives its rate in each step, such as a schedule; None: it is as declared.
-    kinds: by table, what those have in common that may be stacked: width and kind of optimizer."""
+    kinds: by table, its `kind_of`."""
     first: Dict[Any, Any] = {}
     mixed = {kinds[table] for table, rate in rates.items() if first.setdefault(kinds[table], rate) != rate}
     return [StackGroup([table]) for table, rate in rates.items() if rate is not None and kinds[table] in mixed]
+
+
+def kind_of(columns: int, optimizer: Any) -> Any:
+    """What those tables have in common that may be stacked: the width with padding, and the kind of optimizer."""
+    return -(-columns // 8), type(optimizer)
 
 
 def unequal(values: Mapping[str, Any], stacks: Mapping[str, Any]) -> Optional[Tuple[str, str]]:

@@ -270,10 +270,10 @@ class FaultsTest(Case):
 class RatesTest(Case):
     """A stack has one rate."""
 
-    def tables(self, optimizers, **options):
-        """A layer of tables of ones, which are updated with gradients of one."""
-        return self.make({name: emberd.keras.FeatureConfig(name, self.table(name, initializer="ones", optimizer=optimizer), (8,), (8, 4))
-                          for name, optimizer in optimizers.items()}, **options)
+    def tables(self, optimizers, dims={}, **options):
+        """A layer of tables of ones, which are updated with gradients of one. dims: of those that have not 4 columns."""
+        tables = {name: self.table(name, dims.get(name, 4), initializer="ones", optimizer=optimizer) for name, optimizer in optimizers.items()}
+        return self.make({name: emberd.keras.FeatureConfig(name, table, (8,), (8, table.embedding_dim)) for name, table in tables.items()}, **options)
 
     def moves(self, layer):
         """By how much a step moves each table."""
@@ -284,7 +284,7 @@ class RatesTest(Case):
                 self.layer = layer
 
             def call(self, inputs, training=False):
-                return sum(self.layer(inputs, training=training).values())
+                return sum(keras.ops.sum(one, 1, keepdims=True) for one in self.layer(inputs, training=training).values())
 
         net = Sum()
         net.compile(optimizer=keras.optimizers.SGD(0.1), loss=lambda _, found: 8 * keras.ops.sum(found, 1))  # of which Keras takes the mean
@@ -321,6 +321,8 @@ class RatesTest(Case):
 
         layer = self.tables({"a": of(0.5), "b": of(0.25), "c": keras.optimizers.SGD(0.01)})  # the cluster's default rate
         self.assertEqual(self.moves(layer), {"a": 0.5, "b": 0.25, "c": 0.01})
+        layer = self.tables({"a": of(0.5), "b": of(0.25)}, {"b": 3}, model="equally_wide_with_padding")
+        self.assertEqual(self.moves(layer), {"a": 0.5, "b": 0.25})
         layer = self.tables({"a": of(0.5), "b": of(0.5)}, model="alike")
         self.assertEqual(self.stacks(layer), ["a_b"])
         self.assertEqual(self.moves(layer), {"a": 0.5, "b": 0.5})

@@ -482,14 +482,15 @@ class FormulasTest(Case):
         def half():
             return tf.constant(0.5)
 
+        dims = {"a": 8, "b": 5, "c": 8}  # which are equally wide with their padding
         for place, (rates, moves, stacks) in enumerate((((half, 0.01, 0.01), [0.5, 0.01, 0.01], ["a", "b_c"]),  # TensorFlow's default rate
                                                         ((half, lambda: tf.constant(0.25), half), [0.5, 0.25, 0.5], ["a", "b", "c"]),
                                                         ((half, half, half), [0.5, 0.5, 0.5], ["a_b_c"]))):
             tpu.use(self.client, model=f"rates_{place}")
-            embedding = tpu.TPUEmbeddingV2({name: tpu.FeatureConfig(tpu.TableConfig(32, 8, tf.initializers.Ones(), tpu.SGD(rate), "sum", name))
+            embedding = tpu.TPUEmbeddingV2({name: tpu.FeatureConfig(tpu.TableConfig(32, dims[name], tf.initializers.Ones(), tpu.SGD(rate), "sum", name))
                                             for name, rate in zip("abc", rates)})
             _, kept = embedding({name: tf.constant([3]) for name in "abc"})
-            embedding.apply_gradients({name: tf.ones([1, 8]) for name in "abc"}, kept)
+            embedding.apply_gradients({name: tf.ones([1, dim]) for name, dim in dims.items()}, kept)
             self.assertEqual(sorted(one["name"] for one in embedding.model.description["stacks"]), stacks)
             np.testing.assert_allclose([1 - embedding.model.read_rows(name, [3])[0, 0] for name in "abc"], moves, atol=1e-6)
 

@@ -15,7 +15,7 @@ import numpy as np
 from .. import config
 from .._pace import Paces
 from .._place import checked, default_client, find_again, planned_samples
-from .._stacking import apart, unequal
+from .._stacking import apart, kind_of, unequal
 from ..arrays import Dense, Ragged, Sequences, as_floats, as_ints, map_arrays
 from ..client import Client, Model
 from ..errors import OutOfRange
@@ -140,7 +140,7 @@ def _check_shared(optimizers: Mapping[str, TableOptimizer], stacks: Mapping[str,
 def _plan(table_stacking: Any, tables: Mapping[str, Any], optimizers: Mapping[str, TableOptimizer]) -> Optional[config.PlanConfig]:
     if table_stacking == "auto":
         groups = apart({name: one.schedule for name, one in optimizers.items()},
-                       {name: (tables[name].embedding_dim, type(one.declared)) for name, one in optimizers.items()})
+                       {name: kind_of(tables[name].embedding_dim, one.declared) for name, one in optimizers.items()})
         return config.PlanConfig(groups=groups) if groups else None
     if table_stacking is None:
         return config.PlanConfig(auto_stack=False)

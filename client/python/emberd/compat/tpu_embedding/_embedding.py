@@ -13,7 +13,7 @@ from emberd import config, nested
 from emberd._in_tensorflow import numpy_function
 from emberd._loading import assign_in_parts, check_finite
 from emberd._place import planned_samples
-from emberd._stacking import apart
+from emberd._stacking import apart, kind_of
 from emberd.arrays import Floats, Ragged, check_shape
 from emberd.client import Client, Model
 from emberd.trainer import Trainer
@@ -142,7 +142,7 @@ class BaseEmbedding:
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
         chosen = self._config or SparseCoreEmbeddingConfig()
         rates = {table: one.learning_rate if callable(one.learning_rate) else None for table, one in self._optimizers.items() if one}
-        groups = apart(rates, {one.name: (one.embedding_dim, type(one.optimizer)) for one in tables})
+        groups = apart(rates, {one.name: kind_of(one.embedding_dim, one.optimizer) for one in tables})
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(
             feature.output_shape or (self._batch, feature.max_sequence_length or 1))) for one, feature in self.features.items()],
                                   plan=config.PlanConfig(rules="tensorflow", auto_stack=not chosen.disable_table_stacking, groups=groups or None,
