@@ -520,6 +520,7 @@ class InputsTest(Case):
             scales = ids.with_values(weights) if isinstance(ids, tf.RaggedTensor) else tf.SparseTensor(ids.indices, weights, ids.dense_shape)
             self.assertEqual(self.look_up(ids), [3, 0, 3])
             self.assertEqual(self.look_up(ids, scales), [5, 0, 12])
+        for ids in (tf.concat([ragged, tf.ragged.constant([[]], dtype=tf.int32)], 0), sparse):
             self.assertEqual(self.look_up(ids, output_shape=[2, 2]), [[3, 0], [3, 0]])
         self.assertEqual(self.look_up(ragged, max_sequence_length=2), [[1, 2], [0, 0], [3, 0]])
         self.assertEqual(self.look_up(ragged, max_sequence_length=1), [[1], [0], [3]])
@@ -597,7 +598,10 @@ class InputsTest(Case):
                 ({"a": tf.constant([1.0, 2, 3])}, None, "feature 'a': float32 is not allowed; ids are whole numbers"),
                 ({"a": tf.constant([1, 2, 32])}, None, "feature .*a.*32"),
                 ({"a": tf.constant([1, 2, 2**32 + 1])}, None, "4294967297"),
-                ({"a": tf.ragged.constant([[1], [2], [3], [4]])}, None, "feature 'a': there are more samples than"),
+                ({"a": tf.SparseTensor([[0, 0], [3, 0]], [1, 2], [4, 1])}, None, "feature 'a': there are more samples than"),
+                ({"a": tf.ragged.constant([[1], [2], [3], [4]])}, None, "feature .*a.*: ragged ids must have a sample for each activation of output_shape"),
+                ({"a": tf.ragged.constant([[1], [2]])}, None, "feature .*a.*: ragged ids must have a sample for each activation of output_shape"),
+                ({"a": tf.ragged.constant([[1], [2], [3], []])}, None, "feature .*a.*: ragged ids must have a sample for each activation of output_shape"),
                 ({"a": tf.SparseTensor([[1, 0], [0, 0]], [1, 2], [3, 1])}, None, "feature 'a': samples must be in order"),
                 ({"a": tf.ragged.constant([[[1]]])}, None, "feature 'a': the rank 3 is not allowed"),
                 ({"a": tf.ragged.constant([[1]])}, {"a": tf.constant([1.0])}, "feature 'a': weights: a .*Tensor is not allowed; it must be a RaggedTensor"),

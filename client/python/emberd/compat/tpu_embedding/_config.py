@@ -267,7 +267,8 @@ class FeatureConfig:
 
     max_sequence_length: above 0, without output_shape: ids of a sparse or ragged input are not combined, and activations are
       [samples, max_sequence_length, dim]: zero behind the last id of a sample; what is beyond is cut off.
-    output_shape: of the activations without dim. A dense input has one id for each; a sparse or ragged one a sample for each, in order.
+    output_shape: of the activations without dim. A dense input has one id for each; a ragged one a sample for each, in order; a sparse one, too, where
+      samples behind the last id need not be there.
       Default: the shape of a dense input, [samples] or without the last dimension, which must be 1, or the samples of another one.
     """
 

@@ -302,8 +302,12 @@ def _of_samples(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tu
     """The same of a sparse or a ragged one."""
     samples, rows, columns, values = _coordinates(name, ids)
     shape: Any = [samples]
+    checks: List[Any] = []
     if feature.output_shape:
-        samples, shape = int(np.prod(feature.output_shape)), feature.output_shape
+        given, samples, shape = samples, int(np.prod(feature.output_shape)), feature.output_shape
+        if isinstance(ids, tf.RaggedTensor):  # those of a sparse one behind its last id are empty
+            checks = [tf.debugging.Assert(tf.equal(given, samples), [
+                f"feature {name!r}: ragged ids must have a sample for each activation of output_shape {shape}; they have so many samples:", given])]
     elif feature.max_sequence_length:
         if weights is not None:
             raise ValueError(f"feature {name!r}: weights are not allowed for ids that are not combined (max_sequence_length)")
@@ -312,8 +316,8 @@ def _of_samples(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tu
         rows, values = tf.boolean_mask(rows * length + columns, kept), tf.boolean_mask(values, kept)
         samples, shape = samples * length, [samples, length]
     samples = tf.cast(samples, tf.int64)
-    checks: List[Any] = [tf.debugging.Assert(tf.reduce_all(rows < samples), [f"feature {name!r}: there are more samples than", samples]),
-                         tf.debugging.Assert(tf.math.is_non_decreasing(rows), [f"feature {name!r}: samples must be in order"])]
+    checks += [tf.debugging.Assert(tf.reduce_all(rows < samples), [f"feature {name!r}: there are more samples than", samples]),
+               tf.debugging.Assert(tf.math.is_non_decreasing(rows), [f"feature {name!r}: samples must be in order"])]
     with tf.control_dependencies([one for one in checks if one is not None]):  # eagerly there are none
         return values, tf.searchsorted(rows, tf.range(samples + 1), out_type=tf.int64), tf.stack([tf.cast(one, tf.int64) for one in shape])
 
