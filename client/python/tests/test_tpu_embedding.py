@@ -466,17 +466,20 @@ class FormulasTest(Case):
 
     def test_a_rate_that_is_asked_for_at_each_step(self):
         rate = tf.Variable(1.0)
-        embedding = tpu.TPUEmbeddingV2(simple(), tpu.SGD(lambda: rate))
+        for place, given in enumerate((lambda: rate, rate)):
+            tpu.use(self.client, model=f"asked_{place}")
+            embedding = tpu.TPUEmbeddingV2(simple(), tpu.SGD(given))
 
-        @tf.function
-        def step():
-            _, kept = embedding(tf.constant([3]))
-            embedding.apply_gradients(tf.ones([1, 4]), kept)
+            def step():
+                _, kept = embedding(tf.constant([3]))
+                embedding.apply_gradients(tf.ones([1, 4]), kept)
 
-        step()
-        rate.assign(0.25)
-        step()
-        self.assertEqual(embedding.embedding_tables["t"].numpy()[3, 0], 3 - 1.25)
+            for made, call in enumerate((step, tf.function(step)), 1):
+                rate.assign(1.0)
+                call()
+                rate.assign(0.25)
+                call()
+                self.assertEqual(embedding.embedding_tables["t"].numpy()[3, 0], 3 - made * 1.25)
 
     def test_tables_with_different_functions_have_rates_of_their_own(self):
         def half():

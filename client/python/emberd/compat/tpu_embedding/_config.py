@@ -22,8 +22,9 @@ def _check(ok: bool, what: str, value: Any, allowed: str) -> None:
 
 
 class Optimizer:
-    """What all have. learning_rate: a number, or a function of nothing, which is asked at each step; clipvalue: bounds of the summed gradient of
-    a row, (min, max) or (-value, value). Gradients of a row are summed before the update, whatever use_gradient_accumulation says."""
+    """What all have. learning_rate: a number, or a function of nothing or a tf.Variable, which is asked at each step; clipvalue: bounds of the
+    summed gradient of a row, (min, max) or (-value, value). Gradients of a row are summed before the update, whatever
+    use_gradient_accumulation says."""
 
     kind: ClassVar[Any]  # emberd's
     fields: ClassVar[Mapping[str, str]] = {}  # its names of those that are not common
@@ -50,11 +51,18 @@ class Optimizer:
     def _ranges(self) -> Dict[str, Tuple[bool, str]]:
         return {}
 
+    @property
+    def rate_of_step(self) -> Optional[Callable[[], Any]]:
+        """What is asked for the learning rate of each step; None: it is a number."""
+        rate = self.learning_rate
+        return rate.read_value if isinstance(rate, tf.Variable) else rate if callable(rate) else None
+
     def declared(self) -> config.Optimizer:
         """emberd's."""
         clip = self.clipvalue
         low, high = clip if isinstance(clip, tuple) else (None, None) if clip is None else (-clip, clip)
-        rate = {} if callable(self.learning_rate) else {"learning_rate": float(self.learning_rate)}
+        given: Any = self.learning_rate
+        rate = {"learning_rate": float(given)} if self.rate_of_step is None else {}
         made: config.Optimizer = self.kind(
             **rate, clip_gradient_min=low, clip_gradient_max=high, clip_weight_min=self.clip_weight_min, clip_weight_max=self.clip_weight_max,
             weight_decay_factor=self.weight_decay_factor,

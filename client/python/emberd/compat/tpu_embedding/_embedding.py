@@ -141,7 +141,7 @@ class BaseEmbedding:
                 initializer=table.initial_rows(),
                 quantization=config.QuantizationConfig(quantized.lower, quantized.upper, quantized.num_buckets) if quantized else None))
         chosen = self._config or SparseCoreEmbeddingConfig()
-        rates = {table: one.learning_rate if callable(one.learning_rate) else None for table, one in self._optimizers.items() if one}
+        rates = {table: one.rate_of_step for table, one in self._optimizers.items() if one}
         groups = apart(rates, {one.name: kind_of(one.embedding_dim, one.optimizer) for one in tables})
         return config.ModelConfig(name, tables, [config.FeatureConfig(one, self._names[feature.table], planned_samples(
             feature.output_shape or (self._batch, feature.max_sequence_length or 1))) for one, feature in self.features.items()],
@@ -185,8 +185,8 @@ class BaseEmbedding:
             if not tf.is_tensor(gradient):
                 raise ValueError(f"gradients: a {type(gradient).__name__} is not allowed for feature {name!r}; it must be a tensor")
             given[name] = _rows_of_gradient(name, tf.cast(gradient, tf.float32), prepared[name][3], feature.table.dim)
-        rates = {name: tf.cast(one.learning_rate(), tf.float32) for name, one in self._optimizers.items()
-                 if one is not None and callable(one.learning_rate)}
+        asked = {name: one.rate_of_step for name, one in self._optimizers.items() if one is not None}
+        rates = {name: tf.cast(ask(), tf.float32) for name, ask in asked.items() if ask is not None}
         in_turn, names, of_ids = self._check_built(), list(prepared), 3 * len(prepared)
 
         def on_host(*arrays: Any) -> Any:
