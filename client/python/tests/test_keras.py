@@ -637,6 +637,7 @@ class LayerTest(Case):
         for name, optimizer, tolerance in (
                 ("adam", keras.optimizers.Adam(0.1, beta_1=0.8, epsilon=1e-3), 5e-6),  # Keras rounds 1 - beta_2^step
                 ("adagrad", keras.optimizers.Adagrad(0.1), 1e-6),
+                ("adagrad_epsilon", keras.optimizers.Adagrad(0.1, epsilon=0.5), 1e-6),
                 ("ftrl", keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.01), 1e-6),
                 ("schedule", keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)), 5e-6),
                 ("sgd", keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)), 1e-6)):
@@ -658,6 +659,7 @@ class LayerTest(Case):
     def test_what_is_refused(self):
         for optimizer, text in ((keras.optimizers.SGD(0.1, momentum=0.9), "momentum: 0.9 is not allowed"),
                                 (keras.optimizers.Adam(clipnorm=1.0), "clipnorm: 1.0 is not allowed"),
+                                (keras.optimizers.SGD(lambda: 0.1), "table 't': optimizer: learning_rate: the function .* is not allowed; it must be a number or a"),
                                 (keras.optimizers.Lion(), "Lion is not allowed; it must be SGD, Adagrad, Adam or Ftrl")):
             with self.assertRaisesRegex(ValueError, text):
                 self.make(table=self.table(optimizer=optimizer)).build()

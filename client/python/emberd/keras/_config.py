@@ -139,6 +139,8 @@ class TableOptimizer:
                 raise ValueError(f"{what}: {name}: {value} is not allowed; it must be {allowed}")
         rate = optimizer._learning_rate
         schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+        if schedule is None and callable(rate):
+            raise ValueError(f"{what}: learning_rate: the function {rate!r} is not allowed; it must be a number or a LearningRateSchedule")
         with _eagerly():
             constant: Any = None if schedule else float(np.asarray(keras.ops.convert_to_numpy(rate)))
         self.rate, self.calls = constant, optimizer.gradient_accumulation_steps or 1
@@ -149,6 +151,9 @@ class TableOptimizer:
         kind = type(optimizer).__name__
         if kind == "SGD":
             self.declared = config.SGD(constant)
+        elif kind == "Adagrad" and optimizer.epsilon > 1e-7:  # Keras's default, which changes nothing that one would see
+            self.declared = config.AdagradMomentum(constant, momentum=0.0, epsilon=optimizer.epsilon,
+                                                   initial_accumulator=optimizer.initial_accumulator_value)
         elif kind == "Adagrad":
             self.declared = config.Adagrad(constant, initial_accumulator=optimizer.initial_accumulator_value)
         elif kind == "Adam":
