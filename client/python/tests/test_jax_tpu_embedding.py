@@ -182,6 +182,17 @@ class FunctionsTest(Case):
                                                            embedding_var_limits={"t": (-1.0, None)})
         model = jax_tpu_embedding.model_of(variables)
         self.assertEqual(model.read_rows("t", [1, 2])[:, 0].tolist(), [-1, 0.25])
+        with self.assertRaisesRegex(ValueError, "embedding_var_limits: 'u' is not allowed; it must be one of the stacks t"):
+            embedding.tpu_sparse_dense_matmul_grad([np.ones((8, 8), np.float32)], inputs, variables, features, embedding_var_limits={"u": (-1.0, None)})
+        self.assertEqual(model.read_rows("t", [1, 2])[:, 0].tolist(), [-1, 0.25])
+
+    def test_activations_are_not_wider_than_their_table(self):
+        features = specs()
+        variables = self.make(features)
+        inputs, _ = self.inputs(features, [np.full((8, 2), 1, np.int32)])
+        features[0].output_shape = (8, 9)
+        with self.assertRaisesRegex(ValueError, r"feature 't': output_shape \[8, 9\] is not allowed; it may have 8 columns, as many as table 't'"):
+            embedding.tpu_sparse_dense_matmul(inputs, variables, features, global_device_count=1)
 
     def test_a_rule_of_ones_own_is_lowered_by_jax(self):
         def rule(gradient, table, first, second, rate, factor):

@@ -342,6 +342,9 @@ def activation_shapes(preprocessed: Any, feature_specs: Nested[Any]) -> Dict[str
     """Of the activations, with all columns of the table, by the name of the feature."""
     shapes = {}
     for spec in jax.tree.leaves(feature_specs):
+        if spec.output_shape[-1] > spec.table_spec.embedding_dim:
+            raise ValueError(f"feature {spec.name!r}: output_shape {list(spec.output_shape)} is not allowed; it may have {spec.table_spec.embedding_dim} columns, "
+                             f"as many as table {spec.table_spec.name!r}")
         inner, samples = spec.output_shape[1:-1], len(preprocessed.lhs_row_pointers[spec.name]) - 1
         shapes[spec.name] = jax.ShapeDtypeStruct((samples // math.prod(inner), *inner, spec.table_spec.embedding_dim), jnp.float32)
     return shapes
@@ -390,6 +393,10 @@ def tpu_sparse_dense_matmul_grad(
         gradient = gradient.reshape(-1, *spec.output_shape[1:-1], columns)
         gradients[spec.name] = jnp.pad(gradient, [(0, 0)] * (gradient.ndim - 1) + [(0, spec.table_spec.embedding_dim - columns)])
     tables = get_table_specs(feature_specs)
+    stacks = {table.setting_in_stack.stack_name for table in tables.values()}
+    for name in embedding_var_limits or ():
+        if name not in stacks:
+            raise ValueError(f"embedding_var_limits: {name!r} is not allowed; it must be one of the stacks {', '.join(sorted(stacks))}")
     rates = {name: table.optimizer.get_learning_rate(step) for name, table in tables.items()}
     count = jnp.asarray(0 if step is None else step, jnp.int32)
 
