@@ -151,6 +151,8 @@ class LayerTest(Case):
         layer = self.make()
         ids = [[1, 2], [], [3], [1], [], [], [], []]
         weights = [[1.0, 2.0], [], [0.5], [1.0], [], [], [], []]
+        with self.assertRaisesRegex(ValueError, "weights: not allowed with what `preprocess` gave"):
+            layer(layer.preprocess(ids), np.ones((8, 2), np.float32))
         self.assertEqual(self.train(layer, ids, 2, weights)[0], 0)
         rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
         self.assertEqual(rows[:5, 0].tolist(), [0, -2, -2, -0.5, 0])
@@ -582,9 +584,10 @@ class LayerTest(Case):
         found = keras.ops.convert_to_numpy(layer(np.full((8, 2), 3, np.int32)))
         self.assertEqual(found.tolist(), [[12] * 4] * 8)
         with self.assertRaisesRegex(ValueError, "'u' is not a table of this layer; they are t"):
-            layer.set_embedding_tables({"u": table})
+            layer.set_embedding_tables({"t": table, "u": table})
         with self.assertRaisesRegex(ValueError, r"\(2, 4\) is not allowed; it must be \(32, 4\)"):
             layer.set_embedding_tables({"t": table[:2]})
+        self.assertEqual(layer.tables.read_rows("t", [3])[0, 0], 6)
 
     def test_optimizers_may_have_names_where_fit_builds_the_layer(self):
         layer = self.make(table=self.table(optimizer="sgd"))

@@ -278,6 +278,8 @@ class ServingTest(Case):
                 for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
                     np.testing.assert_allclose(other, one, atol=1e-6)
         for call, error in ((lambda: serving({"other": ragged}), "inputs: other is not a feature of feature_config; it has last, liked/0, liked/1, seen, user"),
+                            (lambda: serving({"seen": sparse}, {"sene": sparse}), "weights: sene is not in inputs, whose structure they must have; there are seen"),
+                            (lambda: serving({"seen": sparse}, sparse), "weights: feature is not in inputs"),
                             (lambda: serving({"last": ragged[:2]}), r"feature 'last': 2 samples are not allowed for output_shape \[3, 1\]"),
                             (lambda: tpu.serving_embedding_lookup(inputs, None, tables, config), "tables: a ResourceVariable is not allowed")):
             with self.assertRaisesRegex((ValueError, TypeError), error):

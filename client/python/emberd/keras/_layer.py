@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from .. import config
+from .._loading import check_finite
 from .._pace import Paces
 from .._place import checked, default_client, find_again, planned_samples
 from .._stacking import apart, kind_of, unequal
@@ -319,6 +320,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             _loops.check_scale(self.name)
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
+        elif weights is not None:
+            raise ValueError("weights: not allowed with what `preprocess` gave, which holds its own; give them to `preprocess`")
         prepared = inputs[PREPROCESSED]
         ids = self._ids(prepared)
         found = self._held.call(self.token, ids, bool(training), prepared.get("step"))
@@ -373,14 +376,18 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     def set_embedding_tables(self, tables: Mapping[str, Any]) -> None:
         """Overwrites whole tables; the slots of optimizers stay."""
         self._wait()
-        for name, values in tables.items():
+        given: Dict[str, Any] = {}
+        for name, values in tables.items():  # before the first is written
             if name not in self._held.tables:
                 raise ValueError(f"tables: {name!r} is not a table of this layer; they are {', '.join(self._held.tables)}")
-            given = values if isinstance(values, np.ndarray) else keras.ops.convert_to_numpy(values)
-            table, array = self._held.tables[name], as_floats(given, f"tables: {name!r}")
+            array = as_floats(values if isinstance(values, np.ndarray) else keras.ops.convert_to_numpy(values), f"tables: {name!r}")
+            table = self._held.tables[name]
             if array.shape != (table.vocabulary_size, table.embedding_dim):
                 raise ValueError(f"tables: {name!r}: the shape {array.shape} is not allowed; it must be "
                                  f"{(table.vocabulary_size, table.embedding_dim)}")
+            check_finite(array, f"tables: {name!r}")
+            given[name] = array
+        for name, array in given.items():
             self.tables.load_table(name, array)
 
     def typed_errors(self) -> ContextManager[None]:

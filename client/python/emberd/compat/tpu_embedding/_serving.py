@@ -31,8 +31,12 @@ def serving_embedding_lookup(inputs: Any, weights: Optional[Any], tables: Mappin
 
 def _look_up(inputs: Any, weights: Optional[Any], model: Model, there: BaseEmbedding) -> Any:
     scales = {} if weights is None else _by_path(weights)
+    of_inputs = _by_path(inputs)
+    for path, scale in scales.items():
+        if scale is not None and path not in of_inputs:
+            raise ValueError(f"weights: {path} is not in inputs, whose structure they must have; there are {', '.join(of_inputs)}")
     given: Dict[str, Any] = {}
-    for path, ids in _by_path(inputs).items():
+    for path, ids in of_inputs.items():
         if path not in there.paths:
             raise ValueError(f"inputs: {path} is not a feature of feature_config; it has {', '.join(there.paths)}")
         name = there.paths[path]
