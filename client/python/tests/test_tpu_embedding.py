@@ -591,6 +591,29 @@ class InputsTest(Case):
             batches(tf.constant([3]), tf.ones([2, 4]))
         self.assertEqual(embedding.embedding_tables["t"].numpy()[:4, 0].tolist(), [0, -2, -1, 2])
 
+    def test_batches_of_other_sizes_go_through_the_queue(self):
+        queue = tpu.TPUEmbedding({"a": simple()}, tpu.SGD(1.0))
+        enqueue = tf.function(lambda ids: queue.enqueue({"a": ids}, training=False), input_signature=[tf.TensorSpec([None], tf.int64)])
+
+        def mean():  # TensorFlow takes the number of samples for a constant where it knows one
+            rows = queue.dequeue()["a"]
+            return tf.reduce_sum(rows[:, 0]) / tf.cast(tf.shape(rows)[0], tf.float32)
+
+        queue.enqueue({"a": tf.constant([1, 2, 3, 6])}, training=False)
+        queue.enqueue({"a": tf.constant([1, 2])}, training=False)
+        self.assertEqual([mean().numpy() for _ in range(2)], [3, 1.5])
+        traced = tf.function(mean)
+        for ids in ([1, 2, 3, 6], [1, 2, 3, 7]):
+            queue.enqueue({"a": tf.constant(ids)}, training=False)
+            self.assertEqual(traced().numpy(), sum(ids) / 4)
+        queue.enqueue({"a": tf.constant([1, 2])}, training=False)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, r"\[2,4\] is not compatible with expected shape \[4,4\]"):
+            traced()
+        traced = tf.function(mean)
+        for ids in ([1, 2], [1, 2, 3, 6]):
+            enqueue(tf.constant(ids, tf.int64))
+            self.assertEqual(traced().numpy(), sum(ids) / len(ids))
+
     def test_what_is_refused(self):
         embedding = tpu.TPUEmbeddingV2({"a": simple(output_shape=[3])}, tpu.SGD(1.0))
         with self.assertRaisesRegex(RuntimeError, "nothing to update yet; look up before, or call build"):

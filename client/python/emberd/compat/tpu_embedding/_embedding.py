@@ -460,7 +460,8 @@ class TPUEmbedding(BaseEmbedding):
 
     @as_it_is
     def dequeue(self, name: Optional[str] = None) -> Any:
-        """Activations in the structure of feature_config, float32 [..., dim]."""
+        """Activations in the structure of feature_config, float32 [..., dim]. In a tf.function they have the shape of what had been enqueued last
+        when it was traced; those of another one are refused when it runs: enqueue, or trace, with an unknown number of samples."""
         if self._shapes is None:
             raise RuntimeError("dequeue: nothing has been enqueued; the function that enqueues is called, or traced, before")
         kinds = [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features)
@@ -474,9 +475,10 @@ class TPUEmbedding(BaseEmbedding):
             return arrays
 
         activations = self._look_up(self._with_shapes(numpy_function(on_host, [], kinds)))
-        for one, shape in zip(tf.nest.flatten(activations), self._shapes):
-            one.set_shape(shape.concatenate(one.shape[-1:]))
-        return activations
+        if tf.executing_eagerly():  # each has the shape that it has, whatever was enqueued last
+            return activations
+        return tf.nest.pack_sequence_as(self._structure, [
+            tf.ensure_shape(one, shape.concatenate(one.shape[-1:])) for one, shape in zip(tf.nest.flatten(activations), self._shapes)])
 
     @as_it_is
     def apply_gradients(self, gradients: Any, name: Optional[str] = None) -> None:
