@@ -183,6 +183,11 @@ class LayerTest(Case):
                           ([["a"], ["b"]], "<U1.*Texts are hashed first"), (np.array(["a"]), "<U1.*Texts are hashed first")):
             with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
                 layer.preprocess(ids)
+        class Sparse:  # as TensorFlow's
+            dense_shape, dtype, shape = [2, 3], "int32", (2, 3)
+
+        with self.assertRaisesRegex(TypeError, "feature 't': a Sparse is not allowed; give a list of ids for each sample"):
+            layer.preprocess(Sparse())
         for ids in ([[1], []], [[], []], np.zeros((2, 0)), np.array([[1], [2]], np.uint8), keras.ops.array([1, 2])):
             found = keras.ops.convert_to_numpy(layer(layer.preprocess(ids)))
             self.assertEqual(found.shape, (2, 4))  # what is empty has no kind

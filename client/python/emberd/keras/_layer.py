@@ -560,6 +560,8 @@ def _rolled(feature: Any, found: Any) -> Any:
 
 def _check_kind(name: str, values: Any) -> None:
     """Of tensors. Arrays of NumPy and ragged ones are looked at where they are converted."""
+    if hasattr(values, "dense_shape") or hasattr(values, "todense"):  # Keras would put id 0 where there is none
+        raise TypeError(f"feature {name!r}: a {type(values).__name__} is not allowed; give a list of ids for each sample, or a tf.RaggedTensor")
     if isinstance(values, np.ndarray) or not hasattr(values, "dtype") or hasattr(values, "row_splits"):
         return
     kind = keras.backend.standardize_dtype(values.dtype)
