@@ -267,6 +267,20 @@ class FaultsTest(Case):
             self.assertFalse(loops(object()).hand_over(ValueError()))
 
 
+    @unittest.skipIf(keras.backend.backend() != "tensorflow", "SKIP: of TensorFlow")
+    def test_a_model_is_not_compiled_where_there_is_a_gpu(self):
+        import tensorflow
+
+        ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)
+        layer = self.make()
+        net = self.net(layer)
+        with unittest.mock.patch.object(tensorflow.config, "list_physical_devices", lambda kind=None: [unittest.mock.Mock(device_type="GPU")]):
+            self.assertFalse(net.jit_compile)
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=net.loss, jit_compile=True)  # warns that it is not
+        net.train_on_batch(ids, label)
+        self.assertEqual(layer.tables.read_rows("t", [1])[0, 0], -0.5 * 16)
+
+
 class RatesTest(Case):
     """A stack has one rate."""
 

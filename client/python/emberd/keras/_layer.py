@@ -191,6 +191,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         self._convert_input_args = False  # ragged ids are lists of arrays
         self.supports_masking = any(_masks(feature) for feature, _ in _leaves(feature_configs, feature_configs))
         self._allow_non_tensor_positional_args = True
+        self.supports_jit = keras.backend.backend() != "tensorflow"  # XLA of TensorFlow, which Keras takes where there is a GPU, has no calls of Python
         self.update_stats = update_stats
         self._held = _Tables(feature_configs, dict(client=checked(client), model=model, group=group, rank=rank, size=size,
                                                    patience=patience, table_stacking=table_stacking))
