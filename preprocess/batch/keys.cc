@@ -112,29 +112,33 @@ void VisitSamples(const FeatureInput& input, int64_t begin, int64_t count, Visit
   std::visit(Visitor{begin, count, visit}, input.ids);
 }
 
-// By what the weights of a sample are divided: the sum of the weights (MEAN) or the root of the sum
-// of their squares (SQRTN), over all occurrences in order, in float32; 1 for SUM.
-float WeightDivisor(v1::Combiner combiner, const float* weights, int64_t n) {
+// By what the n weights of a sample are divided: the sum of the weights (MEAN) or the root of the
+// sum of their squares (SQRTN), over all occurrences in order, in float32; 1 for SUM.
+template <typename WeightAt>
+float WeightDivisor(v1::Combiner combiner, int64_t n, const WeightAt& weight_at) {
   if (combiner == v1::SUM) return 1.0f;
   float sum = 0.0f;
-  if (combiner == v1::SQRTN) {
-    for (int64_t i = 0; i < n; ++i) sum += weights[i] * weights[i];
-    return std::sqrt(sum);
+  if (combiner != v1::SQRTN) {
+    for (int64_t i = 0; i < n; ++i) sum += weight_at(i);
+    return sum;
   }
-  for (int64_t i = 0; i < n; ++i) sum += weights[i];
-  return sum;
+  for (int64_t i = 0; i < n; ++i) sum += weight_at(i) * weight_at(i);
+  if (sum >= std::numeric_limits<float>::min()) return std::sqrt(sum);
+  // Squares so small lose bits, or are 0. Those of weights that are scaled, which is exact, do not.
+  sum = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float scaled = weight_at(i) * 0x1p100f;
+    sum += scaled * scaled;
+  }
+  return std::sqrt(sum) * 0x1p-100f;
 }
 
 // The same for n weights that are all equal.
-float WeightDivisor(v1::Combiner combiner, float weight, int64_t n) {
-  if (combiner == v1::SUM) return 1.0f;
-  if (weight == 1.0f) {  // exact for more than 2^24 ids too
+float EqualWeightsDivisor(v1::Combiner combiner, int64_t n, float weight) {
+  if (weight == 1.0f && combiner != v1::SUM) {  // exact for more than 2^24 ids too
     return combiner == v1::SQRTN ? std::sqrt(static_cast<float>(n)) : static_cast<float>(n);
   }
-  const float term = combiner == v1::SQRTN ? weight * weight : weight;
-  float sum = 0.0f;
-  for (int64_t i = 0; i < n; ++i) sum += term;
-  return combiner == v1::SQRTN ? std::sqrt(sum) : sum;
+  return WeightDivisor(combiner, n, [weight](int64_t) { return weight; });
 }
 
 // The gain of one occurrence. A zero divisor gives 0, or the quotient if `divide_by_zero`.
@@ -204,7 +208,7 @@ int64_t MakeUnweighted(const StackShape& shape, const KeyGroup& group, const Fea
                  const int64_t sample = slice.slot_begin + offset;
                  for (int64_t i = 0; i < n; ++i) *key++ = key_of(ids[i], sample);
                  if (sample_gains == nullptr) return;
-                 const float divisor = WeightDivisor(feature.combiner, weight, n);
+                 const float divisor = EqualWeightsDivisor(feature.combiner, n, weight);
                  NoteOverflow(divisor, slice, offset, &out->overflow);
                  sample_gains[sample] = Gain(weight, divisor, shape.divide_by_zero);
                });
@@ -225,8 +229,10 @@ int64_t MakeWeighted(const StackShape& shape, const KeyGroup& group, const Featu
                [&](int64_t offset, const auto* ids, int64_t n, int64_t position) {
                  const auto sample = static_cast<int32_t>(slice.slot_begin + offset);
                  const float* weights = own_weights ? input.weights.data() + position : nullptr;
-                 const float divisor = own_weights ? WeightDivisor(feature.combiner, weights, n)
-                                                   : WeightDivisor(feature.combiner, common, n);
+                 const float divisor =
+                     own_weights ? WeightDivisor(feature.combiner, n,
+                                                 [weights](int64_t i) { return weights[i]; })
+                                 : EqualWeightsDivisor(feature.combiner, n, common);
                  NoteOverflow(divisor, slice, offset, &out->overflow);
                  for (int64_t i = 0; i < n; ++i, ++at) {
                    const float weight = own_weights ? weights[i] : common;

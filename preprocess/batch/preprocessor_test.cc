@@ -300,6 +300,39 @@ TEST(PreprocessorTest, WeightsThatSumToInfinityAreAnError) {
   }
 }
 
+// Would catch: gains of 0, or wrong ones, with SQRTN for weights whose squares are too small for a
+// float32.
+TEST(PreprocessorTest, GainsOfSmallWeightsAreThoseOfLargeOnes) {
+  v1::ModelConfig model = OneTable(100, 0);
+  model.mutable_tables(0)->set_combiner(v1::SQRTN);
+  const auto plan = MakePlan(model, {1, 1});
+  Preprocessor pre(&model, &*plan, nullptr);
+  const std::vector<int32_t> ids = {1, 2, 3, 4, 5, 6};
+  FeatureInput input;
+  input.ids = DenseInput{absl::MakeConstSpan(ids), 3, 2};
+  input.has_weights = true;
+  const auto gains_of = [&](const std::vector<float>& weights, float scale) {
+    std::vector<float> scaled;
+    for (const float weight : weights) scaled.push_back(weight * scale);
+    input.weights = scaled;
+    const auto batch = pre.Run({input});
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    std::vector<float> gains;
+    for (const auto& [key, entry] : EntriesOf(**batch, *plan)) {
+      gains.push_back(entry.gain);
+    }
+    return gains;
+  };
+  for (const std::vector<float>& weights :
+       {std::vector<float>{1.7f, -2.9f, 0.3f, 0, 0, 0}, std::vector<float>{1.7f}}) {
+    const std::vector<float> gains = gains_of(weights, 1);
+    EXPECT_NE(gains[0], 0);
+    for (const float scale : {0x1p-60f, 0x1p-73f, 0x1p-100f, 0x1p-120f}) {
+      EXPECT_EQ(gains_of(weights, scale), gains) << scale;
+    }
+  }
+}
+
 // Would catch: gains that shards refuse, without the name of the feature.
 TEST(PreprocessorTest, GainsThatAreNotFiniteAreAnError) {
   const std::vector<int32_t> ids = {1, 2, 4, 3, 3, 5};
