@@ -2,6 +2,7 @@
 // rests on. Formulas are those of TensorFlow's and JAX's mod sharding with rotation.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 namespace emberd::preprocess {
@@ -27,9 +28,7 @@ constexpr bool IsPowerOfTwo(int64_t value) { return value > 0 && (value & (value
 
 // Bits that hold the values 0 to count - 1; 0 for a count of 0 or 1.
 constexpr int BitsFor(uint64_t count) {
-  int bits = 0;
-  while (bits < 64 && (uint64_t{1} << bits) < count) ++bits;
-  return bits;
+  return count == 0 ? 0 : static_cast<int>(std::bit_width(count - 1));
 }
 
 // A table inside a stack of P partitions. P need not be a power of two here.
