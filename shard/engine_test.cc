@@ -325,6 +325,8 @@ TEST(Engine, RowsAreReadAndAssigned) {
   EXPECT_TRUE(refused({7, 0, "", partitions, rows, 9}));
   EXPECT_TRUE(refused({7, 0, "", partitions, absl::MakeSpan(rows).first(2), 10}));
   EXPECT_TRUE(refused({7, 0, "", std::vector<int32_t>{1, 2, 3}, rows, 10}));
+  // UndefinedBehaviorSanitizer would find a difference to the first partition that overflows.
+  EXPECT_TRUE(refused({7, 0, "", std::vector<int32_t>{2, INT32_MIN, 3}, rows, 10}));
   EXPECT_TRUE(refused({7, 0, "", partitions, std::vector<int64_t>{0, 16, 0}, 10}));
   EXPECT_TRUE(refused({7, 0, "", partitions, std::vector<int64_t>{0, -1, 0}, 10}));
   // Padding columns cannot be written, and values must be finite.

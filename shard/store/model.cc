@@ -38,16 +38,16 @@ absl::Status AddRows(const ModelSpec& spec, const RowSelection& selection, bool 
                      RowTarget& target) {
   std::vector<bool> touched(spec.partition_count);
   const int64_t limit = target.store->rows_per_partition();
+  const int end = spec.first_partition + spec.partition_count;
   for (size_t i = 0; i < selection.partitions.size(); ++i) {
-    const int k = selection.partitions[i] - spec.first_partition;
+    const int partition = selection.partitions[i];
     const int64_t local = selection.local_rows[i];
-    if (selection.partitions[i] < spec.first_partition || k >= spec.partition_count || local < 0 ||
-        local >= limit) {
+    if (partition < spec.first_partition || partition >= end || local < 0 || local >= limit) {
       return absl::OutOfRangeError(
-          absl::StrCat("row ", i, ": partition ", selection.partitions[i], ", local row ", local,
-                       " must be in [", spec.first_partition, ", ",
-                       spec.first_partition + spec.partition_count, ") and [0, ", limit, ")"));
+          absl::StrCat("row ", i, ": partition ", partition, ", local row ", local, " must be in [",
+                       spec.first_partition, ", ", end, ") and [0, ", limit, ")"));
     }
+    const int k = partition - spec.first_partition;
     const int live = target.store->RangeOf(local).columns;
     if (writing && (live == 0 || (target.slot == nullptr || target.slot->columns > 1)) &&
         selection.columns > live) {
