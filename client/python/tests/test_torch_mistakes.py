@@ -93,6 +93,22 @@ class MistakesTest(Case):
             self.assertEqual((refused, ebc.next_step), (2, 9), (accumulate, pipelined))
             self.assertEqual(ebc.model.read_rows("t", [1])[0, 0], -7 if pipelined else -8)
 
+    def test_a_loop_that_says_train_at_its_top(self):
+        """The batch that the loop takes from the loader before that comes in evaluation."""
+        batches = [{"ids": {"t": torch.tensor([k])}} for k in range(9)]
+        for depth in (2, 4):
+            ebc = self.make(model=f"at_the_top_{depth}")
+            sparse, ahead = ebc.optimizer(), []
+            for place, batch in enumerate(emberd.torch.Prefetcher(batches, ebc, depth=depth)):
+                ebc.train()
+                ebc(batch["ids"])["t"].sum().backward()
+                sparse.step()
+                ahead.append(len(ebc._ahead))
+                if place in (1, 2):
+                    ebc.eval()
+            self.assertEqual(ebc.model.read_rows("t", range(9))[:, 0].tolist(), [-1] * 9)
+            self.assertEqual(ahead[4], depth - 1)  # it goes on sending ahead
+
     def test_calls_that_accumulate_go_on_after_a_refused_step(self):
         ebc = self.make(accumulate=True)
         sparse = ebc.optimizer(lr=1.0)

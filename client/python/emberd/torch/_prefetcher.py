@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 import torch
 
@@ -40,16 +40,30 @@ class Prefetcher:
     def __iter__(self) -> Iterator[Any]:
         self.collection._forget_ahead(self._loop)  # an error that is kept, as a notebook does, keeps its loop from ending
         self._loop = loop = object()
-        for _, batch in ahead(self.loader, lambda batch: self._send(batch, loop), self._pace, lambda _: self.collection._forget_ahead(loop)):
+        late: List[List[Any]] = []  # batches that came in evaluation and have not been given yet: they are sent before those behind them
+
+        def send(batch: Any) -> List[Any]:
+            one = [batch]
+            late.append(one)
+            while late and self._send(late[0][0], loop):
+                late.pop(0)
+            return one
+
+        for one, batch in ahead(self.loader, send, self._pace, lambda _: self.collection._forget_ahead(loop)):
+            if late and late[0] is one:
+                late.pop(0)
             yield batch
 
-    def _send(self, batch: Any, loop: object) -> None:
-        if self._sends and self.collection.training and torch.is_grad_enabled():
-            ids = self.ids(batch)
-            if self.ids is ids_of:
-                self._check_names(ids)
-            if self._sends:
-                self.collection._prefetch(ids, loop)
+    def _send(self, batch: Any, loop: object) -> bool:
+        """Whether the ids of the batch have been sent ahead."""
+        if not (self._sends and self.collection.training and torch.is_grad_enabled()):
+            return False
+        ids = self.ids(batch)
+        if self.ids is ids_of:
+            self._check_names(ids)
+        if self._sends:
+            self.collection._prefetch(ids, loop)
+        return self._sends
 
     def _check_names(self, ids: Any) -> None:
         """Of a batch the ids may be taken later; they would be others than these."""
