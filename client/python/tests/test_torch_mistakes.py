@@ -109,6 +109,12 @@ class MistakesTest(Case):
             self.assertEqual(ebc.model.read_rows("t", range(9))[:, 0].tolist(), [-1] * 9)
             self.assertEqual(ahead[4], depth - 1)  # it goes on sending ahead
 
+    def test_a_rank_or_a_size_alone_is_completed_by_torchs(self):
+        with unittest.mock.patch.multiple("torch.distributed", create=True, is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1,
+                                          get_world_size=lambda: 3):
+            for given, whole in (((None, None), (1, 3)), ((None, 3), (1, 3)), ((2, None), (2, 3)), ((0, 2), (0, 2)), ((None, 1), (0, 1))):
+                self.assertEqual(emberd.torch._collection._rank_and_size(*given), whole, given)
+
     def test_calls_that_accumulate_go_on_after_a_refused_step(self):
         ebc = self.make(accumulate=True)
         sparse = ebc.optimizer(lr=1.0)

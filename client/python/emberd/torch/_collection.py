@@ -69,9 +69,12 @@ def refuse_tracing() -> None:
 
 
 def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
-    if rank is None and size is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0 if rank is None else rank, 1 if size is None else size
+    one_of_several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if rank is None:
+        rank = torch.distributed.get_rank() if one_of_several and size != 1 else 0
+    if size is None:
+        size = torch.distributed.get_world_size() if one_of_several else 1
+    return rank, size
 
 
 def _declared(described: config.ModelConfig, client: Optional[Client], model: Union[str, Model]) -> Model:
