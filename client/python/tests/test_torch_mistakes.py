@@ -559,6 +559,28 @@ class OwnTablesTest(Case):
             with self.assertRaisesRegex(kind, "tables: "):
                 made.requires_grad_(False, tables)
 
+    def test_a_call_of_frozen_tables_skips_the_step_before_it(self):
+        """Its step() would end that one, and move frozen rows by momentum."""
+        for options in ({}, {"accumulate": True}, {"partial": True}):
+            made, sparse = self.made(name=f"skipped_{'_'.join(options)}", **options)
+            self.step(made, sparse)  # there is momentum
+            ids = {name: torch.tensor([1, 2]) for name in ("a", "b")}
+            made(ids)["a"].mul(float("inf")).sum().backward()  # an overflow, so that its step does not come
+            sparse.zero_grad()
+            before = self.bits(made)
+            made.requires_grad_(False, ["a"] if "partial" in options else None)
+            for _ in range(2):
+                made({"a": torch.tensor([1])} if "partial" in options else ids)
+                with self.assertRaisesRegex(RuntimeError, r"no step to end: all tables of the last call are frozen: leave its step\(\) out, or thaw them"):
+                    sparse.step()
+            made.finish()
+            self.assertEqual(self.bits(made), before)
+            made.requires_grad_()
+            self.step(made, sparse)
+            self.assertNotEqual(self.bits(made)["b"], before["b"])
+            with self.assertRaisesRegex(RuntimeError, "no step to end: call the module"):
+                sparse.step()
+
     def test_a_rate_for_each_table(self):
         made, sparse = self.made(optimizer=SGD, lr_by_table=True)
         sparse.param_groups[1]["lr"] = 0.0

@@ -163,6 +163,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._given = isinstance(model, Model)  # what the config does not say is as it is there
         self.reduction, self.accumulate, self.partial = reduction, accumulate, partial
         self.frozen: FrozenSet[str] = frozenset()  # tables
+        self._all_frozen = False  # those of the last call, which has made no step
         rank, size = _rank_and_size(rank, size)
         self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
                             staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
@@ -185,12 +186,17 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         moving = self._moving(ids)
         if self.training and torch.is_grad_enabled() and (moving is ids or moving):
             with self._lock:
+                self._all_frozen = False
                 found = self._train_part(ids) if self.accumulate else self._train(ids)
             if moving is not ids:
                 found = self._beside_frozen(ids, found)
         else:
-            if self.training and torch.is_grad_enabled() and self._ahead:
-                self._ahead.popleft()  # it needs no step
+            if self.training and torch.is_grad_enabled():  # it needs no step, for all is frozen
+                with self._lock:
+                    self._skip_current()
+                    self._all_frozen = True
+                    if self._ahead:
+                        self._ahead.popleft()
             found = self._evaluate(ids)
         return self._pass_to_weights(found, weights, ids) if weights else found
 
@@ -201,11 +207,11 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def __getstate__(self) -> Dict[str, Any]:
         """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
         return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [], "_spared": 0,
-                "_optimizers": []}
+                "_all_frozen": False, "_optimizers": []}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Also of a module that was pickled before it had these."""
-        super().__setstate__({"_lock": _Lock(), "_has_warned": False, **state})
+        super().__setstate__({"_lock": _Lock(), "_has_warned": False, "_all_frozen": False, **state})
 
     def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
         """Freezes tables, or thaws them, from the next call on. Of a frozen one neither rows nor slots change, bit for bit, whatever its
@@ -547,7 +553,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             if self._parts:
                 self._join_parts()
         if self._current is None:
-            raise RuntimeError("there is no step to end: call the module with ids in training, then backward, then step")
+            raise RuntimeError("there is no step to end: " + ("all tables of the last call are frozen: leave its step() out, or thaw them by requires_grad_()" if self._all_frozen
+                                                              else "call the module with ids in training, then backward, then step"))
         if not self._has_warned and all(leaf.grad is None for leaf in self._leaves.values()):
             self._has_warned = True
             warn("emberd: no activation has a gradient, for no backward() has reached one. The step counts, and rows move by momentum and decay alone; leave its step() "
