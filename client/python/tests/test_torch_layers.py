@@ -5,8 +5,11 @@ argument of torch that is taken and does nothing.
 """
 
 import copy
+import gc
 import io
+import pickle
 import unittest.mock
+import weakref
 
 import numpy as np
 
@@ -88,6 +91,18 @@ class PretrainedTest(LayersCase):
             for offsets in ([0, 9], [1, 2], [0, 3, 2], [0, -1]):
                 with self.assertRaisesRegex(ValueError, r"row_splits: \["):
                     here(torch.tensor([4, 1, 4]), torch.tensor(offsets))
+
+    def test_given_rows_are_not_kept(self):
+        """They are on the cluster, and may be larger than what a trainer, or each copy of a layer, has room for."""
+        rows = np.ones((20, 3), np.float32)
+        kept = weakref.ref(rows)
+        for kind in ("Embedding", "EmbeddingBag"):
+            layer = self.made(kind, rows, model=f"given_to_{kind}")
+            self.assertFalse(rows.tobytes() in pickle.dumps(layer), kind)
+        del rows
+        gc.collect()
+        self.assertIsNone(kept())
+        self.assertEqual(copy.deepcopy(layer)(torch.tensor([[7]])).tolist(), [[1, 1, 1]])
 
     def test_a_model_that_is_there_keeps_its_rows(self):
         rows = torch.randn(20, 3)

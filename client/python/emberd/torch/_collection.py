@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 
 from .. import _native, _records, config, errors
+from .._filling import is_given
 from .._jagged import Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
 from .._pace import Paces
 from .._place import checked, serves
@@ -160,6 +161,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else list(features)
         self.config = config.ModelConfig(model.name if isinstance(model, Model) else model, list(tables), given, optimizer, plan, seed)
         self.model: Model = _declared(self.config, client, model)
+        # Rows that were given are on the cluster now. Those here would keep their memory, and go along with each copy of the module.
+        self.config = dataclasses.replace(self.config, tables=[
+            dataclasses.replace(one, initializer=config.Assigned()) if is_given(one.initializer) and not callable(one.initializer) else one for one in tables])
         self._given = isinstance(model, Model)  # what the config does not say is as it is there
         self.reduction, self.accumulate, self.partial = reduction, accumulate, partial
         self.frozen: FrozenSet[str] = frozenset()  # tables
