@@ -109,6 +109,16 @@ class MistakesTest(Case):
             self.assertEqual(ebc.model.read_rows("t", range(9))[:, 0].tolist(), [-1] * 9)
             self.assertEqual(ahead[4], depth - 1)  # it goes on sending ahead
 
+    def test_an_optimizer_made_within_a_step_has_its_gradients(self):
+        for accumulate in (False, True):
+            ebc = self.make(model=f"within_{accumulate}", accumulate=accumulate)
+            found = ebc({"t": torch.tensor([1])})["t"]
+            sparse = ebc.optimizer()
+            (found.sum() * 8).backward()
+            torch.nn.utils.clip_grad_norm_(sparse.param_groups[0]["params"], 1.0)
+            sparse.step()
+            self.assertAlmostEqual(ebc.model.read_rows("t", [1])[0, 0], -0.5, places=5)
+
     def test_a_rank_or_a_size_alone_is_completed_by_torchs(self):
         with unittest.mock.patch.multiple("torch.distributed", create=True, is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1,
                                           get_world_size=lambda: 3):

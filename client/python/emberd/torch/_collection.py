@@ -284,6 +284,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """
         made = EmbeddingOptimizer(self, lr, weight_decay)
         self._optimizers.append(made)
+        made._show(self._leaves, *(leaves for _, leaves in self._parts))  # of a step that is under way
         return made
 
     @property
