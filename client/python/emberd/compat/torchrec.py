@@ -17,6 +17,8 @@ apply_optimizer_in_backward alone; the optimizer's state is the cluster's; each 
 also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
 being summed: DistributedDataParallel goes around the dense part alone, for it refuses a module with such parameters. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
 is_weighted together with PoolingType.MEAN is refused, as by torchrec's modules that are not sharded; sharded ones divide by the number of ids.
+`backward` takes the gradients as they are, as torchrec's fused optimizers do: a GradScaler, which scales the loss, would scale the updates, too. emberd.torch has an
+optimizer that it knows.
 """
 
 from __future__ import annotations
