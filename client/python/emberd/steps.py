@@ -31,10 +31,11 @@ class RowsLost(errors.DataLoss):
 class Step:
     """A lookup that has been sent, until its update has been made."""
 
-    def __init__(self, number: int, ids: Mapping[str, Ids], concat: bool = False) -> None:
+    def __init__(self, number: int, ids: Mapping[str, Ids], concat: bool = False, partial: bool = False) -> None:
         self.number = number
         self.ids = ids
         self.concat = concat
+        self.partial = partial
         self.received = False
         self.forgotten = False  # by a request that was refused: to be sent again
         self.gradients: Optional[Mapping[str, Any]] = None  # once its update has been sent
@@ -140,13 +141,13 @@ class Steps:
         """Whether the number of the next step is known."""
         return self._next is not None
 
-    def send(self, ids: Mapping[str, Ids], concat: bool = False) -> Step:
-        """Sends a lookup. `ids` must not change before the update has been made. concat: as in TrainStream.send_lookup."""
-        step = Step(-1, ids, concat)
+    def send(self, ids: Mapping[str, Ids], concat: bool = False, partial: Optional[bool] = None) -> Step:
+        """Sends a lookup. `ids` must not change before the update has been made. concat, partial: as in TrainStream.send_lookup; partial None: as it is now of all."""
+        step = Step(-1, ids, concat, self.partial if partial is None else partial)
 
         def attempt() -> None:
             assert self._stream is not None and self._next is not None
-            self._stream.send_lookup(ids, concat=concat, partial=self.partial)
+            self._stream.send_lookup(ids, concat=concat, partial=step.partial)
             step.number = self._next
             self._next += 1
             self._under_way.append(step)
@@ -461,7 +462,7 @@ class Steps:
 
     def _send_again(self, stream: TrainStream, steps: Iterable[Step]) -> None:
         for step in steps:
-            stream.send_lookup(step.ids, concat=step.concat, partial=self.partial)
+            stream.send_lookup(step.ids, concat=step.concat, partial=step.partial)
             if step.received:
                 stream.receive_lookup()  # the gradients are those of what came the first time
             if step.skipped:

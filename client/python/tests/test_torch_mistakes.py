@@ -591,6 +591,20 @@ class OwnTablesTest(Case):
             with self.assertRaisesRegex(RuntimeError, "no step to end: call the module"):
                 sparse.step()
 
+    def test_thawing_is_from_the_next_call_on(self):
+        """Also where the step under way, which had no ids of the table, is sent after that, or again."""
+        for accumulate in (False, True):
+            made, sparse = self.made(name=f"thawed_{accumulate}", optimizer=SGD, accumulate=accumulate)
+            made.requires_grad_(False, ["b"])
+            made({name: torch.tensor([1]) for name in ("a", "b")})["a"].sum().backward()
+            made.requires_grad_()
+            if not accumulate:
+                made._steps._leave()  # as where a connection is lost
+            sparse.step()
+            self.assertEqual([made.model.read_rows(name, [1])[0, 0] for name in ("a", "b")], [0, 1])
+            self.step(made, sparse)
+            self.assertEqual([made.model.read_rows(name, [1])[0, 0] for name in ("a", "b")], [-1, 0])
+
     def test_a_rate_for_each_table(self):
         made, sparse = self.made(optimizer=SGD, lr_by_table=True)
         sparse.param_groups[1]["lr"] = 0.0

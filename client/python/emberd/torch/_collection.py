@@ -514,7 +514,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         parts = {name: [(ids[name], leaves[name]) for ids, leaves in self._parts if name in ids] for name in names}
         self._steps.forget()  # what an interrupted attempt has sent
         step = self._steps.send({name: concatenate([ids for ids, _ in of_name], f'feature "{name}"', self.model.features[name].output_shape)
-                                 for name, of_name in parts.items()})
+                                 for name, of_name in parts.items()}, partial=True)  # each call has checked its features, and tables may have been thawed since
         self._steps.receive(step)
         self._current = step
 
