@@ -591,6 +591,21 @@ class OwnTablesTest(Case):
             with self.assertRaisesRegex(RuntimeError, "no step to end: call the module"):
                 sparse.step()
 
+    def test_batches_behind_one_that_is_refused_have_their_turn(self):
+        made, sparse = self.made(optimizer=SGD)
+        made.requires_grad_(False, ["b"])
+        batches = [{name: torch.tensor([one]) for name in ("a", "b")} for one in range(5)]
+        del batches[1]["b"]
+        refused = []
+        for place, batch in enumerate(emberd.torch.Prefetcher(batches, made, depth=3)):
+            try:
+                self.step(made, sparse, batch)
+            except ValueError as error:
+                refused.append(place)
+                self.assertIn("a feature is missing: b", str(error))
+        self.assertEqual(refused, [1])
+        self.assertEqual(made.model.read_rows("a", range(5))[:, 0].tolist(), [-1, 1, 1, 2, 3])
+
     def test_thawing_is_from_the_next_call_on(self):
         """Also where the step under way, which had no ids of the table, is sent after that, or again."""
         for accumulate in (False, True):

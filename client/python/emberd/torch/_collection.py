@@ -186,8 +186,14 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """`ids`: by feature a tensor [samples] or [samples, k], or as FeatureConfig.output_shape says; emberd.Ragged, Sparse, Dense or
         Sequences; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim], in the order of the features."""
         refuse_tracing()
-        weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
-        moving = self._moving(ids)
+        try:
+            weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
+            moving = self._moving(ids)
+        except Exception:
+            with self._lock:
+                if self._ahead and self._ahead[0].ids is ids:  # their turn is over, as where the server refuses them
+                    self._ahead.popleft()
+            raise
         if self.training and torch.is_grad_enabled() and (moving is ids or moving):
             with self._lock:
                 self._all_frozen = False
