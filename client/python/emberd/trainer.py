@@ -40,20 +40,33 @@ def ids_of(batch: Any) -> Any:
 def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forget: Callable[[List[Sent]], None],
           begin: Optional[Callable[[], None]] = None) -> Iterator[Tuple[Sent, Any]]:
     """What `send` gave for a batch, and the batch. Before one is given, as many as `pace` says have been sent, its own included. `forget`
-    hears at the end of those that were sent and not given, as where a loop is left; `begin` is called before the first is sent."""
+    hears at the end of those that were sent and not given, as where a loop is left; `begin` is called before the first is sent. An error of
+    `batches` is raised once those before it have been given."""
     waiting: Deque[Tuple[Sent, Any]] = deque()
+    failure: Optional[Exception] = None
     if begin is not None:
         begin()
     pace.pause()
     try:
-        for batch in batches:
+        left = iter(batches)
+        while True:
+            try:
+                batch = next(left)
+            except StopIteration:
+                break
+            except Exception as error:
+                failure = error
+                break
             waiting.append((send(batch), batch))
             while len(waiting) >= pace.depth:
                 yield waiting.popleft()
                 pace.step()
         while waiting:
             yield waiting.popleft()
+        if failure is not None:
+            raise failure
     finally:
+        failure = None  # which refers to this frame
         forget([sent for sent, _ in waiting])
 
 

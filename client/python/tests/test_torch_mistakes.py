@@ -119,6 +119,20 @@ class MistakesTest(Case):
             sparse.step()
             self.assertAlmostEqual(ebc.model.read_rows("t", [1])[0, 0], -0.5, places=5)
 
+    def test_batches_before_an_error_of_the_loader_have_their_turn(self):
+        def loader():
+            yield from ({"ids": {"t": torch.tensor([k])}} for k in range(5))
+            raise KeyError("a batch that cannot be read")
+
+        for depth in (1, 4):
+            ebc = self.make(model=f"broken_{depth}")
+            sparse = ebc.optimizer()
+            with self.assertRaisesRegex(KeyError, "cannot be read"):
+                for batch in emberd.torch.Prefetcher(loader(), ebc, depth=depth):
+                    ebc(batch["ids"])["t"].sum().backward()
+                    sparse.step()
+            self.assertEqual((ebc.next_step, ebc.model.read_rows("t", range(6))[:, 0].tolist()), (5, [-1] * 5 + [0]))
+
     def test_a_rank_or_a_size_alone_is_completed_by_torchs(self):
         with unittest.mock.patch.multiple("torch.distributed", create=True, is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1,
                                           get_world_size=lambda: 3):
