@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <fstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,7 +15,6 @@
 #include <unistd.h>
 
 #include "absl/base/attributes.h"
-#include "absl/strings/ascii.h"
 #include "base/file_descriptor.h"
 #include "server/files/files.h"
 #include "server/log/log_format.h"
@@ -112,28 +113,15 @@ class Disk : public LogFiles {
   }
 
   std::string BootId() override {
-    const absl::StatusOr<std::string> text = ReadProcFile("/proc/sys/kernel/random/boot_id");
+    std::string hex;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), hex);
     std::string id(kBootIdBytes, '\0');
-    if (text.ok()) {
-      const std::string hex(absl::StripAsciiWhitespace(*text));
-      size_t size = 0;
-      auto* const bytes = reinterpret_cast<unsigned char*>(id.data());
-      if (OPENSSL_hexstr2buf_ex(bytes, id.size(), &size, hex.c_str(), '-') != 1) {
-        id.assign(kBootIdBytes, '\0');
-      }
+    size_t size = 0;
+    auto* const bytes = reinterpret_cast<unsigned char*>(id.data());
+    if (OPENSSL_hexstr2buf_ex(bytes, id.size(), &size, hex.c_str(), '-') != 1) {
+      id.assign(kBootIdBytes, '\0');
     }
     return id;
-  }
-
- private:
-  // Its size says nothing.
-  static absl::StatusOr<std::string> ReadProcFile(const std::string& path) {
-    const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (file.get() < 0) return files::FileError(errno, path, "cannot be opened");
-    char bytes[256];
-    const ssize_t count = read(file.get(), bytes, sizeof(bytes));
-    if (count < 0) return files::FileError(errno, path, "cannot be read");
-    return std::string(bytes, count);
   }
 };
 
