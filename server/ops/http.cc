@@ -60,20 +60,19 @@ int PortOf(int fd) {
 }
 
 // A listening socket.
-absl::StatusOr<int> ListenOn(const addrinfo& address) {
+absl::StatusOr<FileDescriptor> ListenOn(const addrinfo& address) {
   const int fd = socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol);
   if (fd < 0) return absl::UnavailableError(std::strerror(errno));
+  FileDescriptor listening(fd);
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
-    const absl::Status status = absl::UnavailableError(std::strerror(errno));
-    close(fd);
-    return status;
+    return absl::UnavailableError(std::strerror(errno));
   }
-  return fd;
+  return listening;
 }
 
-absl::StatusOr<int> Listen(const config::Address& address) {
+absl::StatusOr<FileDescriptor> Listen(const config::Address& address) {
   const bool brackets = absl::StartsWith(address.host, "[");
   const std::string host =
       brackets ? address.host.substr(1, address.host.size() - 2) : address.host;
@@ -249,7 +248,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
     return absl::InvalidArgumentError(
         absl::StrCat("\"", address, "\" is not allowed; ", parsed.status().message()));
   }
-  const absl::StatusOr<int> listening = Listen(*parsed);
+  absl::StatusOr<FileDescriptor> listening = Listen(*parsed);
   if (!listening.ok()) {
     return absl::UnavailableError(absl::StrCat(
         "cannot listen on ", address, " for HTTP: ", listening.status().message(),
@@ -257,8 +256,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
         "or http_address in the description; empty: no web pages)"));
   }
   std::unique_ptr<HttpServer> server(
-      new HttpServer(std::move(options), parsed->host, PortOf(*listening)));
-  server->listening_ = FileDescriptor(*listening);
+      new HttpServer(std::move(options), parsed->host, PortOf(listening->get())));
+  server->listening_ = *std::move(listening);
   server->tls_ = server->options_.tls;
   server->daemon_ = server->Launch(server->tls_);
   if (server->daemon_ == nullptr) {
