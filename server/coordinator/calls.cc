@@ -187,7 +187,7 @@ class PulledStream final : public SendingStream {
       End(more.status());
       return;
     }
-    watched_.BeginSending();
+    watched_.SetSending(true);
     StartWrite(&message_);
   }
 
@@ -208,7 +208,7 @@ class PulledStream final : public SendingStream {
   }
 
   void OnWriteDone(bool ok) override {
-    watched_.EndSending();
+    watched_.SetSending(false);
     if (ok) {
       SubmitNext();
     } else {
@@ -261,14 +261,14 @@ class ProgressStream final : public SendingStream {
     message_ = std::move(waiting_.front());
     waiting_.pop_front();
     call_.timer.AddResponseBytes(static_cast<int64_t>(message_.Length()));
-    watched_.BeginSending();
+    watched_.SetSending(true);
     StartWrite(&message_);
   }
   void OnWriteDone(bool ok) override {
     absl::Status end;
     {
       MutexLock lock(&mutex_);
-      watched_.EndSending();
+      watched_.SetSending(false);
       writing_ = false;
       gone_ = gone_ || !ok;
       if (!gone_ && !waiting_.empty()) {
@@ -315,13 +315,10 @@ StreamWatch::Place::~Place() {
   watch_->places_.erase(this);
 }
 
-void StreamWatch::Place::BeginSending() { Set(SteadyNow()); }
-void StreamWatch::Place::EndSending() { Set(absl::InfiniteFuture()); }
-
-void StreamWatch::Place::Set(absl::Time since) {
+void StreamWatch::Place::SetSending(bool sending) {
   if (watch_ == nullptr) return;
   absl::MutexLock lock(&watch_->mutex_);
-  since_ = since;
+  since_ = sending ? SteadyNow() : absl::InfiniteFuture();
 }
 
 void StreamWatch::EndStuck() {

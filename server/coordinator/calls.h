@@ -50,13 +50,11 @@ class StreamWatch {
     ~Place();
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
-    // Between them a message, or the end of the stream, waits for the caller.
-    void BeginSending();
-    void EndSending();
+    // Whether a message, or the end of the stream, waits for the caller from now on.
+    void SetSending(bool sending);
 
    private:
     friend class StreamWatch;
-    void Set(absl::Time since);
     StreamWatch* const watch_;
     const grpc::ServerContextBase* const context_;
     absl::Time since_ = absl::InfiniteFuture();  // guarded by the watch's mutex
