@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <map>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "config/config.h"
 #include "server/host/rows_codec.h"
 #include "server/host/step_codec.h"
 #include "server/ops/logging.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::host {
 namespace {
@@ -20,8 +20,6 @@ constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 // Results stay in the record for twice timeouts.shard_call_ms and this: coordinators decide on
 // votes that are left when they are shard_call_ms old, and look every few seconds.
 constexpr absl::Duration kLeftoverMargin = absl::Seconds(10);
-
-uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
 
 std::vector<ops::LabelledMetrics> MakePartitionMetrics(const v1::ClusterConfig& cluster,
                                                        int shard_index, ops::Metrics* metrics) {
@@ -108,7 +106,7 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterCo
 ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
                      BlockingPool* threads, std::unique_ptr<shard::Engine> engine)
     : place_{cluster.shards_size(), cluster.sparsecores_per_shard(), shard_index},
-      incarnation_(NewIncarnation()),
+      incarnation_(rpc::RandomId()),
       start_(SteadyNow()),
       slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
       table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * place_.sparsecores_per_shard),
