@@ -82,11 +82,16 @@ std::string HexOf(uint64_t id) { return absl::StrCat(absl::Hex(id, absl::kZeroPa
 template <typename Kind>
 std::string DetailsOf(const Kind& kind) {
   if constexpr (requires { kind.commit(); }) return kind.commit() ? "commit" : "abort";
+  if constexpr (requires { kind.pinned(); }) return kind.pinned() ? "pinned" : "no longer pinned";
   if constexpr (requires { kind.rows_updated(); }) {
     if (kind.failed()) return "failed";
     std::string text = absl::StrCat(kind.rows_updated(), " rows updated");
     if (kind.rows_skipped() > 0) absl::StrAppend(&text, ", ", kind.rows_skipped(), " skipped");
     return text;
+  }
+  // DecideStepRequest has one, too: it is told apart above.
+  if constexpr (requires { kind.history(); }) {
+    return absl::StrCat("history ", HexOf(kind.history()));
   }
   return "";
 }
@@ -114,18 +119,6 @@ std::string DetailsOf(const internal::v1::LogModelServed& served) {
                     stack.max_ids_per_partition(), "/", stack.max_unique_ids_per_partition());
   }
   return details;
-}
-
-std::string DetailsOf(const internal::v1::LogModelPinned& pinned) {
-  return pinned.pinned() ? "pinned" : "no longer pinned";
-}
-
-std::string DetailsOf(const internal::v1::LogModelRenewed& renewed) {
-  return absl::StrCat("history ", HexOf(renewed.history()));
-}
-
-std::string DetailsOf(const internal::v1::LogHistoryDropped& dropped) {
-  return absl::StrCat("history ", HexOf(dropped.history()));
 }
 
 std::string DetailsOf(const internal::v1::LogCheckpoint& made) {
