@@ -12,8 +12,6 @@
 
 namespace emberd::emberctl {
 
-std::string HexId(uint64_t id) { return absl::StrFormat("%016x", id); }
-
 namespace {
 
 // Protobuf writes 64-bit integers as texts of decimal digits; those that are ids become hex.

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/suggest.h"
 
 namespace emberd::emberctl {
 
@@ -28,8 +29,6 @@ std::string Dump(const AnyJson& json, int indent = -1) {
   return json.dump(indent, ' ', /*ensure_ascii=*/false, AnyJson::error_handler_t::replace);
 }
 
-// A model's id as it is shown everywhere: 16 hex digits.
-std::string HexId(uint64_t id);
 // A message as JSON, with its own field names and all fields written. Ids of models, batches,
 // processes, histories and checkpoints are texts of 16 hex digits. INTERNAL: a text in it is no
 // UTF-8.

@@ -23,8 +23,8 @@ constexpr absl::Duration kExplainDeadline = absl::Seconds(2);
 constexpr absl::Duration kWatchDeadline = absl::Seconds(1);
 
 absl::Status NotDeclared(uint64_t model_id) {
-  return absl::NotFoundError(absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
-                                          " is not declared; call DeclareModel"));
+  return absl::NotFoundError(
+      absl::StrCat("model_id ", HexId(model_id), " is not declared; call DeclareModel"));
 }
 
 absl::Status BeingRestored(const v1::ModelConfig& config) {
@@ -248,7 +248,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Refresh(uint64_t model_id,
                          "again, which begins anew"));
       }
       return absl::UnavailableError(
-          absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
+          absl::StrCat("model_id ", HexId(model_id),
                        " is being declared, reset, restored or dropped; "
                        "retry; if that does not end, declare, reset, restore or drop it again"));
     case ModelState::kServing: {
@@ -339,7 +339,7 @@ absl::Status ModelRegistry::Explain(uint64_t model_id, uint64_t history,
       "model '", (*now)->config.name(),
       "' was reset, or dropped and declared again, since this began; begin again with its rows of "
       "now (history ",
-      absl::Hex((*now)->history, absl::kZeroPad16), ")"));
+      HexId((*now)->history), ")"));
 }
 
 void ModelRegistry::Watch() {
@@ -402,7 +402,7 @@ absl::Status ModelRegistry::CheckName(const ShardModels& shards, rpc::CallContex
     if (model_id != asked_for || !config::DifferInSamplesAlone(found->config(), *config)) {
       return absl::AlreadyExistsError(
           absl::StrCat("another model '", config->name(), "' is declared, with model_id ",
-                       absl::Hex(other.model_id(), absl::kZeroPad16),
+                       HexId(other.model_id()),
                        "; first difference: ", config::FirstDifference(found->config(), *config)));
     }
     *config = found->config();
@@ -506,7 +506,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
     const step::ServedModel& model = *declared->model;
     ops::Log(ops::LogLevel::kInfo, "model created",
              {{"model", model.config.name()},
-              {"model_id", absl::StrCat(absl::Hex(model.id, absl::kZeroPad16))},
+              {"model_id", HexId(model.id)},
               {"tables", model.config.tables_size()},
               {"stacks", model.plan.stacks.size()}});
   }
@@ -533,8 +533,7 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   };
   RETURN_IF_ERROR(TakeRows(name, read_only ? nullptr : options_.give_up, drop));
   if (!dropped.has_value()) return false;
-  ops::Log(ops::LogLevel::kInfo, "model dropped",
-           {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
+  ops::Log(ops::LogLevel::kInfo, "model dropped", {{"model", name}, {"model_id", HexId(id)}});
   return true;
 }
 
@@ -567,7 +566,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Reset(const std::string& nam
   };
   RETURN_IF_ERROR(TakeRows(name, options_.give_up, make));
   ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
-           {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
+           {{"model", name}, {"model_id", HexId(id)}});
   return model;
 }
 
@@ -600,7 +599,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Restore(v1::ModelConfig conf
   Remember(model);
   ops::Log(ops::LogLevel::kInfo, "model restored from a checkpoint",
            {{"model", config.name()},
-            {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
+            {"model_id", HexId(model->id)},
             {"checkpoint", source.chain.front().manifest().name()}});
   return model;
 }
@@ -686,7 +685,7 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::Serve(v1::ModelConfig config
   Remember(model);
   ops::Log(ops::LogLevel::kInfo, "model serves a checkpoint",
            {{"model", config.name()},
-            {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
+            {"model_id", HexId(model->id)},
             {"checkpoint", step::ServesText(model->serves)}});
   return model;
 }

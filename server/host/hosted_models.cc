@@ -8,6 +8,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/suggest.h"
 #include "config/config.h"
 #include "config/shared_tables.h"
 #include "server/ops/logging.h"
@@ -139,9 +140,8 @@ absl::Status HostedModels::FindPlaceBeside(const internal::v1::CreateModelReques
     if (model.config().name() != name) continue;
     ++here;
     if (model.serves().model().empty() || model.model_id() != request.model_id()) {
-      return absl::AlreadyExistsError(absl::StrCat("another model '", name,
-                                                   "' is declared here, with model_id ",
-                                                   absl::Hex(model.model_id(), absl::kZeroPad16)));
+      return absl::AlreadyExistsError(absl::StrCat(
+          "another model '", name, "' is declared here, with model_id ", HexId(model.model_id())));
     }
     if (!model.serving || model.serves().version() <= newest) continue;
     newest = model.serves().version();
@@ -172,9 +172,9 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
   const bool trained = here != 0 && found->second.serves().model().empty();
   const bool same = trained && found->first == request.model_id();
   if (here != 0 && !same && (found->second.serving || !trained)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("another model '", name, "' is declared here, with model_id ",
-                     absl::Hex(found->second.model_id(), absl::kZeroPad16)));
+    return absl::AlreadyExistsError(absl::StrCat("another model '", name,
+                                                 "' is declared here, with model_id ",
+                                                 HexId(found->second.model_id())));
   }
   if (here != request.replaces()) return ChangedMeanwhile(name);
   if (initial_rows && same && !found->second.serving && !found->second.restored &&
@@ -255,8 +255,7 @@ absl::StatusOr<shard::ModelSpec> HostedModels::BeginRestore(
   RETURN_IF_ERROR(CheckShared(request, /*initial_rows=*/false));
   ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/false));
   if (place.done) {
-    return absl::AlreadyExistsError(absl::StrCat("the rows of history ",
-                                                 absl::Hex(request.history(), absl::kZeroPad16),
+    return absl::AlreadyExistsError(absl::StrCat("the rows of history ", HexId(request.history()),
                                                  " are here, or being restored, already"));
   }
   if (place.occupant != 0) RETURN_IF_ERROR(Remove(place.occupant));
@@ -346,7 +345,7 @@ void HostedModels::AbandonRestored() {
   for (const auto& [model_id, history] : left) {
     ops::Log(ops::LogLevel::kWarning,
              "a restore that was not finished before a restart is given up",
-             {{"model_id", absl::StrCat(absl::Hex(model_id, absl::kZeroPad16))}});
+             {{"model_id", HexId(model_id)}});
     Abandon(model_id, history);
   }
 }
@@ -549,8 +548,7 @@ absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id, uin
     const bool serves = !found->is_trained();
     return Rows{EngineId(model_id, history, serves), serves, found->metrics};
   }
-  return absl::DataLossError(absl::StrCat("it does not have the rows of model_id ",
-                                          absl::Hex(model_id, absl::kZeroPad16),
+  return absl::DataLossError(absl::StrCat("it does not have the rows of model_id ", HexId(model_id),
                                           " that the call is about"));
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/suggest.h"
 #include "server/files/files.h"
 #include "server/log/log_format.h"
 
@@ -76,8 +77,6 @@ std::string StepName(const std::string& group, int64_t step) {
   return absl::StrCat(group, "/", step);
 }
 
-std::string HexOf(uint64_t id) { return absl::StrCat(absl::Hex(id, absl::kZeroPad16)); }
-
 // What each kind of record has to tell besides its model and its subject.
 template <typename Kind>
 std::string DetailsOf(const Kind& kind) {
@@ -91,7 +90,7 @@ std::string DetailsOf(const Kind& kind) {
   }
   // DecideStepRequest has one, too: it is told apart above.
   if constexpr (requires { kind.history(); }) {
-    return absl::StrCat("history ", HexOf(kind.history()));
+    return absl::StrCat("history ", HexId(kind.history()));
   }
   return "";
 }
@@ -105,9 +104,9 @@ std::string DetailsOf(const internal::v1::LogState& state) {
 }
 
 std::string DetailsOf(const internal::v1::LogModelMade& made) {
-  std::string details = absl::StrCat("history ", HexOf(made.create().history()));
+  std::string details = absl::StrCat("history ", HexId(made.create().history()));
   if (made.checkpoint_id() != 0) {
-    absl::StrAppend(&details, ", rows of checkpoint ", HexOf(made.checkpoint_id()));
+    absl::StrAppend(&details, ", rows of checkpoint ", HexId(made.checkpoint_id()));
   }
   return details;
 }
@@ -122,7 +121,7 @@ std::string DetailsOf(const internal::v1::LogModelServed& served) {
 }
 
 std::string DetailsOf(const internal::v1::LogCheckpoint& made) {
-  return absl::StrCat("checkpoint ", HexOf(made.checkpoint_id()), " as of segment ",
+  return absl::StrCat("checkpoint ", HexId(made.checkpoint_id()), " as of segment ",
                       made.segment());
 }
 
@@ -206,7 +205,7 @@ absl::StatusOr<LogSummary> VerifyLog(const std::string& folder) {
 
 std::string EntryWriter::ModelName(uint64_t id) const {
   const auto name = names_.find(id);
-  return name == names_.end() ? HexOf(id) : name->second;
+  return name == names_.end() ? HexId(id) : name->second;
 }
 
 void EntryWriter::Learn(const LogRecord& record) {

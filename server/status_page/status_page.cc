@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "base/suggest.h"
 #include "config/address.h"
 #include "config/fold_numbers.h"
 #include "server/status_page/page_files.h"
@@ -53,8 +54,6 @@ constexpr char kJson[] = "application/json";
 std::string Quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
-
-std::string HexId(uint64_t id) { return absl::StrCat(absl::Hex(id, absl::kZeroPad16)); }
 
 absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
