@@ -139,7 +139,7 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
     // Another coordinator may have been faster, or a shard is not back yet: Watch looks again.
     if (status.ok() || absl::IsAborted(status) || absl::IsUnavailable(status)) return;
     ops::Log(ops::LogLevel::kError, "a lost model could not be restored",
-             {{"model", model}, {"reason", std::string(status.message())}});
+             {{"model", model}, {"reason", status.message()}});
   };
   if (!tasks_.Submit(recover, [] { return "too many models come back"; }).ok()) over();
 }
@@ -176,9 +176,8 @@ absl::Status AutoCheckpoints::Recover(const std::string& model) {
     if (info.saved_at_ms() <= given_up) break;
     status = RecoverFrom(info);
     if (!files::IsGone(status)) return status;  // which says nothing against the checkpoint
-    ops::Log(
-        ops::LogLevel::kError, "a checkpoint is damaged; trying an older one",
-        {{"model", model}, {"checkpoint", info.name()}, {"reason", std::string(status.message())}});
+    ops::Log(ops::LogLevel::kError, "a checkpoint is damaged; trying an older one",
+             {{"model", model}, {"checkpoint", info.name()}, {"reason", status.message()}});
   }
   return status;
 }
@@ -225,7 +224,7 @@ void AutoCheckpoints::RecoverAbsent() {
   unreadable.Update(list.status());
   if (!unreadable.ok()) {
     unreadable_.Log(ops::LogLevel::kError, "what has lost its rows may not come back",
-                    {{"reason", std::string(unreadable.message())}});
+                    {{"reason", unreadable.message()}});
   }
   if (!list.ok()) return;
   std::set<std::string> models;
@@ -287,7 +286,7 @@ void AutoCheckpoints::SaveIfDue(const step::ServedModelPtr& model) {
     // Another save of the model was under way, or the model has just changed.
     if (status.ok() || absl::IsAborted(status) || absl::IsNotFound(status)) return;
     ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
-             {{"model", name}, {"reason", std::string(status.message())}});
+             {{"model", name}, {"reason", status.message()}});
   };
   if (!tasks_.Submit(save, [] { return "too many models are saved"; }).ok()) over(absl::OkStatus());
 }
@@ -348,7 +347,7 @@ void AutoCheckpoints::SaveAtStop(absl::Time end) {
     if (again && SteadyNow() < end) return false;
     if (status.ok() || absl::IsNotFound(status)) return true;
     ops::Log(ops::LogLevel::kError, "a model could not be saved before the stop: changes are lost",
-             {{"model", model->config.name()}, {"reason", std::string(status.message())}});
+             {{"model", model->config.name()}, {"reason", status.message()}});
     return true;
   };
   // Whichever model has to wait, the others need not.

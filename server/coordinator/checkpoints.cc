@@ -349,7 +349,7 @@ absl::Status CheckpointSave::Finish(rpc::CallContext* context, const step::Bytes
     ops::Log(ops::LogLevel::kWarning, "not every shard has confirmed a checkpoint",
              {{"model", manifest_.model()},
               {"checkpoint", manifest_.name()},
-              {"reason", std::string(heard.message())}});
+              {"reason", heard.message()}});
   }
   return absl::OkStatus();
 }
@@ -474,7 +474,7 @@ void Checkpoints::NoteSaved(const SavedModel& saved, absl::Duration paused) cons
         RemoveAutomatic(info.model(), has_log() ? saved.model->history : 0, /*given_up=*/0);
     if (!removed.ok()) {
       ops::Log(ops::LogLevel::kWarning, "older automatic checkpoints could not be deleted",
-               {{"model", info.model()}, {"reason", std::string(removed.status().message())}});
+               {{"model", info.model()}, {"reason", removed.status().message()}});
     }
   }
   CountStored(*saved.model, &info);
@@ -510,8 +510,7 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
         shared.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_);
     if (!finished.ok()) {
       ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
-               {{"model", shared->model().config.name()},
-                {"reason", std::string(finished.status().message())}});
+               {{"model", shared->model().config.name()}, {"reason", finished.status().message()}});
     }
     done(finished.status());
   };

@@ -299,7 +299,7 @@ void Coordinator::TakePinBack(const v1::ChangeMemoryRequest& pin,
     const absl::Status status = shards_[shard].ChangeMemory(unpin, &context).status();
     if (!status.ok()) {
       ops::Log(ops::LogLevel::kWarning, "a model stays pinned on a shard, though not on all",
-               {{"model", pin.model()}, {"reason", std::string(status.message())}});
+               {{"model", pin.model()}, {"reason", status.message()}});
     }
     return status;
   };

@@ -134,7 +134,7 @@ void ModelRegistry::SetLost(uint64_t model_id, const absl::Status& why) {
   if (entry.lost.empty() != why.ok()) {
     ops::Log(why.ok() ? ops::LogLevel::kInfo : ops::LogLevel::kError,
              why.ok() ? "a lost model has its rows again" : "a model is lost",
-             {{"model", entry.model->config.name()}, {"reason", std::string(why.message())}});
+             {{"model", entry.model->config.name()}, {"reason", why.message()}});
   }
   entry.SetLost(std::string(why.message()));
   entry.doubted = !why.ok();

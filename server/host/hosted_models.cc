@@ -646,7 +646,7 @@ void HostedModels::PinIfCreatedSo(uint64_t engine_id) {
   const absl::Status pinned = engine_->memory()->SetPinned(name, true).status();
   if (pinned.ok()) return;
   ops::Log(ops::LogLevel::kWarning, "a model that was pinned is not pinned any more",
-           {{"model", name}, {"shard", place_.index}, {"reason", std::string(pinned.message())}});
+           {{"model", name}, {"shard", place_.index}, {"reason", pinned.message()}});
   RecordPinned(name, false).IgnoreError();  // a log that cannot be written to says so itself
 }
 
