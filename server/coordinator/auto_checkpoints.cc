@@ -12,7 +12,6 @@
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/manifest.h"
 #include "server/files/files.h"
-#include "server/ops/logging.h"
 
 namespace emberd::coordinator {
 namespace {

@@ -8,7 +8,6 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"

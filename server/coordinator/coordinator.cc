@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "base/steady_time.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/train/group_member.h"

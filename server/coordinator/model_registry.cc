@@ -1,12 +1,10 @@
 #include "server/coordinator/model_registry.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "base/steady_time.h"
 #include "base/suggest.h"
 #include "config/config.h"
 #include "config/fields.h"
