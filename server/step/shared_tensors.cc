@@ -69,7 +69,7 @@ std::vector<int32_t> CanonicalSamples(absl::Span<const preprocess::SampleSpan> s
   return canonical;
 }
 
-bool IsWhole(const ServedModel& model, const preprocess::StackPlan& stack) {
+bool IsWhole(const preprocess::StackPlan& stack) {
   return std::all_of(stack.tables.begin(), stack.tables.end(),
                      [&](const auto& table) { return table.embedding_dim == stack.embedding_dim; });
 }
@@ -191,7 +191,7 @@ std::vector<shard::SumPlaces> PlacesOfSums(const ServedModel& model,
   if (dtype != v1::FLOAT32) return all;
   for (size_t k = 0; k < model.plan.stacks.size(); ++k) {
     const preprocess::StackPlan& stack = model.plan.stacks[k];
-    if (!IsWhole(model, stack)) continue;
+    if (!IsWhole(stack)) continue;
     shard::SumPlaces& places = all.emplace_back();
     places.stack = static_cast<int>(k);
     for (const preprocess::FeaturePlan& feature : stack.features) {

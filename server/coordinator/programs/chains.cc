@@ -578,7 +578,7 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
       default: {
         ASSIGN_OR_RETURN(const std::vector<ValuePtr> arguments, Arguments(position));
         ASSIGN_OR_RETURN(op.value, runner_->Elementwise(*op.program, arguments));
-        Donate(position, arguments);
+        Donate(position);
         break;
       }
     }
@@ -593,7 +593,7 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
   return absl::OkStatus();
 }
 
-void Chain::Donate(int position, const std::vector<ValuePtr>& arguments) {
+void Chain::Donate(int position) {
   const ChainedOp& op = request_.ops(position);
   const Value& result = *ops_[position].value;
   for (const v1::ProgramAlias& alias : ops_[position].program->spec().aliases()) {

@@ -124,7 +124,7 @@ class Chain {
   absl::StatusOr<std::vector<ValuePtr>> Arguments(int position) const;
   absl::Status RunOp(int position, rpc::CallContext* context);
   // Gives the data that the program at `position` takes over their new values.
-  void Donate(int position, const std::vector<ValuePtr>& arguments);
+  void Donate(int position);
   // Has all that names the lookup of `before`, which was updated, read the rows as they are now.
   absl::Status LookUpAgain(int position, const Value& before, rpc::CallContext* context);
   absl::Status TakeOutputs(int position, rpc::CallContext* context);
