@@ -11,7 +11,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "client/cpp/coordinator.h"
-#include "client/emberctl/output.h"
 #include "client/emberctl/reachability.h"
 
 namespace emberd::emberctl {
@@ -43,13 +42,6 @@ void SilenceLibraries() {
     return true;
   }();
   static_cast<void>(silent);
-}
-
-absl::Status Session::Answer(const google::protobuf::Message& answer,
-                             const std::string& text) const {
-  if (json) return PrintJson(answer, out);
-  out << text << "\n";
-  return absl::OkStatus();
 }
 
 namespace {

@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "client/cpp/options.h"
 #include "client/cpp/transport.h"
+#include "client/emberctl/output.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
@@ -64,7 +65,12 @@ class Session : public SessionOptions {
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const std::string& name);
 
   // Prints an answer: as JSON with --json, and else as this text. OK.
-  absl::Status Answer(const google::protobuf::Message& answer, const std::string& text) const;
+  template <typename Result>
+  absl::Status Answer(const Result& answer, const std::string& text) const {
+    if (json) return PrintJson(answer, out);
+    out << text << "\n";
+    return absl::OkStatus();
+  }
 
   // For clients that a command makes itself, once a call has come through: all `addresses`, and how
   // to connect to them. And their errors, with advice, as those of Call.

@@ -138,9 +138,7 @@ absl::Status SetRows(Session& session, const RowsTarget& target) {
   client::EncodeFloats(values, {n, static_cast<int64_t>(dim)}, client::WireType::kFloat32,
                        request.mutable_values());
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::AssignRowsResponse>(request));
-  if (session.json) return PrintJson(Json{{"rows_written", n}}, session.out);
-  session.out << Counted(n, "row") << " written\n";
-  return absl::OkStatus();
+  return session.Answer(Json{{"rows_written", n}}, absl::StrCat(Counted(n, "row"), " written"));
 }
 
 void AddTarget(CLI::App* verb, RowsTarget* target) {
@@ -187,9 +185,8 @@ absl::Status ExportTable(Session& session, const RowsTarget& target) {
   if (file.has_value()) RETURN_IF_ERROR(file->Close());  // it says why it cannot be written
   RETURN_IF_ERROR(session.Advised(exported));
   RETURN_IF_ERROR(file->Keep());
-  if (session.json) return PrintJson(Json{{"file", target.file}, {"rows", rows}}, session.out);
-  session.out << target.file << ": " << Counted(rows, "row") << "\n";
-  return absl::OkStatus();
+  return session.Answer(Json{{"file", target.file}, {"rows", rows}},
+                        absl::StrCat(target.file, ": ", Counted(rows, "row")));
 }
 
 }  // namespace
