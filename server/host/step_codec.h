@@ -43,8 +43,7 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
 absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message,
                                                 const AnswerRoom& room = {});
 
-// Applies as long messages. Decoding trusts nothing: sizes and counts are checked here, values by
-// the engine.
+// Applies as long messages, decoded with as little trust.
 
 // The payload of the message references the memory of the command.
 rpc::OutgoingMessage EncodeApply(const ApplyCommand& command);

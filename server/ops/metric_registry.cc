@@ -36,10 +36,6 @@ MetricSnapshot::Series MakeSeries(const MetricInfo& metric, prometheus::ClientMe
   return series;
 }
 
-bool ByLabels(const MetricSnapshot::Series& a, const MetricSnapshot::Series& b) {
-  return a.labels < b.labels;
-}
-
 }  // namespace
 
 MetricRegistry::MetricRegistry() : registry_(std::make_shared<prometheus::Registry>()) {
@@ -89,7 +85,8 @@ MetricSnapshot::MetricSnapshot(
       for (prometheus::ClientMetric& from : family.metric) {
         all.push_back(MakeSeries(metric, std::move(from)));
       }
-      std::sort(all.begin(), all.end(), ByLabels);
+      std::sort(all.begin(), all.end(),
+                [](const Series& a, const Series& b) { return a.labels < b.labels; });
     }
   }
 }

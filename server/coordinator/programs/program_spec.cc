@@ -277,12 +277,6 @@ absl::Status CheckFeature(const ProgramInput& input, int index, const v1::Featur
                    shape.ids, " ids]", shape.weighted ? " weighted" : " unweighted"));
 }
 
-// No samples and no ids.
-void SetNoIds(v1::DenseIds* dense) {
-  dense->mutable_ids()->set_dtype(v1::INT32);
-  dense->mutable_ids()->add_shape(0);
-}
-
 }  // namespace
 
 std::string TensorText(const v1::Tensor& tensor) {
@@ -393,7 +387,9 @@ absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec,
     if (inputs.contains(feature.name())) continue;
     v1::FeatureIds* ids = request.add_features();
     ids->set_feature(feature.name());
-    SetNoIds(ids->mutable_dense());
+    v1::Tensor* const none = ids->mutable_dense()->mutable_ids();  // no samples
+    none->set_dtype(v1::INT32);
+    none->add_shape(0);
   }
   return request;
 }

@@ -227,8 +227,6 @@ Request OfRank(const step::ServedModel& model, const v1::TrainStart& start) {
   return request;
 }
 
-std::string PackInt(uint64_t value) { return absl::StrCat(value); }
-
 absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
   uint64_t value = 0;
   if (absl::SimpleAtoi(bytes, &value)) return value;
@@ -386,7 +384,7 @@ absl::StatusOr<bool> GroupMember::AnyNeedsCuts(int64_t step, bool mine, rpc::Cal
 absl::StatusOr<uint64_t> GroupMember::CutsOfAll(int64_t step, uint64_t mine,
                                                 rpc::CallContext* context, RankWait* wait) {
   if (!sync()) return mine;
-  ASSIGN_OR_RETURN(const auto values, Exchange(kCuts, step, PackInt(mine), context, wait));
+  ASSIGN_OR_RETURN(const auto values, Exchange(kCuts, step, absl::StrCat(mine), context, wait));
   uint64_t cuts = mine;
   for (const std::string& value : values) {
     ASSIGN_OR_RETURN(const uint64_t theirs, UnpackInt(value));
