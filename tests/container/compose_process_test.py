@@ -270,6 +270,17 @@ class ComposeFileTest(unittest.TestCase):
         for service in COMPOSE.emberd():
             self.assertGreater(int(service.fields["stop_grace_period"].rstrip("s")), drain, service.name)
 
+    def test_a_shard_may_read_its_log_before_it_counts_as_unhealthy(self):
+        """Compose gives up starting what depends on an unhealthy service. All shards read from one disk, which may be slow."""
+        with open(COMPOSE.services["coordinator"].files()["/etc/emberd/cluster.textproto"]) as file:
+            text = file.read()
+        log, core, cores = (int(re.search(rf"\b{name}: (\d+)", text)[1])
+                            for name in ("log_bytes", "bytes_per_sparsecore", "sparsecores_per_shard"))
+        slow = 10e6  # bytes/s
+        for name in SHARDS:
+            given = int(COMPOSE.services[name].fields["healthcheck"]["start_period"].rstrip("s"))
+            self.assertGreater(given, len(SHARDS) * (log + core * cores) / slow, name)
+
     def test_no_container_can_more_than_it_needs(self):
         for service in COMPOSE.services.values():
             fields = service.fields
