@@ -301,6 +301,11 @@ class ComposeFileTest(unittest.TestCase):
         self.assertEqual(closed[:len(plain)], plain)
         self.assertEqual(closed[len(plain)], "security")
 
+    def test_another_description_is_read_with_tls_too(self):
+        for files in (FILES[:1], FILES):
+            for service in ComposeFile(*files, variables={"EMBERD_CLUSTER": "/mine"}).emberd():
+                self.assertEqual(service.files()["/etc/emberd/cluster.textproto"], "/mine", service.name)
+
     def test_what_is_mounted_is_there(self):
         for service in COMPOSE.services.values():
             for path in service.files().values():
