@@ -54,6 +54,24 @@ TEST(DashboardsTest, PanelsExplainThemselvesAndNameMetricsThatExist) {
                                  "trainer_group.json"));
 }
 
+// Once each, however many coordinators do not reach one: what alerts_test.yml says about the
+// panel's expression.
+TEST(DashboardsTest, ShardsOutOfReachAreCountedAsInTheTestOfAlerts) {
+  const auto dashboards = ReadDashboards(Deploy("grafana/dashboards"));
+  ASSERT_TRUE(dashboards.ok()) << dashboards.status();
+  const std::string tests = ReadFile(Deploy("alerts_test.yml"));
+  int found = 0;
+  for (const Dashboard& dashboard : *dashboards) {
+    for (const DashboardQuery& panel : dashboard.panels) {
+      if (!absl::StrContains(panel.expression, "emberd_shard_reachable == 0")) continue;
+      ++found;
+      EXPECT_THAT(tests, HasSubstr(absl::StrCat("- expr: ", panel.expression, "\n")))
+          << panel.where;
+    }
+  }
+  EXPECT_EQ(found, 1);
+}
+
 TEST(DashboardsTest, MetricsAreFoundInExpressions) {
   EXPECT_THAT(MetricsIn("rate(emberd_batch_ids_sum{model=\"process\"}[5m]) / emberd_batches"),
               ElementsAre("emberd_batch_ids", "emberd_batches"));
