@@ -22,7 +22,8 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
-TAG = "py3-none-manylinux_2_36_x86_64"
+# What is linked here may need all that the glibc of this system has: 2.36 on Debian 12, 2.41 on 13.
+TAG = "py3-none-manylinux_{}_{}_x86_64".format(*os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ").split("."))
 # Of the policy of manylinux, what is needed here: these come with every system.
 SYSTEM = re.compile(r"^(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libgcc_s|libstdc\+\+)\.so")
 PROGRAMS = ("emberd", "emberctl")

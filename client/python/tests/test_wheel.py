@@ -9,11 +9,13 @@ usage: test_wheel.py FOLDER_OF_THE_WHEEL
 import glob
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import zipfile
 
 WHEELS = sys.argv.pop(1)
@@ -62,12 +64,22 @@ class WheelTest(unittest.TestCase):
         cls.package = run(cls.python, "-c", "import emberd; print(emberd.__path__[0])", cwd="/").strip()
 
     def test_its_name_and_size(self):
-        self.assertRegex(os.path.basename(self.wheel), r"^emberd-[\d.]+-py3-none-manylinux_2_36_x86_64\.whl$")
+        self.assertRegex(os.path.basename(self.wheel), r"^emberd-[\d.]+-py3-none-manylinux_2_\d\d_x86_64\.whl$")
         self.assertLess(os.path.getsize(self.wheel), MOST_BYTES)
         with zipfile.ZipFile(self.wheel) as archive:
             names = archive.namelist()
         self.assertIn("emberd/py.typed", names)
         self.assertTrue([name for name in names if name.endswith("licenses/LICENSE")])
+
+    def test_its_tag_is_of_the_glibc_that_it_needs(self):
+        """pip installs it on systems with a glibc that is not older than the tag says."""
+        with unittest.mock.patch("os.confstr", return_value="glibc 2.41"):
+            self.assertEqual(runpy.run_path(os.path.join(HERE, "..", "make_wheel.py"))["TAG"], "py3-none-manylinux_2_41_x86_64")
+        tag = int(re.search(r"manylinux_2_(\d+)", self.wheel)[1])
+        for kind in ("_bin", "_lib"):
+            for name in os.listdir(os.path.join(self.package, kind)):
+                needed = run("objdump", "-T", os.path.join(self.package, kind, name))
+                self.assertLessEqual(max(map(int, re.findall(r"GLIBC_2\.(\d+)", needed)), default=0), tag, name)
 
     def test_the_example_of_the_readme_learns(self):
         self.assertTrue(self.package.startswith(self.folder), self.package)
