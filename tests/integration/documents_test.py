@@ -153,6 +153,10 @@ class DocumentsTest(unittest.TestCase):
         unit = unit.replace("/usr/local/bin/", BINARIES + "/").replace("%i", "2")
         self.start(unit.replace("/etc/emberd/cluster.textproto", "config/samples/cluster_local.textproto") + " &")
 
+    def test_the_unit_starts_a_shard_again_until_it_can(self):
+        """One that cannot start ends at once, and systemd gives up after five starts within ten seconds."""
+        self.assertGreater(5 * int(re.search(r"^RestartSec=(\d+)$", read("deploy", "README.md"), re.MULTILINE)[1]), 10)
+
     def test_steps_with_containers_are_marked(self):
         for title in ("Compose cluster", "Where no registry can be reached"):
             self.assertEqual(self.deploy_blocks(title), [], "commands of Docker need a mark")
