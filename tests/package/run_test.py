@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What ./run is made of: the packages that deploy/install_packages.sh would install, on a system whose dpkg and apt are ours,
-and what cmake/progress.py says of a build.
+what cmake/progress.py says of a build, and what .ci/run does not let be skipped.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -115,6 +116,19 @@ class ProgressTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("b.c:1:1: error: unknown type name", said)
         self.assertNotIn("done in", said)
+
+
+class CiTest(unittest.TestCase):
+    """What Debian's packages suffice for counts as failed in CI where it is skipped."""
+
+    def test_each_test_that_may_skip_itself_must_run(self):
+        must = set(re.search(r"EMBERD_MUST_RUN='\^emberd_python_\((.*)\)_test\$'", (ROOT / ".ci/run").read_text())[1].split("|"))
+        python = ROOT / "client/python"
+        names = re.search(r"foreach\(name (.*)\)", (python / "CMakeLists.txt").read_text())[1].split()
+        self.assertEqual(must - set(names), set(), "there are no such tests")
+        skip = {name for name in names if "sys.exit(77)" in (python / f"tests/test_{name}.py").read_text()}
+        self.assertIn("torch", skip)
+        self.assertEqual(skip - must, set())
 
 
 if __name__ == "__main__":
