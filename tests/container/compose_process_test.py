@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import urllib.request
 
 ROOT, BINARIES = sys.argv[1:3]
 del sys.argv[1:3]
 sys.path[:0] = [os.path.join(ROOT, "tests", "testing"), os.path.dirname(os.path.abspath(__file__))]
 
+import engine  # noqa: E402
 import grpc  # noqa: E402
 import yaml  # noqa: E402
 from certificates import credentials_of, make_certificates  # noqa: E402
@@ -333,16 +335,16 @@ class ComposeFileTest(unittest.TestCase):
                     subprocess.run([*command, *named, *profile, "config", "-q"], check=True)
 
 
-def is_of_the_image():
-    """Whether this machine runs the release of Debian that the image is made of: others name packages otherwise."""
-    with open(os.path.join(ROOT, "deploy", "image", "Dockerfile")) as file, open("/etc/os-release") as release:
-        base = re.search(r"^ARG BASE=debian:(\w+)", file.read(), re.MULTILINE)[1]
-        return re.search(rf"^VERSION_CODENAME={base}$", release.read(), re.MULTILINE) is not None
-
-
 class ImageTest(unittest.TestCase):
 
-    @unittest.skipUnless(is_of_the_image(), "the image is made of another release")
+    def test_containers_of_another_release_are_not_made(self):
+        with tempfile.NamedTemporaryFile("w") as release:
+            release.write("VERSION_CODENAME=trixie\n")
+            release.flush()
+            with unittest.mock.patch("engine.RELEASE", release.name):
+                self.assertRegex(engine.why_not(), "^the image is made of Debian bookworm, ")
+
+    @unittest.skipUnless(engine.is_of_the_image(), "the image is made of another release")
     @unittest.skipUnless(os.path.realpath(BINARIES) == os.path.realpath(os.path.join(ROOT, "build", "bin")),
                          "no image is made of this build")
     def test_the_image_has_the_libraries_that_the_programs_are_linked_with(self):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -10,9 +11,26 @@ import time
 # Names that stay between runs: images, as a cache.
 BASE, PROMETHEUS, EMBERD = "emberd-base", "emberd-prometheus", "emberd-container-test"
 
+DOCKERFILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy", "image", "Dockerfile")
+RELEASE = "/etc/os-release"
+
+
+def image_release():
+    """The release of Debian that the image is made of."""
+    with open(DOCKERFILE) as file:
+        return re.search(r"^ARG BASE=debian:(\w+)", file.read(), re.MULTILINE)[1]
+
+
+def is_of_the_image():
+    """Whether this machine runs that release: others name packages otherwise."""
+    with open(RELEASE) as release:
+        return re.search(rf"^VERSION_CODENAME={image_release()}$", release.read(), re.MULTILINE) is not None
+
 
 def why_not():
     """Why the containers cannot be run here; None if they can."""
+    if not is_of_the_image():  # make_base.sh makes a base of this machine's
+        return f"the image is made of Debian {image_release()}, which this machine does not run"
     if not shutil.which("docker"):
         return "there is no docker command"
     answered = subprocess.run(["docker", "info"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
