@@ -439,9 +439,11 @@ absl::StatusOr<MemoryManager::Held> MemoryManager::MarkPinned(absl::string_view 
 
 absl::Status MemoryManager::BringIn(const Held& rooms) {
   for (const auto& [room, rows] : rooms) {
+    // On its way out, it may give its room back while others leave for it.
+    if (rows == nullptr) continue;
     {
       MutexLock lock(&mutex_);
-      if (room->place == v1::MemoryTable::SPARSECORE || room->gone) continue;
+      if (room->place == v1::MemoryTable::SPARSECORE) continue;
     }
     RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
     Use ended(room);

@@ -195,6 +195,36 @@ TEST_F(MemoryManagerTest, APinThatDoesNotFitChangesNothing) {
   EXPECT_EQ(PlaceOf("b"), v1::MemoryTable::SPILLED);
 }
 
+// A dropped model gives its room back a moment after its rows have gone: here, as soon as another
+// one has left for it. What it would have been given then would be nobody's for good.
+TEST_F(MemoryManagerTest, APinBringsInNothingThatIsOnItsWayOut) {
+  FakeModelPtr a;
+  bool goes = false;
+  MemoryOptions options;
+  options.bytes = 100;
+  options.folder = dir_.path();
+  options.host_bytes = 100;
+  options.wait = std::chrono::milliseconds(0);
+  options.watch = [&](absl::string_view) {
+    if (goes) a = nullptr;
+  };
+  manager_ = *MemoryManager::Create(options);
+  a = Add("a", {100});
+  auto b = Add("b", {100});
+  ASSERT_EQ(PlaceOf("a"), v1::MemoryTable::HOST);
+  a->rows = nullptr;
+  goes = true;
+  const auto pinned = manager_->SetPinned("a", true);
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  EXPECT_FALSE(pinned->returned());
+  EXPECT_THAT(pinned->evicted(), IsEmpty());
+  EXPECT_THAT(OnSparseCore(), ElementsAre("b"));
+  a = nullptr;
+  b = nullptr;
+  EXPECT_EQ(manager_->Figures().free_bytes(), 100);
+  EXPECT_EQ(manager_->Figures().host_bytes(), 0);
+}
+
 TEST_F(MemoryManagerTest, SaysWhatPinnedModelsTake) {
   Start(200);
   auto a = Add("a", {150});
