@@ -310,7 +310,7 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
 bool GroupSteps::AnswerApplied(Group* group, int64_t step, RowsCallback* done) {
   if (!group->kept.known() || step != group->kept.next_step() - 1) return false;
   if (group->kept.applying()) {
-    group->waiting_rows.push_back(std::move(*done));
+    group->waiting_rows->push_back(std::move(*done));
     *done = nullptr;
   }
   return true;
@@ -322,6 +322,7 @@ GroupSteps::Step GroupSteps::TakeStep(Group* group) {
   group->kept.set_next_step(step.number + 1);
   group->kept.set_made_generation(step.generation);
   group->kept.set_applying(true);
+  group->waiting_rows = std::make_shared<std::vector<RowsCallback>>();
   held_bytes_ -= step.update.gradient_bytes();
   return step;
 }
@@ -359,8 +360,9 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
     } else if (waiting->number == request.step() && waiting->update.complete()) {
       const absl::Status logged = log_->AppendChange(key.first, DecidedRecord(request));
       if (logged.ok()) {
-        group->waiting_rows.push_back(std::exchange(done, nullptr));
-        Apply(key, TakeStep(group));
+        Step step = TakeStep(group);
+        group->waiting_rows->push_back(std::exchange(done, nullptr));
+        Apply(key, std::move(step), group->waiting_rows);
       } else {
         answer = logged;
       }
@@ -373,38 +375,43 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
   if (done != nullptr) done(std::move(answer));
 }
 
-void GroupSteps::Apply(const Key& key, Step step) {
+void GroupSteps::Apply(const Key& key, Step step, const Waiting& waiting) {
   ++order_->changes;
   if (skips_ != nullptr && skips_(key.first)) return;
   if (Mistake("part.applied_twice")) engine_->Apply(step.update, [](const auto&) {});
   engine_->Apply(std::move(step.update),
-                 [this, key, handles = std::move(step.batch_handles)](
-                     absl::StatusOr<shard::ApplyResult> result) { Applied(key, handles, result); });
+                 [this, key, waiting, handles = std::move(step.batch_handles)](const auto& result) {
+                   Applied(key, waiting, handles, result);
+                 });
 }
 
-void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
+void GroupSteps::Applied(const Key& key, const Waiting& waiting,
+                         const std::vector<uint64_t>& handles,
                          const absl::StatusOr<shard::ApplyResult>& result) {
   Release(handles);
-  if (!result.ok()) return FinishStep(key.first, key.second, result.status());
+  if (!result.ok()) return Finish(key, waiting, result.status());
   hooks_.step_applied(key.first, *result);
-  FinishStep(key.first, key.second, RowCounts{result->rows_updated, result->rows_skipped});
+  Finish(key, waiting, RowCounts{result->rows_updated, result->rows_skipped});
 }
 
-void GroupSteps::FinishStep(uint64_t model_id, const std::string& group,
-                            const absl::StatusOr<RowCounts>& rows) {
-  std::vector<RowsCallback> waiting;
+void GroupSteps::Finish(const Key& key, Waiting waiting, const absl::StatusOr<RowCounts>& rows) {
+  std::vector<RowsCallback> answered;
   {
     MutexLock lock(&order_->mutex);
-    const auto found = groups_.find(Key(model_id, group));
-    if (found == groups_.end()) return;  // its model was dropped, and the callbacks answered
-    // The decision is in the log: without this record, it says all but the counts.
-    log_->Append(StepMadeRecord(model_id, group, found->second.kept.next_step() - 1, rows))
-        .IgnoreError();
-    found->second.kept.set_applying(false);
-    found->second.last_rows = rows;
-    waiting.swap(found->second.waiting_rows);
+    const auto found = groups_.find(key);
+    Group* const group = found == groups_.end() ? nullptr : &found->second;
+    if (waiting == nullptr && group != nullptr) waiting = group->waiting_rows;
+    // Else its model was dropped; the next run of the group may have a step under way.
+    if (group != nullptr && group->waiting_rows == waiting) {
+      // The decision is in the log: without this record, it says all but the counts.
+      log_->Append(StepMadeRecord(key.first, key.second, group->kept.next_step() - 1, rows))
+          .IgnoreError();
+      group->kept.set_applying(false);
+      group->last_rows = rows;
+    }
+    if (waiting != nullptr) answered.swap(*waiting);
   }
-  for (const RowsCallback& done : waiting) done(rows);
+  for (const RowsCallback& done : answered) done(rows);
 }
 
 void GroupSteps::Drop(Group* group, std::vector<uint64_t>* released) {
@@ -453,7 +460,8 @@ std::function<void()> GroupSteps::DropModel(uint64_t model_id) {
     if (entry.first.first != model_id) return false;
     NoteForgotten(entry.second);
     Drop(&entry.second, &released);
-    for (RowsCallback& done : entry.second.waiting_rows) waiting.push_back(std::move(done));
+    for (RowsCallback& done : *entry.second.waiting_rows) waiting.push_back(std::move(done));
+    entry.second.waiting_rows->clear();
     return true;
   });
   return [this, model_id, released = std::move(released), waiting = std::move(waiting)] {

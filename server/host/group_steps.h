@@ -150,11 +150,15 @@ class GroupSteps {
   using Skips = std::function<bool(uint64_t model_id)>;
   void SetReplaying(Skips skips);
   void FinishStep(uint64_t model_id, const std::string& group,
-                  const absl::StatusOr<RowCounts>& rows) ABSL_LOCKS_EXCLUDED(order_->mutex);
+                  const absl::StatusOr<RowCounts>& rows) ABSL_LOCKS_EXCLUDED(order_->mutex) {
+    Finish({model_id, group}, /*waiting=*/nullptr, rows);
+  }
   // The log says that the generation has ended; `forget`: and that the group was forgotten.
   void EndGeneration(uint64_t model_id, const std::string& group, bool forget);
 
  private:
+  // Those who wait for the rows of one step that is on its way.
+  using Waiting = std::shared_ptr<std::vector<RowsCallback>>;
   struct Step {
     int64_t number = -1;  // -1: there is none
     uint64_t generation = 0;
@@ -170,7 +174,7 @@ class GroupSteps {
     internal::v1::LogGroup kept;
     Step waiting;                                       // the step whose parts come
     absl::StatusOr<RowCounts> last_rows = RowCounts();  // of step next_step - 1
-    std::vector<RowsCallback> waiting_rows;             // for last_rows
+    Waiting waiting_rows = std::make_shared<std::vector<RowsCallback>>();  // for last_rows
     absl::Time touched;
 
     bool busy() const { return kept.applying() || waiting.number >= 0; }
@@ -203,9 +207,13 @@ class GroupSteps {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // Takes the group to the next step; its parts are the caller's to apply, before the lock is gone.
   Step TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
-  void Apply(const Key& key, Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
-  void Applied(const Key& key, const std::vector<uint64_t>& handles,
+  void Apply(const Key& key, Step step, const Waiting& waiting)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  void Applied(const Key& key, const Waiting& waiting, const std::vector<uint64_t>& handles,
                const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // Null: of the step that is on its way now. Another's is not the group's any more.
+  void Finish(const Key& key, Waiting waiting, const absl::StatusOr<RowCounts>& rows)
+      ABSL_LOCKS_EXCLUDED(order_->mutex);
   // Why the group cannot be forgotten now.
   absl::Status CheckMayGo(const Group& group, const std::string& name) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
