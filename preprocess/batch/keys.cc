@@ -123,7 +123,8 @@ float WeightDivisor(v1::Combiner combiner, int64_t n, const WeightAt& weight_at)
     return sum;
   }
   for (int64_t i = 0; i < n; ++i) sum += weight_at(i) * weight_at(i);
-  if (sum >= std::numeric_limits<float>::min()) return std::sqrt(sum);
+  // A sum so large has no need of what squares below 2^-126 lose, however many there are.
+  if (sum >= 0x1p-100f) return std::sqrt(sum);
   // Squares so small lose bits, or are 0. Those of weights that are scaled, which is exact, do not.
   sum = 0.0f;
   for (int64_t i = 0; i < n; ++i) {

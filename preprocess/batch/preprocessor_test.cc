@@ -331,6 +331,11 @@ TEST(PreprocessorTest, GainsOfSmallWeightsAreThoseOfLargeOnes) {
       EXPECT_EQ(gains_of(weights, scale), gains) << scale;
     }
   }
+  // Many squares that have lost bits have a sum that would not show it.
+  std::vector<int32_t> many(4096);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<int32_t>(i % 100);
+  input.ids = DenseInput{absl::MakeConstSpan(many), 4096, 1};
+  EXPECT_EQ(gains_of({1.7f}, 0x1p-69f), gains_of({1.7f}, 1));
 }
 
 // Would catch: gains that shards refuse, without the name of the feature.
