@@ -430,7 +430,11 @@ absl::Status HostedModels::SetLimits(const internal::v1::ModelLimits& limits, Mo
   if (model->is_trained()) {
     RETURN_IF_ERROR(log_->Append(ModelServedRecord(model->model_id(), &limits)));
   }
-  *model->create.mutable_limits() = limits;
+  // Newer rows may be served here already, and not yet by all shards.
+  for (auto& [id, rows] : models_) {
+    if (rows.model_id() != model->model_id() || !rows.serving) continue;
+    if (rows.create.limits().version() < limits.version()) *rows.create.mutable_limits() = limits;
+  }
   return absl::OkStatus();
 }
 

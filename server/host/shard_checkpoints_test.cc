@@ -411,6 +411,26 @@ TEST_F(ShardCheckpointsTest, RowsThatAreOnlyReadFollowOneAnother) {
   EXPECT_EQ(*RowThree(kHistory), -1.0f) << "training goes on";
 }
 
+// Would catch: limits that are set while shard 0 serves newer rows and other shards do not yet, and
+// that go with the older ones.
+TEST_F(ShardCheckpointsTest, LimitsThatAreSetForRowsAreThoseOfNewerRowsToo) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  for (const uint64_t history : {100, 101}) {
+    ASSERT_TRUE(LoadLive(source, history, history == 100 ? 0 : 100).ok());
+    ASSERT_TRUE(Serve(history, kLive).ok());
+  }
+  internal::v1::ServeModelRequest set;
+  set.set_model_id(kLive);
+  set.set_history(100);
+  set.mutable_limits()->set_version(1);
+  ASSERT_TRUE(host_->ServeModel(set).ok());
+  const internal::v1::ListModelsResponse here = host_->ListModels();
+  int64_t limits = 0;
+  for (const internal::v1::HostedModel& model : here.models()) limits += model.limits().version();
+  EXPECT_EQ(limits, 2);
+}
+
 TEST_F(ShardCheckpointsTest, RowsThatAreOnlyReadAreNotTrainedAndTakeNobodysPlace) {
   Update(1);
   const internal::v1::CheckpointSource source = SaveAll(1);
