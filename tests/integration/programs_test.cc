@@ -66,12 +66,15 @@ TEST_F(ProgramsTest, ExecuteGivesTheBitsOfLookupAndApplyGradients) {
     EXPECT_EQ(api_->Read(result).status().message(),
               absl::StrCat("memory handle not found: ", result));
     // A repeat, as after an answer that was lost, is answered from the record, though its handles
-    // are gone; an update of another key is not.
-    const auto repeated = api_->Execute(update, {result, gradients}, config);
-    ASSERT_TRUE(repeated.ok()) << repeated.status();
-    EXPECT_TRUE(repeated->updates(0).replayed());
-    EXPECT_EQ(repeated->updates(0).rows_updated(), updated->updates(0).rows_updated());
-    EXPECT_EQ(repeated->updates(0).op_index(), updated->updates(0).op_index());
+    // are gone, released by it or with a coordinator; an update of another key is not.
+    for (const bool releases : {true, false}) {
+      config.set_release_input_handles(releases);
+      const auto repeated = api_->Execute(update, {result, gradients}, config);
+      ASSERT_TRUE(repeated.ok()) << repeated.status();
+      EXPECT_TRUE(repeated->updates(0).replayed());
+      EXPECT_EQ(repeated->updates(0).rows_updated(), updated->updates(0).rows_updated());
+      EXPECT_EQ(repeated->updates(0).op_index(), updated->updates(0).op_index());
+    }
     SetKey(seed + 100, &config);
     EXPECT_EQ(api_->Execute(update, {result, gradients}, config).status().code(),
               absl::StatusCode::kNotFound);

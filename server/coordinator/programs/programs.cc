@@ -257,7 +257,7 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   Chain chain(&runner_, &programs_, &handles_, PlanOf(&request, has_result), /*chained=*/false,
               options_.max_message_bytes);
   const absl::StatusOr<rpc::BudgetShare> share = Run(config, &chain, context);
-  if (absl::IsNotFound(share.status()) && !has_result && config.release_input_handles()) {
+  if (absl::IsNotFound(share.status()) && !has_result) {
     return Repeat(request, *program, share.status(), context);
   }
   RETURN_IF_ERROR(share.status());

@@ -54,8 +54,8 @@ class Programs {
   // Checks a plan and runs it. Returns the share of the budget for the handles of its results.
   absl::StatusOr<rpc::BudgetShare> Run(const v1::ExecutionConfig& config, Chain* chain,
                                        rpc::CallContext* context);
-  // The answer to an UPDATE that names what is gone, as after one whose answer was lost and that
-  // has released it: from the record, else `no_handle`.
+  // The answer to an UPDATE that names what is gone, as after one that has released it and whose
+  // answer was lost, or with a coordinator: from the record, else `no_handle`.
   absl::StatusOr<v1::ExecuteResponse> Repeat(const v1::ExecuteRequest& request,
                                              const Program& program, const absl::Status& no_handle,
                                              rpc::CallContext* context);
