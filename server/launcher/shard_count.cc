@@ -336,8 +336,8 @@ class LogMove {
         " partitions; ",
         each > 0 ? absl::StrCat("use --sparsecores ", each, " (sparsecores_per_shard)")
                  : absl::StrCat("use at most ", move.partitions(), " shards"),
-        ", or, to change the number of partitions, save checkpoints with the old number, move the "
-        "folders shard-NNNN away, and restore them"));
+        ", or, to change the number of partitions, save checkpoints with the old number, stop, "
+        "move the folders shard-NNNN away, and restore the checkpoints"));
   }
 
   absl::StatusOr<ShardMove> Begin() const {
