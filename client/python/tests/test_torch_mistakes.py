@@ -620,6 +620,20 @@ class OwnTablesTest(Case):
         self.assertEqual(refused, [1])
         self.assertEqual(made.model.read_rows("a", range(5))[:, 0].tolist(), [-1, 1, 1, 2, 3])
 
+    def test_batches_behind_one_that_was_sent_and_is_refused_have_their_turn(self):
+        made, sparse = self.made(["a"], optimizer=SGD, pipelined=True)
+        batches = [{"a": emberd.Ragged(torch.tensor([one]), torch.tensor([0, 1]), torch.ones(1, requires_grad=one == 1))} for one in range(5)]
+        refused = []
+        for place, batch in enumerate(emberd.torch.Prefetcher(batches, made, depth=3)):
+            try:
+                self.step(made, sparse, batch)
+            except ValueError as error:
+                refused.append(place)
+                self.assertIn("weights of 'a': their gradient needs the rows of this step", str(error))
+        made.finish()
+        self.assertEqual(refused, [1])
+        self.assertEqual(made.model.read_rows("a", range(5))[:, 0].tolist(), [-1, 1, 1, 2, 3])
+
     def test_thawing_is_from_the_next_call_on(self):
         """Also where the step under way, which had no ids of the table, is sent after that, or again."""
         for accumulate in (False, True):

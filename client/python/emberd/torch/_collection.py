@@ -193,6 +193,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             with self._lock:
                 if self._ahead and self._ahead[0].ids is ids:  # their turn is over, as where the server refuses them
                     self._ahead.popleft()
+                    self._steps.forget()  # if they were sent, those behind them are sent again, as the next step
             raise
         if self.training and torch.is_grad_enabled() and (moving is ids or moving):
             with self._lock:
