@@ -605,6 +605,24 @@ class OwnTablesTest(Case):
             with self.assertRaisesRegex(RuntimeError, "no step to end: call the module"):
                 sparse.step()
 
+    def test_a_call_of_frozen_tables_may_stand_within_a_step(self):
+        for backward_first in (False, True):
+            made, sparse = self.made(optimizer=SGD, name=f"within_{backward_first}", partial=True)
+            made.requires_grad_(False, ["b"])
+            for _ in range(2):
+                moving = made({"a": torch.tensor([1])})["a"]
+                if backward_first:
+                    moving.sum().backward()
+                still = made({"b": torch.tensor([1])})["b"]
+                if not backward_first:
+                    (moving * still).sum().backward()
+                sparse.step()
+            self.assertEqual((made.next_step, [made.model.read_rows(name, [1])[0, 0] for name in ("a", "b")]), (2, [-1, 1]))
+            made({"a": torch.tensor([1])})["a"].mul(float("inf")).sum().backward()  # an overflow
+            made({"b": torch.tensor([1])})
+            with self.assertRaisesRegex(RuntimeError, "all tables of the last call are frozen"):
+                sparse.step()
+
     def test_batches_behind_one_that_is_refused_have_their_turn(self):
         made, sparse = self.made(optimizer=SGD)
         made.requires_grad_(False, ["b"])

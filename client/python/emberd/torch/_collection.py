@@ -204,7 +204,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         else:
             if self.training and torch.is_grad_enabled():  # it needs no step, for all is frozen
                 with self._lock:
-                    self._skip_current()
+                    if self._is_given_up():
+                        self._skip_current()
                     self._all_frozen = True
                     if self._ahead:
                         self._ahead.popleft()
@@ -458,6 +459,12 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                                    + "backward, or zero_grad() to drop them; accumulate=True makes one step of several calls")
             self._steps.skip(step)
         self._forget()
+
+    def _is_given_up(self) -> bool:
+        """Of the step under way, before a call of frozen tables alone, which may stand between its call and its step(): it overflowed or was refused, or has
+        tables that have been frozen since."""
+        has_gradient = any(leaf.grad is not None for leaf in self._leaves.values())
+        return (has_gradient and not self._has_unused()) or any(self.model.features[name].table in self.frozen for name in self._leaves)
 
     def _has_unused(self) -> bool:
         """Gradients that would be lost, unless they overflowed, were refused or have been sent."""
