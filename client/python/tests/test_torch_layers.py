@@ -104,6 +104,12 @@ class PretrainedTest(LayersCase):
         self.assertIsNone(kept())
         self.assertEqual(copy.deepcopy(layer)(torch.tensor([[7]])).tolist(), [[1, 1, 1]])
 
+    def test_tables_are_read_once(self):
+        given = iter([emberd.TableConfig("t", 20, 3, combiner="sum", initializer=np.ones((20, 3), np.float32))])
+        module = emberd.torch.EmbeddingBagCollection(given, features=[emberd.FeatureConfig("t", "t")], client=self.client, model="read_once")
+        self.addCleanup(module.finish)
+        self.assertEqual([group["table"] for group in module.optimizer().param_groups], ["t"])
+
     def test_a_model_that_is_there_keeps_its_rows(self):
         rows = torch.randn(20, 3)
         self.made(embeddings=rows)

@@ -163,7 +163,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self.model: Model = _declared(self.config, client, model)
         # Rows that were given are on the cluster now. Those here would keep their memory, and go along with each copy of the module.
         self.config = dataclasses.replace(self.config, tables=[
-            dataclasses.replace(one, initializer=config.Assigned()) if is_given(one.initializer) and not callable(one.initializer) else one for one in tables])
+            dataclasses.replace(one, initializer=config.Assigned()) if is_given(one.initializer) and not callable(one.initializer) else one
+            for one in self.config.tables])
         self._given = isinstance(model, Model)  # what the config does not say is as it is there
         self.reduction, self.accumulate, self.partial = reduction, accumulate, partial
         self.frozen: FrozenSet[str] = frozenset()  # tables
