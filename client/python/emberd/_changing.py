@@ -66,6 +66,10 @@ def change(client: "Client", source: Union["Model", str], config: ModelConfig, s
     found = _loading.compare(wanted, source.tables)
     if strict and found.misfits:
         raise errors.InvalidArgument(f"config: not allowed with strict, for not taken would be: {'; '.join(found.misfits)}")
+    for table in config.tables:
+        if isinstance(table.initializer, Assigned) and (table.name not in found.rows or table.name in found.grown):
+            raise errors.InvalidArgument(f"config: table {table.name!r}: initializer: Assigned() is not allowed for rows that the source does not have; give a function of "
+                                         "(offset, shape), an array, or a description")
     described = dataclasses.replace(config, tables=[dataclasses.replace(table, initializer=Assigned()) if table.name in found.rows else table
                                                     for table in config.tables])
     made = client._declare_filled(described, parts=_Parts(client, source, config, found, progress) if found.rows else None)

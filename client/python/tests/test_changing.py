@@ -151,7 +151,9 @@ class ChangingTest(Case):
         for wanted, said in ((config(self.name + "_2", {"t": (25, 16), "u": 25}), "table 't': the source has embedding_dim 8, not 16"),
                              (config(self.name + "_2", {"t": 25, "u": 25}, emberd.SGD()), "table 't': slots, for its optimizer is sgd, and that of the source adagrad"),
                              (config(self.name, {"t": 30}), "the source has it; the changed model needs another one"),
-                             (config(self.name + "_2", {"t": 0}), "vocabulary_size: 0")):
+                             (config(self.name + "_2", {"t": 0}), "vocabulary_size: 0"),
+                             (config(self.name + "_2", {"t": 30, "u": 25}, initializer=emberd.config.Assigned()), r"table 't': initializer: Assigned\(\) is not allowed for rows"),
+                             (config(self.name + "_2", {"t": 25, "v": 25}, initializer=emberd.config.Assigned()), r"table 'v': initializer: Assigned\(\) is not allowed for rows")):
             with self.assertRaisesRegex(ValueError, said):
                 self.client.change_model(source, wanted)
         for arguments in ((5, wanted), (source, "x"), (source, wanted, "run")):
