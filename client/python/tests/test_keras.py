@@ -693,6 +693,8 @@ class LayerTest(Case):
             self.net(layer).train_on_batch(ids, label)
             layer.finish()
             self.assertEqual(before - model.read_rows("t", [1])[0, 0], 16 * 0.25)
+        there = self.make(table=self.table(optimizer=keras.optimizers.Adagrad(0.1, epsilon=1e-3)), model=declared("with_adagrad", emberd.Adagrad()))
+        self.assertEqual(there.tables.tables["t"].optimizer, "adagrad")  # the epsilon is that of the model
         looked_up = self.make(table=self.table(optimizer="adam"), model=declared("only_looked_up", emberd.NoOptimizer()))
         self.assertEqual(float(keras.ops.max(looked_up(ids))), 2)
 

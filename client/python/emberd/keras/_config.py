@@ -180,6 +180,11 @@ class TableOptimizer:
         elif schedule is not None:
             self.of_step = lambda step: {"learning_rate": schedule(step)}
 
+    @property
+    def kinds(self) -> Tuple[str, ...]:
+        """Of tables that are there and may be trained with it: of Keras's Adagrad either one, for the epsilon is theirs."""
+        return ("adagrad", "adagrad_momentum") if isinstance(self._given, keras.optimizers.Adagrad) else (self.declared.kind or "adagrad",)
+
     def as_it_is(self) -> "TableOptimizer":
         """With the numbers that the optimizer has by now. Makes no variable."""
         return TableOptimizer(self._given, self._table)

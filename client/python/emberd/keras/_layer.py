@@ -121,7 +121,7 @@ def _check_feature(model: Model, feature: Any, optimizer: TableOptimizer) -> Non
     for what, mine, its in (("name", table.name, found.name), ("vocabulary_size", table.vocabulary_size, found.vocabulary_size),
                             ("embedding_dim", table.embedding_dim, found.embedding_dim),
                             ("combiner", found.combiner if table.combiner == "max" else table.combiner, found.combiner),  # the layer takes the largest
-                            ("optimizer", optimizer.declared.kind or "adagrad", found.optimizer)):
+                            ("optimizer", found.optimizer if found.optimizer in optimizer.kinds else optimizer.kinds[0], found.optimizer)):
         if mine != its and its != "none":  # without an optimizer it is only looked up
             raise ValueError(f"feature {name!r}: table: {what}: {mine!r} is not allowed, for that of model {model.name!r} is {its!r}")
     shape = model.features[name].output_shape
