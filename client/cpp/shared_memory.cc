@@ -39,12 +39,6 @@ void BlockWriter::Write(const void* bytes, size_t size) {
   size_ = begin + size;
 }
 
-v1::SharedBlock BlockWriter::place() const {
-  v1::SharedBlock place;
-  SetPlace(*block_, block_->offset(), size_, &place);
-  return place;
-}
-
 void SetPlace(const SharedBlock& block, uint64_t offset, size_t size, v1::SharedBlock* place) {
   place->set_region(block.region());
   place->set_offset(offset);

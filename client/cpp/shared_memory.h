@@ -53,9 +53,6 @@ class BlockWriter {
  public:
   explicit BlockWriter(std::shared_ptr<SharedBlock> block) : block_(std::move(block)) {}
   void Write(const void* bytes, size_t size);
-  // What has been written.
-  v1::SharedBlock place() const;
-  const std::shared_ptr<SharedBlock>& block() const { return block_; }
 
  private:
   const std::shared_ptr<SharedBlock> block_;

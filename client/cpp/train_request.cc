@@ -32,19 +32,22 @@ rpc::SharedBytes MakePayload(const FeatureGradient& gradient, int64_t dim,
 
 // Room in shared memory for what the request sends and what its answer brings, as far as there is
 // some.
-std::optional<BlockWriter> TakeBlocks(SharedMemory* memory, absl::Span<const FeatureIds> features,
+std::optional<BlockWriter> TakeBlocks(SharedMemory* memory, size_t id_bytes,
                                       ExpectedLookup* expected) {
   if (memory == nullptr) return std::nullopt;
   const absl::Time deadline = SteadyNow() + kSendPatience;
   expected->activations = memory->Take(SharedBytes(*expected), deadline);
-  expected->ids = memory->Take(BlockBytes(features), deadline);
+  expected->ids = memory->Take(id_bytes, deadline);
   if (expected->ids == nullptr) return std::nullopt;
   return BlockWriter(expected->ids);
 }
 
-void NameBlocks(const ExpectedLookup& expected, const std::optional<BlockWriter>& ids,
-                v1::TrainLookup* lookup) {
-  if (ids.has_value()) *lookup->mutable_shared()->mutable_ids() = ids->place();
+// In the first message, whose blocks hold what belongs to those that follow, too.
+void NameBlocks(const ExpectedLookup& expected, size_t id_bytes, v1::TrainLookup* lookup) {
+  if (expected.ids != nullptr) {
+    SetPlace(*expected.ids, expected.ids->offset(), id_bytes,
+             lookup->mutable_shared()->mutable_ids());
+  }
   if (expected.activations == nullptr) return;
   v1::SharedLookup* const shared = lookup->mutable_shared();
   SetPlace(*expected.activations, expected.activations->offset(), SharedBytes(expected),
@@ -120,7 +123,8 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
   std::deque<grpc::ByteBuffer> messages;
   ASSIGN_OR_RETURN(*expected, ExpectLookup(model, features, activations, concat));
   expected->step = step;
-  std::optional<BlockWriter> writer = TakeBlocks(memory, features, expected);
+  const size_t id_bytes = BlockBytes(features);
+  std::optional<BlockWriter> writer = TakeBlocks(memory, id_bytes, expected);
 
   v1::TrainRequest request;
   size_t bytes = 0;  // of ids in `request`
@@ -140,14 +144,14 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     RETURN_IF_ERROR(CheckTensorBytes(ids.feature(), size));
     if (bytes > 0 && bytes + size > kTrainMessageBytes) {
       request.mutable_lookup()->set_continues(true);
-      if (messages.empty()) NameBlocks(*expected, writer, request.mutable_lookup());
+      if (messages.empty()) NameBlocks(*expected, id_bytes, request.mutable_lookup());
       messages.push_back(Serialize(request));
       begin();
     }
     *request.mutable_lookup()->add_features() = std::move(ids);
     bytes += size;
   }
-  if (messages.empty()) NameBlocks(*expected, writer, request.mutable_lookup());
+  if (messages.empty()) NameBlocks(*expected, id_bytes, request.mutable_lookup());
   messages.push_back(Serialize(request));
   return messages;
 }
