@@ -298,10 +298,13 @@ def check(error: Optional[int]) -> None:
 # library has done with it.
 _abandoned: List[Tuple[int, Any]] = []
 _leases: List[Tuple[int, Any]] = []
-_held_lock = threading.Lock()
+_held_lock = threading.Lock()  # of who removes some; not to be waited for, see _sweep
 
 
 def _sweep() -> None:
+    # The handler of a signal runs anywhere, also where its own thread has the lock: it would wait without end. Whoever has it sweeps.
+    if _held_lock.locked():
+        return
     library = lib()
 
     def ended(call: int) -> bool:
@@ -310,15 +313,14 @@ def _sweep() -> None:
     with _held_lock:
         for held, over, free in ((_abandoned, ended, library.call_free), (_leases, library.lease_released, library.lease_free)):
             for entry in [entry for entry in held if over(entry[0])]:
+                held.remove(entry)  # first: where Ctrl-C comes between the two, nothing is freed twice
                 free(entry[0])
-                held.remove(entry)
 
 
 def hold(lease: Optional[int], memory: Any) -> None:
     """Keeps `memory` alive until the library says that it is no longer read."""
     if lease:
-        with _held_lock:
-            _leases.append((lease, memory))
+        _leases.append((lease, memory))
 
 
 def held() -> int:
@@ -348,8 +350,7 @@ class Call(Uncopied):
                     progress(text_of(Handle(text, "text_free")))
         except BaseException:
             # Ctrl-C, or what `progress` raised. The call goes on by itself, and nobody hears of its end.
-            with _held_lock:
-                _abandoned.append((call, memory))
+            _abandoned.append((call, memory))
             raise
         self._handle = Handle(call, "call_free")
         if _abandoned or _leases:
@@ -374,6 +375,8 @@ class Call(Uncopied):
 
 def sweep_leases() -> None:
     """Frees the memory of updates that are over, oldest first, up to the first that is still read."""
+    if _held_lock.locked():
+        return
     library = lib()
     with _held_lock:
         while _leases and library.lease_released(_leases[0][0]):

@@ -317,6 +317,40 @@ class StreamTest(ClusterTest):
         while emberd._native.held():
             time.sleep(0.01)
 
+    def test_the_handler_of_a_signal_may_call(self):
+        """Wherever Python runs it: also where the step looks after its memory, and has the lock."""
+        model, said = self.declare(), []
+        library = emberd._native.lib()
+        released = library.lease_released
+
+        def interrupted(lease):
+            signal.raise_signal(signal.SIGUSR1)
+            return released(lease)
+
+        self.addCleanup(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, lambda *_: said.append(self.client.status())))
+        with model.train("run") as stream, unittest.mock.patch.object(emberd._native, "_held_lock", ImpatientLock()):
+            stream.lookup({"t": [1]})
+            with unittest.mock.patch.object(library, "lease_released", interrupted):
+                stream.update({"t": ONE})
+        self.assertTrue(said)
+
+
+class ImpatientLock:
+    """Of one thread: says at once what it would wait for without end."""
+
+    def __init__(self):
+        self._taken = False
+
+    def locked(self):
+        return self._taken
+
+    def __enter__(self):
+        assert not self._taken, "the thread waits for itself"
+        self._taken = True
+
+    def __exit__(self, *_):
+        self._taken = False
+
 
 class SentAheadTest(ClusterTest):
     def test_steps_keep_their_order_when_one_before_them_was_refused(self):
