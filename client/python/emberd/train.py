@@ -56,6 +56,7 @@ class TrainStream(_native.Uncopied):
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False
         self._asked: Dict[int, _records.Asked] = {}  # of lookups under way
+        self._late: Optional[Handle] = None  # the answer to a lookup that came when the wait for it was interrupted
         self._checkpoints = 0  # that were asked for, and whose outcome has not come
         self._shapes: Dict[int, Mapping[str, Tuple[int, ...]]] = {}  # of rows of gradients, where they are not those of the model
 
@@ -95,10 +96,17 @@ class TrainStream(_native.Uncopied):
             raise errors.FailedPrecondition(
                 f"the lookup of step {step} is answered once the update of step {step - 1 - int(self.pipelined)} has been "
                 "made; send that first")
-        found = _native.null()
-        self._receive("stream_receive_lookup", found, timeout)
-        assert found.value is not None
-        lookup = Lookup(self.model, Handle(found.value, "lookup_free"), self._asked.pop(step))
+        handle, self._late = self._late, None
+        if handle is None:
+            found = _native.null()
+            try:
+                self._receive("stream_receive_lookup", found, timeout)
+            except BaseException:  # Ctrl-C may come with the answer
+                self._late = Handle(found.value, "lookup_free") if found.value else None
+                raise
+            assert found.value is not None
+            handle = Handle(found.value, "lookup_free")
+        lookup = Lookup(self.model, handle, self._asked.pop(step))
         self._receive_lookup += 1
         return lookup
 
@@ -236,4 +244,5 @@ class TrainStream(_native.Uncopied):
 
     def close(self) -> None:
         """Cancels what is under way. Activations stay."""
+        self._late = None
         self._handle.close()

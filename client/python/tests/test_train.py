@@ -334,6 +334,27 @@ class StreamTest(ClusterTest):
                 stream.update({"t": ONE})
         self.assertTrue(said)
 
+    def test_an_answer_that_comes_with_ctrl_c_is_given_by_the_next_call(self):
+        """It was lost, and the activations of the next step were given as those of this one."""
+        model = self.declare(initializer=emberd.RowId())
+        library = emberd._native.lib()
+        receive = library.stream_receive_lookup
+
+        def interrupted(*arguments):
+            if receive(*arguments):
+                raise KeyboardInterrupt
+            return 0
+
+        stream = model.train("run", pipelined=True)
+        self.addCleanup(stream.close)
+        for one in (3, 5):
+            stream.send_lookup({"t": [one]})
+        with unittest.mock.patch.object(library, "stream_receive_lookup", interrupted), self.assertRaises(KeyboardInterrupt):
+            stream.receive_lookup()
+        for step, one in enumerate((3, 5)):
+            found = stream.receive_lookup()
+            self.assertEqual((found.step, found["t"].tolist()), (step, [[one] * 4]))
+
 
 class ImpatientLock:
     """Of one thread: says at once what it would wait for without end."""
