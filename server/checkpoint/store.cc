@@ -309,8 +309,8 @@ absl::StatusOr<int64_t> CheckpointStore::DateAfterOthers(
   return std::max(manifest.saved_at_ms(), newest + 1);
 }
 
-absl::Status CheckpointStore::Commit(const std::string& folder,
-                                     v1::CheckpointManifest* made) const {
+absl::Status CheckpointStore::Commit(const std::string& folder, v1::CheckpointManifest* made,
+                                     const std::function<absl::Status()>& still_wanted) const {
   const v1::CheckpointManifest& manifest = *made;
   ReachFailpoint("save.rows_are_written");
   const std::string parent_folder = ModelFolder(manifest.model());
@@ -320,6 +320,7 @@ absl::Status CheckpointStore::Commit(const std::string& folder,
   for (const auto& file : manifest.states()) RETURN_IF_ERROR(CheckIsThere(folder, file));
 
   ASSIGN_OR_RETURN(const files::FolderLock lock, files::FolderLock::Take(parent_folder));
+  if (still_wanted != nullptr) RETURN_IF_ERROR(still_wanted());
   ASSIGN_OR_RETURN(const int64_t date, DateAfterOthers(manifest));
   made->set_saved_at_ms(date);
   ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
@@ -486,15 +487,17 @@ absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& mode
 
 absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history) const {
   RETURN_IF_ERROR(CheckModelName(model));
+  // Two who do this at once would write into one file, and the earlier date might stay. And who
+  // commits meanwhile has asked for the rows before they were given up: it is to be in the list.
+  const auto lock = files::FolderLock::Take(ModelFolder(model), absl::Seconds(10));
+  if (absl::IsNotFound(lock.status())) return files::CheckLinks(ModelFolder(model));
+  RETURN_IF_ERROR(lock.status());
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
   if (list.checkpoints().empty()) return absl::OkStatus();
   if (history != 0) {
     ASSIGN_OR_RETURN(const auto newest, Read(model, list.checkpoints(0).name()));
     if (newest.history() != history) return absl::OkStatus();
   }
-  // Two who do this at once would write into one file, and the earlier date might stay.
-  ASSIGN_OR_RETURN(const files::FolderLock lock,
-                   files::FolderLock::Take(ModelFolder(model), absl::Seconds(10)));
   const int64_t until =
       std::max(list.checkpoints(0).saved_at_ms(), GivenUpUntil(model).value_or(0));
   return files::WriteFileWhole(ModelFolder(model), kGivenUpFile, absl::StrCat(until));

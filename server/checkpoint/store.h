@@ -47,8 +47,9 @@ class CheckpointStore {
   // names. Moves its saved_at_ms, if need be, behind those of all others of the model and what was
   // given up, so that the newest is the one that was committed last, whatever clocks say.
   // ALREADY_EXISTS: somebody else was faster. FAILED_PRECONDITION: the one that it builds on is
-  // gone.
-  absl::Status Commit(const std::string& folder, v1::CheckpointManifest* manifest) const;
+  // gone. Asks `still_wanted`, if given, while nobody else can commit, or note that rows are gone.
+  absl::Status Commit(const std::string& folder, v1::CheckpointManifest* manifest,
+                      const std::function<absl::Status()>& still_wanted = nullptr) const;
   // Removes the folder. Idempotent.
   void Abandon(const std::string& folder) const;
 

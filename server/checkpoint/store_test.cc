@@ -1,6 +1,8 @@
 // Checkpoints that come and go, as everybody sees them.
 #include "server/checkpoint/store.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "server/files/files.h"
 
 namespace emberd::checkpoint {
@@ -36,8 +39,8 @@ class StoreTest : public testing::Test {
   }
 
   absl::Status Commit(const std::string& folder, const std::string& name,
-                      const std::string& parent = "", bool automatic = false,
-                      uint64_t history = 0) {
+                      const std::string& parent = "", bool automatic = false, uint64_t history = 0,
+                      const std::function<absl::Status()>& still_wanted = nullptr) {
     v1::CheckpointManifest manifest;
     manifest.set_format_version(kManifestVersion);
     manifest.set_model(model_);
@@ -53,7 +56,7 @@ class StoreTest : public testing::Test {
       manifest.set_chain(store_.Read(model_, parent)->chain() + 1);
     }
     *manifest.add_states() = *files::WriteListedFile(folder, "state.s0000.pb", name);
-    return store_.Commit(folder, &manifest);
+    return store_.Commit(folder, &manifest, still_wanted);
   }
 
   std::vector<std::string> Names(const std::string& model = "m/1") {
@@ -252,6 +255,38 @@ TEST_F(StoreTest, WhatIsSavedAfterRowsWereGivenUpIsLaterThanThat) {
   EXPECT_EQ(*store_.GivenUpUntil("m/1"), 101) << "the newest has other rows";
   ASSERT_TRUE(store_.GiveUp("m/1", /*history=*/7).ok());
   EXPECT_EQ(*store_.GivenUpUntil("m/1"), store_.Read("m/1", "b")->saved_at_ms());
+}
+
+// The rows are dropped while they are being committed, through another coordinator: either the save
+// hears of it, or the note is of its checkpoint, too.
+TEST_F(StoreTest, NoCheckpointSlipsPastANoteOfItsRows) {
+  const auto folder = store_.BeginSave("m/1", "a");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  const auto dropped = [] { return absl::DataLossError("its rows were dropped"); };
+  EXPECT_EQ(Commit(*folder, "a", "", true, /*history=*/7, dropped).code(), StatusCode::kDataLoss);
+  EXPECT_THAT(Names(), ElementsAre());
+  const auto lock = std::filesystem::canonical(dir_.Path("m%2F1/.lock"));
+  const auto lockers = [&] {  // that have the lock, or wait for it
+    std::error_code gone;
+    return std::count_if(std::filesystem::directory_iterator("/proc/self/fd"), {},
+                         [&](const std::filesystem::directory_entry& file) {
+                           return std::filesystem::read_symlink(file.path(), gone) == lock;
+                         });
+  };
+  std::thread drop;
+  std::atomic<bool> over{false};
+  const auto still_there = [&] {
+    drop = std::thread([&] {
+      EXPECT_TRUE(store_.GiveUp("m/1", /*history=*/7).ok());
+      over = true;
+    });
+    EXPECT_TRUE(Eventually([&] { return over || lockers() == 2; }));
+    return absl::OkStatus();
+  };
+  const absl::Status committed = Commit(*folder, "a", "", true, /*history=*/7, still_there);
+  EXPECT_TRUE(committed.ok()) << committed;
+  drop.join();
+  EXPECT_EQ(store_.GivenUpUntil("m/1").value_or(-1), store_.Read("m/1", "a")->saved_at_ms());
 }
 
 // Through two coordinators: each may drop the model.

@@ -289,9 +289,14 @@ absl::Status CheckpointSave::OfOther(const absl::Status& status, size_t m) const
 }
 
 // The one that was asked for comes last: who finds it finds the others.
-absl::Status CheckpointSave::Commit() {
+absl::Status CheckpointSave::Commit(rpc::CallContext* context) {
+  // Since the shards were done, its rows may have been dropped or reset, or a save that was faster
+  // may have committed a later moment: this one must not become the newest then.
+  const auto still_wanted = [&] {
+    return transfers_.Await(context, [](int64_t, int64_t) { return absl::OkStatus(); }).status();
+  };
   for (auto saved = models_.rbegin(); saved != models_.rend(); ++saved) {
-    const absl::Status status = store_->Commit(saved->folder, &saved->manifest);
+    const absl::Status status = store_->Commit(saved->folder, &saved->manifest, still_wanted);
     if (status.ok()) {
       saved->folder.clear();
       continue;
@@ -330,7 +335,7 @@ absl::Status CheckpointSave::Finish(rpc::CallContext* context, const step::Bytes
     }
   }
   ReachFailpoint("save.files_are_here");
-  RETURN_IF_ERROR(Commit());
+  RETURN_IF_ERROR(Commit(context));
   transfers_.Keep();
   ReachFailpoint("save.is_a_checkpoint");
   auto complete = step::OfRows<internal::v1::CompleteSaveRequest>(model().id, model().history);

@@ -77,7 +77,7 @@ class CheckpointSave {
                              rpc::CallContext* context);
   // An error of another model than the one that was asked for, with its name.
   absl::Status OfOther(const absl::Status& status, size_t m) const;
-  absl::Status Commit();
+  absl::Status Commit(rpc::CallContext* context);
 
   const step::ShardSet& shards_;
   const checkpoint::CheckpointStore* const store_;

@@ -306,6 +306,41 @@ TEST_F(CheckpointFaultTest, ACoordinatorThatStoodStillForLongerThanItsPauseFixes
   ASSERT_NO_FATAL_FAILURE(ExpectAllWell({"before", "meanwhile", "new"}));
 }
 
+// The shards have given it up, and another save has fixed a later moment: committed now, it would
+// be the newest, with rows from before.
+TEST_F(CheckpointFaultTest, ASaveThatAnotherOneHasOvertakenIsNotTheNewest) {
+  Start("coordinator-0", "save.files_are_here=stop");
+  absl::Status late;
+  std::thread saving(
+      [&] { late = victim_->SaveCheckpoint(kModelName, {.name = "late"}).status(); });
+  EXPECT_TRUE(cluster_->AwaitStandstill(kVictim));
+  EXPECT_TRUE(trainers_->Await(3));
+  Save("meanwhile");
+  cluster_->ResumeCoordinator(kVictim);
+  saving.join();
+  EXPECT_TRUE(absl::IsAborted(late)) << late;
+  EXPECT_THAT(Names(), ElementsAre("meanwhile"));
+  ExpectTrainingGoesOn();
+  ASSERT_NO_FATAL_FAILURE(ExpectAllWell({"meanwhile"}));
+}
+
+// It would bring them back.
+TEST_F(CheckpointFaultTest, RowsThatAreDroppedBeforeTheyAreACheckpointNeverAreOne) {
+  Start("coordinator-0", "save.files_are_here=stop");
+  absl::Status late;
+  std::thread saving(
+      [&] { late = victim_->SaveCheckpoint(kModelName, {.name = "late"}).status(); });
+  EXPECT_TRUE(cluster_->AwaitStandstill(kVictim));
+  const auto dropped = other_->DropModel(kModelName);
+  EXPECT_TRUE(dropped.ok()) << dropped.status();
+  trainers_->Stop().IgnoreError();
+  cluster_->ResumeCoordinator(kVictim);
+  saving.join();
+  EXPECT_FALSE(late.ok());
+  EXPECT_THAT(Names(), IsEmpty());
+  EXPECT_THAT(Litter(), IsEmpty());
+}
+
 // The other save is under way until shards give it up, for its coordinator stands still. What this
 // would catch: a checkpoint of a step that is refused meanwhile, or that holds back training.
 TEST_F(CheckpointFaultTest, ACheckpointOfAStepWaitsForItsTurn) {
