@@ -177,5 +177,50 @@ TEST_F(AutoCheckpointsTest, LimitsThatAreSetWhileACheckpointIsLoadedStay) {
   EXPECT_TRUE(Eventually([&] { return Limits("x").max_unique_ids_per_partition() == 3; }));
 }
 
+// Would catch: an alarm of damage where nothing is damaged, because another call has taken files
+// away while they were read.
+TEST_F(AutoCheckpointsTest, WhatIsMergedOrDeletedWhileItIsReadIsNotDamaged) {
+  const step::ServedModelPtr model = ChangeNew("a");
+  // Its first checkpoint is one that others may build on when the shard has heard of it.
+  const auto heard = [&] {
+    auto pause = step::OfRows<internal::v1::PauseChangesRequest>(model->id, model->history);
+    pause.set_pause_id(kPause);
+    pause.set_lease_ms(60'000);
+    const auto answer = shard_->PauseChanges(pause, &context_);
+    LetGo(*model);
+    return answer.ok() && answer->checkpoint_id() != 0;
+  };
+  ASSERT_TRUE(Eventually(heard));
+  Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+  const auto ignore = [](const v1::CheckpointProgress&) { return absl::OkStatus(); };
+  v1::SaveCheckpointRequest save;
+  save.set_model("a");
+  save.set_name("b");
+  save.set_incremental(true);
+  const auto saved = checkpoints.Save(save, ignore, &context_);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_EQ(saved->checkpoint().chain(), 1);
+  v1::VerifyCheckpointRequest verify;
+  verify.set_model("a");
+  verify.set_name("b");
+  // The files are read when this has heard that they will be.
+  const auto merge = [&](const v1::CheckpointProgress& progress) {
+    if (progress.phase() != "checking" || progress.bytes() > 0) return absl::OkStatus();
+    v1::MergeCheckpointRequest request;
+    request.set_model("a");
+    request.set_name("b");
+    return checkpoints.Merge(request, ignore, &context_).status();
+  };
+  const absl::Status merged = checkpoints.Verify(verify, merge, &context_).status();
+  EXPECT_TRUE(absl::IsAborted(merged)) << merged;
+  const auto again = checkpoints.Verify(verify, ignore, &context_);
+  EXPECT_TRUE(again.ok()) << again.status();
+  const auto remove = [&](const v1::CheckpointProgress&) {
+    return checkpoints.store().Delete("a", "b").status();
+  };
+  const absl::Status deleted = checkpoints.Verify(verify, remove, &context_).status();
+  EXPECT_TRUE(absl::IsNotFound(deleted)) << deleted;
+}
+
 }  // namespace auto_checkpoints_test
 }  // namespace emberd::coordinator

@@ -380,15 +380,24 @@ absl::StatusOr<RowSource> Checkpoints::FindRows(const std::string& model,
 RowSource Checkpoints::SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const {
   const auto begins = [this, chain](uint64_t history) -> absl::Status {
     // It may have been checked for long, and rows that are served are given up for it.
-    const v1::CheckpointManifest& checkpoint = chain.front().manifest();
-    ASSIGN_OR_RETURN(const auto now, store_.Chain(checkpoint.model(), checkpoint.name()));
-    if (!absl::c_equal(now, chain, IsSameCheckpoint)) {
-      return absl::AbortedError(absl::StrCat("checkpoint \"", checkpoint.name(),
-                                             "\" was replaced or merged meanwhile; try again"));
-    }
-    return has_log() ? store_.SetBeginning(checkpoint, history) : absl::OkStatus();
+    RETURN_IF_ERROR(CheckStands(chain));
+    return has_log() ? store_.SetBeginning(chain.front().manifest(), history) : absl::OkStatus();
   };
   return {std::move(chain), std::move(report), begins};
+}
+
+absl::Status Checkpoints::CheckStands(const checkpoint::CheckpointChain& chain) const {
+  const v1::CheckpointManifest& checkpoint = chain.front().manifest();
+  ASSIGN_OR_RETURN(const auto now, store_.Chain(checkpoint.model(), checkpoint.name()));
+  if (absl::c_equal(now, chain, IsSameCheckpoint)) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("checkpoint \"", checkpoint.name(),
+                                         "\" was replaced or merged meanwhile; try again"));
+}
+
+absl::Status Checkpoints::Explain(const checkpoint::CheckpointChain& chain,
+                                  const absl::Status& status) const {
+  if (absl::IsDataLoss(status)) RETURN_IF_ERROR(CheckStands(chain));
+  return status;
 }
 
 // ---- Save
@@ -575,13 +584,14 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
   const auto served = registry_->FindByName(request.model(), context);
   if (served.ok()) {
     RETURN_IF_ERROR(reporter.Begin("checking"));
-    RETURN_IF_ERROR(CheckFiles(chain, std::ref(reporter), context));
+    RETURN_IF_ERROR(Explain(chain, CheckFiles(chain, std::ref(reporter), context)));
   }
   RETURN_IF_ERROR(reporter.Begin("restoring"));
   const RowSource source =
       SourceOf(std::move(chain), [&](int64_t bytes, int64_t) { return reporter(bytes, total); });
-  ASSIGN_OR_RETURN(const auto model, registry_->Restore(config, source, context));
-  return reporter.Done(info, model.get());
+  const auto model = registry_->Restore(config, source, context);
+  RETURN_IF_ERROR(Explain(source.chain, model.status()));
+  return reporter.Done(info, model->get());
 }
 
 // ---- Files
@@ -592,19 +602,21 @@ Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& req
                    ChainOf(request.model(), request.name()));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("checking"));
-  RETURN_IF_ERROR(checkpoint::VerifyChain(chain, std::ref(reporter)));
+  RETURN_IF_ERROR(Explain(chain, checkpoint::VerifyChain(chain, std::ref(reporter))));
   return reporter.Done(checkpoint::InfoOf(chain.front().manifest()));
 }
 
 Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& request,
                                          const Report& report, rpc::CallContext*) {
   RETURN_IF_ERROR(CheckEnabled());
+  ASSIGN_OR_RETURN(const checkpoint::CheckpointChain chain,
+                   store_.Chain(request.model(), request.name()));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("merging"));
-  ASSIGN_OR_RETURN(
-      const v1::CheckpointInfo info,
-      checkpoint::MergeCheckpoint(store_, request.model(), request.name(), std::ref(reporter)));
-  return reporter.Done(info);
+  const auto info =
+      checkpoint::MergeCheckpoint(store_, request.model(), request.name(), std::ref(reporter));
+  RETURN_IF_ERROR(Explain(chain, info.status()));
+  return reporter.Done(*info);
 }
 
 absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
@@ -613,10 +625,12 @@ absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
                    ChainOf(request.model(), request.before()));
   ASSIGN_OR_RETURN(const checkpoint::CheckpointChain after,
                    ChainOf(request.model(), request.after()));
-  return checkpoint::DiffCheckpoints(before, after, [&](int64_t, int64_t) {
+  auto diff = checkpoint::DiffCheckpoints(before, after, [&](int64_t, int64_t) {
     return context->cancelled() ? absl::CancelledError("the caller cancelled the call")
                                 : absl::OkStatus();
   });
+  RETURN_IF_ERROR(Explain(before, Explain(after, diff.status())));
+  return diff;
 }
 
 absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(
@@ -747,8 +761,9 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
     return reporter(bytes, total);
   };
   const RowSource source = {std::move(chain), tell};
-  ASSIGN_OR_RETURN(const auto model, registry_->Serve(config, source, context));
-  return reporter.Done(info, model.get());
+  const auto model = registry_->Serve(config, source, context);
+  RETURN_IF_ERROR(Explain(source.chain, model.status()));
+  return reporter.Done(info, model->get());
 }
 
 absl::StatusOr<step::ServedModelPtr> Checkpoints::ServeAgain(const step::ServedModel& lost,

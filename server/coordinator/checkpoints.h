@@ -173,6 +173,10 @@ class Checkpoints {
                           rpc::CallContext* context);
   absl::StatusOr<checkpoint::CheckpointChain> ChainOf(const std::string& model,
                                                       const std::string& name) const;
+  // NOT_FOUND or ABORTED: another call has deleted, replaced or merged it.
+  absl::Status CheckStands(const checkpoint::CheckpointChain& chain) const;
+  // The same instead of damage: files that such a call has taken away are none.
+  absl::Status Explain(const checkpoint::CheckpointChain& chain, const absl::Status& status) const;
   // For rows that will be trained.
   RowSource SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const;
   // The model, and with a log those whose changes are in its rows: they are saved at one moment,
