@@ -57,9 +57,10 @@ def main():
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--data")
     parser.add_argument("--listen", default="")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds that a process may take to start")
     options = parser.parse_args()
     with emberd.ray.Cluster(shards=options.shards, cpus_per_shard=0.5, cpus_per_coordinator=0.5, data=options.data,
-                            listen=options.listen) as cluster:
+                            listen=options.listen, timeout=options.timeout) as cluster:
         workers = ray.train.ScalingConfig(num_workers=options.workers, resources_per_worker={"CPU": 0.5})
         TorchTrainer(train, train_loop_config={"cluster": cluster}, scaling_config=workers).fit()
 

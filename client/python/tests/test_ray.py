@@ -73,7 +73,7 @@ class RayTest(unittest.TestCase):
             time.sleep(0.1)
 
     def test_a_cluster_lives_through_the_death_of_a_node(self):
-        with emberd.ray.Cluster(shards=2, memory_per_shard=64 << 20, cpus_per_coordinator=0.5, listen="127.0.0.1",
+        with emberd.ray.Cluster(shards=2, memory_per_shard=64 << 20, cpus_per_coordinator=0.5, listen="127.0.0.1", timeout=PATIENCE,
                                 data=os.path.join(self.folder.name, "data")) as cluster:
             before = cluster.status()
             self.assertEqual(len({one["node"] for one in before["shards"]}), 2, "not spread")
@@ -100,7 +100,7 @@ class RayTest(unittest.TestCase):
         self.wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "processes are left")
 
     def test_a_process_that_dies_is_replaced(self):
-        with emberd.ray.Cluster(shards=1, cpus_per_coordinator=0.5, listen="127.0.0.1", name="small") as cluster:
+        with emberd.ray.Cluster(shards=1, cpus_per_coordinator=0.5, listen="127.0.0.1", name="small", timeout=PATIENCE) as cluster:
             address = cluster.addresses[0]
             os.kill(cluster.status()["coordinators"][0]["pid"], signal.SIGKILL)
             self.wait_until(lambda: cluster.status()["restarts"] >= 1, "no coordinator has come back")
@@ -116,8 +116,8 @@ class RayTest(unittest.TestCase):
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "ray_train.py")
         environment = {**os.environ, "RAY_ADDRESS": self.nodes.address, "HOME": self.folder.name,
                        "RAY_TRAIN_V2_ENABLED": "0"}  # the newer one waits for a dashboard
-        done = subprocess.run([sys.executable, "-B", script, "--listen", "127.0.0.1"], capture_output=True, text=True,
-                              timeout=PATIENCE, env=environment)
+        done = subprocess.run([sys.executable, "-B", script, "--listen", "127.0.0.1", "--timeout", str(PATIENCE)], capture_output=True, text=True,
+                              timeout=4 * PATIENCE, env=environment)
         found = re.search(r"clicks: steps=60 loss=(\S+)", done.stdout)
         self.assertTrue(found, done.stdout + done.stderr)
         self.assertLess(float(found[1]), 0.5)  # a constant has 0.56
