@@ -1,4 +1,4 @@
-// What to tell somebody who wrote a name that is not known, and how ids are told.
+// What to tell somebody who wrote a name that is not known, and how ids are shown.
 #pragma once
 
 #include <cstdint>

@@ -487,8 +487,8 @@ absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& mode
 
 absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history) const {
   RETURN_IF_ERROR(CheckModelName(model));
-  // Two who do this at once would write into one file, and the earlier date might stay. And who
-  // commits meanwhile has asked for the rows before they were given up: it is to be in the list.
+  // Of two calls that write the note at once, the earlier date could stay. And a save that is being
+  // committed asked for its rows before they are given up: the list must have it.
   const auto lock = files::FolderLock::Take(ModelFolder(model), absl::Seconds(10));
   if (absl::IsNotFound(lock.status())) return files::CheckLinks(ModelFolder(model));
   RETURN_IF_ERROR(lock.status());

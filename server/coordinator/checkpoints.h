@@ -173,9 +173,10 @@ class Checkpoints {
                           rpc::CallContext* context);
   absl::StatusOr<checkpoint::CheckpointChain> ChainOf(const std::string& model,
                                                       const std::string& name) const;
-  // NOT_FOUND or ABORTED: another call has deleted, replaced or merged it.
+  // NOT_FOUND: another call has deleted the checkpoint. ABORTED: has replaced or merged it.
   absl::Status CheckStands(const checkpoint::CheckpointChain& chain) const;
-  // The same instead of damage: files that such a call has taken away are none.
+  // `status`; but where it is DATA_LOSS because another call has taken the files away, the error of
+  // CheckStands: nothing is damaged then.
   absl::Status Explain(const checkpoint::CheckpointChain& chain, const absl::Status& status) const;
   // For rows that will be trained.
   RowSource SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const;

@@ -516,7 +516,7 @@ absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleCh
   ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
-  // As of Reset: another coordinator may have put another model of this name in its place.
+  // As in Reset: another coordinator may have put another model of this name in its place.
   const uint64_t id = shards.FindName(name) != 0 ? shards.FindName(name) : IdOf(name);
   const Known known = Recall(id);
   RETURN_IF_ERROR(SettleShared(id, settle, &shards, context));

@@ -211,7 +211,8 @@ class GroupSteps {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   void Applied(const Key& key, const Waiting& waiting, const std::vector<uint64_t>& handles,
                const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(order_->mutex);
-  // Null: of the step that is on its way now. Another's is not the group's any more.
+  // A step has ended. `waiting`: those who wait for it; null: it is the one on its way now. Changes
+  // the group only if the step is of this run of the group.
   void Finish(const Key& key, Waiting waiting, const absl::StatusOr<RowCounts>& rows)
       ABSL_LOCKS_EXCLUDED(order_->mutex);
   // Why the group cannot be forgotten now.

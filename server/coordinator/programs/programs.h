@@ -54,8 +54,8 @@ class Programs {
   // Checks a plan and runs it. Returns the share of the budget for the handles of its results.
   absl::StatusOr<rpc::BudgetShare> Run(const v1::ExecutionConfig& config, Chain* chain,
                                        rpc::CallContext* context);
-  // The answer to an UPDATE that names what is gone, as after one that has released it and whose
-  // answer was lost, or with a coordinator: from the record, else `no_handle`.
+  // The answer to an UPDATE whose handles are gone: it has released them and its answer was lost,
+  // or they went with a coordinator. From the record of updates, else `no_handle`.
   absl::StatusOr<v1::ExecuteResponse> Repeat(const v1::ExecuteRequest& request,
                                              const Program& program, const absl::Status& no_handle,
                                              rpc::CallContext* context);
