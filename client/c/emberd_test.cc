@@ -315,6 +315,7 @@ TEST_F(CInterfaceTest, AStreamOfSteps) {
 
   ASSERT_EQ(emberd_stream_receive_update(stream.get(), 0, &update, &error), 1);
   EXPECT_THAT(Message(error), HasSubstr("9: no update awaits its answer"));
+  EXPECT_EQ(update.step, -1);
 }
 
 // What this would catch: a finish that waits for a silent server when nobody wants it any more.

@@ -137,7 +137,7 @@ int32_t emberd_stream_receive_lookup(emberd_stream* stream, int64_t milliseconds
 
 int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds,
                                      emberd_update* update, emberd_error** error) {
-  *update = {};
+  *update = {-1, 0, 0, 0};  // no step: who is interrupted sees whether an answer has come
   *error = nullptr;
   if (!stream->stream->WaitForUpdate(emberd::c::Timeout(milliseconds))) return 0;
   *error = MakeError(Guarded([&]() -> absl::Status {

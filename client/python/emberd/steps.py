@@ -226,9 +226,9 @@ class Steps:
             if ready():  # not so if it turned out that the update had been made
                 assert self._stream is not None
                 self.applied = self._stream.receive_update()
+                self._under_way.popleft()  # first: a warning of the checkpoint may be raised
                 if self.applied.checkpoint:
                     self._note_end(self.applied.checkpoint, self.applied.checkpoint_error, self.applied.checkpoint_step)
-                self._under_way.popleft()
 
         while ready():
             self._try(attempt, self._under_way[0], given)

@@ -56,7 +56,9 @@ class TrainStream(_native.Uncopied):
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False
         self._asked: Dict[int, _records.Asked] = {}  # of lookups under way
-        self._late: Optional[Handle] = None  # the answer to a lookup that came when the wait for it was interrupted
+        # Answers that came when the wait for them was interrupted.
+        self._late: Optional[Handle] = None  # to a lookup
+        self._late_update: Optional[_native.Update] = None
         self._checkpoints = 0  # that were asked for, and whose outcome has not come
         self._shapes: Dict[int, Mapping[str, Tuple[int, ...]]] = {}  # of rows of gradients, where they are not those of the model
 
@@ -187,8 +189,14 @@ class TrainStream(_native.Uncopied):
             raise errors.FailedPrecondition(
                 f"pipelined: the update of step {step} is answered once the lookup of step {step + 1} has been sent, or "
                 "finish called; do that first")
-        update = _native.Update()
-        self._receive("stream_receive_update", update, timeout)
+        update, self._late_update = self._late_update, None
+        if update is None:
+            update = _native.Update(step=-1)
+            try:
+                self._receive("stream_receive_update", update, timeout)
+            except BaseException:  # Ctrl-C may come with the answer
+                self._late_update = update if update.step >= 0 else None
+                raise
         self._receive_update += 1
         _native.sweep_leases()
         end = _native.lib().stream_take_checkpoint(self._handle.get()) if self._checkpoints else None
@@ -244,5 +252,5 @@ class TrainStream(_native.Uncopied):
 
     def close(self) -> None:
         """Cancels what is under way. Activations stay."""
-        self._late = None
+        self._late = self._late_update = None
         self._handle.close()

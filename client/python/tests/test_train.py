@@ -355,6 +355,43 @@ class StreamTest(ClusterTest):
             found = stream.receive_lookup()
             self.assertEqual((found.step, found["t"].tolist()), (step, [[one] * 4]))
 
+    def test_an_update_whose_answer_comes_with_ctrl_c_counts_as_made(self):
+        """The answer was lost: a stream could make no step any more, and a pipelined trainer waited for the answer to the
+        update after it, which comes with a lookup that it had not sent."""
+        library = emberd._native.lib()
+        receive = library.stream_receive_update
+
+        def interrupted(*arguments):
+            if receive(*arguments):
+                raise KeyboardInterrupt
+            return 0
+
+        def interrupt():
+            return unittest.mock.patch.object(library, "stream_receive_update", interrupted)
+
+        model = self.declare()
+        with model.train("run") as stream:
+            stream.lookup({"t": [1]})
+            with interrupt(), self.assertRaises(KeyboardInterrupt):
+                stream.update({"t": ONE})
+            self.assertEqual(stream.receive_update().step, 0)
+            stream.lookup({"t": [1]})
+            self.assertEqual(stream.update({"t": ONE}).step, 1)
+        steps = Steps(model, "pipelined", pipelined=True)
+        for number in range(4):
+            step = steps.send({"t": [1]})
+            steps.receive(step)
+            if number == 1:  # the update of step 0 is answered
+                with interrupt(), self.assertRaises(KeyboardInterrupt):
+                    steps.update(step, {"t": ONE})
+                first = steps._stream
+                steps.confirm(given=step)
+            else:
+                steps.update(step, {"t": ONE})
+        self.assertIs(steps._stream, first)  # no answer was missed
+        steps.finish()
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -6)
+
 
 class ImpatientLock:
     """Of one thread: says at once what it would wait for without end."""
