@@ -162,7 +162,7 @@ class Steps:
             assert self._stream is not None
             return self._stream.receive_lookup()
 
-        first = next((one for one in self._under_way if not one.received), None)
+        first = self._to_receive()
         if step is not first:
             raise RuntimeError(f"step {step.number} is not the next to be received"
                                + (f"; that is step {first.number}" if first else ""))
@@ -178,6 +178,14 @@ class Steps:
             raise
         step.received = True
         return lookup
+
+    def is_next(self, step: Step) -> bool:
+        """Whether it is to be received next: not behind one for which nobody waits any more, as after Ctrl-C, nor behind a later
+        batch, as where one before that was found to be refused when it was sent. `forget` them then."""
+        return step is self._to_receive()
+
+    def _to_receive(self) -> Optional[Step]:
+        return next((one for one in self._under_way if not one.received), None)
 
     def update(self, step: Step, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
                checkpoint: Optional[str] = None) -> None:

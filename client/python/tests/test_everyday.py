@@ -292,6 +292,42 @@ class TorchTest(ClusterTest):
             ebc.finish()
             self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (steps, before - steps))
 
+    def test_batches_that_were_sent_ahead_keep_their_order_when_one_of_them_is_refused(self):
+        """The refusal of the second arrives when the third is sent. The fourth sent the first again, behind the third."""
+        torch, ebc, _ = self.make()
+        send, sent, refused = emberd.TrainStream.send_lookup, [], []
+        before = ebc.model.read_rows("t", range(8))[:, 0]
+
+        def sends(stream, ids, **options):
+            sent.append(ids)
+            if len(sent) == 3:
+                raise emberd.OutOfRange("t: 1000: as a stream says that has ended")
+            return send(stream, ids, **options)
+
+        batches = [{"t": torch.tensor([row])} for row in (1, 1000, 2, 3, 4, 5)]
+        with unittest.mock.patch.object(emberd.TrainStream, "send_lookup", sends):
+            for place, batch in enumerate(emberd.torch.Prefetcher(batches, ebc, depth=4)):
+                try:
+                    self.step(ebc, batch)
+                except emberd.OutOfRange as error:
+                    self.assertIn("1000", str(error))
+                    refused.append(place)
+        self.assertEqual(refused, [1])
+        self.assertEqual((before - ebc.model.read_rows("t", range(8))[:, 0]).tolist(), [0, 1, 1, 1, 1, 1, 0, 0])
+
+    def test_calls_behind_one_that_was_interrupted(self):
+        """Its ids had been sent ahead, and so had theirs."""
+        torch, ebc, _ = self.make()
+        ids = [{"t": torch.tensor([row])} for row in range(4)]
+        for one in ids:
+            ebc.prefetch(one)
+        receive = unittest.mock.patch("emberd.train.TrainStream.receive_lookup", side_effect=KeyboardInterrupt)
+        with receive, self.assertRaises(KeyboardInterrupt):
+            ebc(ids[0])
+        for one in ids[1:]:
+            self.step(ebc, one)
+        self.assertEqual((ebc.next_step, ebc.model.read_rows("t", range(4))[:, 0].tolist()), (3, [0, -1, -1, -1]))
+
     def test_a_rate_below_zero_is_refused(self):
         torch, ebc, sparse = self.make()
         with self.assertRaisesRegex(ValueError, "^lr: -1.0 is not allowed; it must be at least 0$"):

@@ -402,7 +402,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         step = self._ahead.popleft().step if self._ahead else None
         ids = self._moving(ids)
         try:
-            if step is None or step.forgotten:
+            if step is None or step.forgotten or not self._steps.is_next(step):
                 self._steps.forget()
                 step = self._steps.send(self._prepare_own(ids), self._side_by_side(ids))
             found = self._steps.receive(step)
