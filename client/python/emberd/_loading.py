@@ -56,12 +56,15 @@ def load(model: "Model", table: str, weights: Any, slots: Mapping[str, Any], fir
     for slot, values in given.items():
         what, columns = f"weights, slots: {slot!r}" if slot else "weights", info.embedding_dim
         if slot and values.shape == (count, 1):
-            columns = 1  # the server knows which
+            columns = 1
         arrays.check_shape(values, what, values.shape == (count, columns), f"[rows, {info.embedding_dim}]" if not slot else
                            f"[{count}, {info.embedding_dim}], or [{count}, 1] of a slot with one value per row")
         check_finite(values, what)
     if first + count > info.vocabulary_size:
         raise errors.OutOfRange(f"first_row, weights: {first} and {count} rows are not allowed; table {table!r} has {info.vocabulary_size} rows")
+    for slot in list(slots) if count else []:  # before weights are written. Only the server knows whether it has one value per row
+        columns = model.read_rows(table, [first], slot=slot).shape[1]
+        arrays.check_shape(given[slot], f"slots: {slot!r}", given[slot].shape[1] == columns, f"[{count}, {columns}]")
 
     def parts() -> Iterator[Part]:
         for slot, values in given.items():

@@ -286,11 +286,17 @@ class LoadingTest(ClusterTest):
                                    (ValueError, "slots: 'momentum' is not allowed; the optimizer adagrad of table 't' has accumulator", ("t", rows, {"momentum": rows})),
                                    (ValueError, r"weights, slots: 'accumulator': the shape \[5, 4\] is not allowed; it must be \[20, 4\], or \[20, 1\]", ("t", rows, {"accumulator": rows[:5]})),
                                    (ValueError, r"slots: 'accumulator'\[13, 2\] is not finite", ("t", rows, {"accumulator": late})),
+                                   (ValueError, r"slots: 'accumulator': the shape \[20, 1\] is not allowed; it must be \[20, 4\]",
+                                    ("t", rows, {"accumulator": rows[:, :1]})),
                                    (IndexError, "0 and 65 rows are not allowed; table 't' has 64 rows", ("t", np.ones((65, 4))))):
             with self.assertRaisesRegex(error, said):
                 model.load_table(*given)
         np.testing.assert_array_equal(model.table("t"), before)
         self.assertTrue(np.all(model.table("t", slot="accumulator") == np.float32(0.1)))
+        rowwise = self.model("refused_rowwise", {"t": (64, 4)}, emberd.RowwiseAdagrad())
+        with self.assertRaisesRegex(ValueError, r"slots: 'accumulator': the shape \[20, 4\] is not allowed; it must be \[20, 1\]"):
+            rowwise.load_table("t", rows, {"accumulator": rows})
+        np.testing.assert_array_equal(rowwise.table("t"), before)
 
     def test_a_model_goes_on_with_other_tables(self):
         """A table is added, another one grows, one becomes smaller, and one is dropped; weights alone, and those of a checkpoint that is served."""
