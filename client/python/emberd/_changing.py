@@ -186,7 +186,8 @@ def restore_tables(model: "Model", name: Optional[str], tables: Optional[Sequenc
     if tables is not None and (isinstance(tables, str) or not isinstance(tables, (list, tuple))):
         raise _native.refuse_kind(tables, "tables", "a list of names")
     for one in tables or ():
-        if _native.text(one, "tables") and one not in model.tables:
+        _native.text(one, "tables")
+        if one not in model.tables:
             raise errors.NotFound(f"tables: model {model.name!r} has no table {one!r}; it has {', '.join(model.tables)}")
     client, temporary = model.client, f"{model.name[:100]}.restore_tables"
     source = client.serve(model.name if of is None else of, name, serve_as=temporary, progress=progress)

@@ -44,7 +44,8 @@ class Reports:
 
 def load(model: "Model", table: str, weights: Any, slots: Mapping[str, Any], first_row: int, progress: Optional[ProgressCallback]) -> None:
     check_mapping(slots, "slots")
-    if _native.text(table, "table") and table not in model.tables:
+    _native.text(table, "table")
+    if table not in model.tables:
         raise errors.NotFound(f"table: model {model.name!r} has no table {table!r}; it has {', '.join(model.tables)}")
     info, first = model.tables[table], _native.whole(first_row, "first_row")
     given = {"": arrays.shaped(weights, "weights")}

@@ -479,7 +479,8 @@ class Model:
 
     def hot_rows(self, table: str, count: int = 10) -> List[HotRow]:
         """The rows of a table that are looked up most, 1 to 100 of them, the hottest first. NotFound for an unknown table."""
-        if _native.text(table, "table") and table not in self.tables:
+        _native.text(table, "table")
+        if table not in self.tables:
             raise errors.NotFound(f"table: model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
         stack = self.tables[table].stack  # a name that is none of its tables is another one of a shared table
         tables = next((one["tables"] for one in self.description["stacks"] if one["name"] == stack), [table])

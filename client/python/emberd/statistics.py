@@ -191,7 +191,8 @@ def limits(client: Handle, model: str) -> Dict[str, Limits]:
 
 def set_limits(client: Handle, model: str, stack: str, **wanted: Optional[int]) -> None:
     now = limits(client, model)
-    if _native.text(stack, "stack") and stack not in now:
+    _native.text(stack, "stack")
+    if stack not in now:
         raise errors.NotFound(f"stack: model {model!r} has no stack {stack!r}; it has {', '.join(now)}")
     most = {"max_ids_per_chip_per_sample": 65536, "max_minibatches_per_sparsecore": 64}
     administer(client, "SetLimits", model=model, limits=[{"stack": stack, **{

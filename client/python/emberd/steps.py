@@ -276,7 +276,8 @@ class Steps:
         """Until a checkpoint that was asked for with a step has been saved. FailedPrecondition with the reason if it was not.
         TimeoutError after `timeout` seconds, by default `patience`."""
         end = time.monotonic() + (_native.milliseconds(timeout, "timeout", optional=True) / 1000 or self.patience)
-        if _native.text(name, "name") and name not in self.checkpoints and name not in self._asked:
+        _native.text(name, "name")
+        if name not in self.checkpoints and name not in self._asked:
             raise errors.NotFound(f"name: no step of this trainer has asked for a checkpoint {name!r}")
         asked = self._asked.get(name)
         if self.pipelined and asked is not None and self._stream is not None and self._next == asked + 1:

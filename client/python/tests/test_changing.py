@@ -370,7 +370,8 @@ class CheckpointTest(Case):
         self.assertEqual(self.saved.restore_tables(tables=["u"], strict=True), ["table 'u': slots, for its optimizer is adagrad, and that of the source none"])
         self.assertEqual([self.saved.table(name).max() for name in self.saved.tables], [0, 3, 0, 0])
         self.assertEqual(self.saved.table("u", slot="accumulator").min(), 5)
-        for arguments, error in (({"tables": ["x"]}, emberd.NotFound), ({"tables": "u"}, TypeError), ({"name": "none"}, emberd.NotFound), ({"of": "none"}, emberd.NotFound)):
+        for arguments, error in (({"tables": ["x"]}, emberd.NotFound), ({"tables": [""]}, emberd.NotFound),
+                                 ({"tables": "u"}, TypeError), ({"name": "none"}, emberd.NotFound), ({"of": "none"}, emberd.NotFound)):
             with self.assertRaises(error):
                 self.saved.restore_tables(**arguments)
         self.assertEqual([one.name for one in self.client.models()], ["run"])

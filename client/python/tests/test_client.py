@@ -281,6 +281,7 @@ class LoadingTest(ClusterTest):
         late = rows.copy()
         late[13, 2] = np.inf
         for error, said, given in ((LookupError, "model 'refused' has no table 'x'; it has t", ("x", rows)),
+                                   (LookupError, "model 'refused' has no table ''; it has t", ("", rows)),
                                    (ValueError, r"weights: the shape \[20, 3\] is not allowed; it must be \[rows, 4\]", ("t", rows[:, :3])),
                                    (ValueError, r"weights\[13, 2\] is not finite", ("t", late)), (TypeError, "weights: <U1 is not allowed", ("t", np.full((2, 4), "a"))),
                                    (ValueError, "slots: 'momentum' is not allowed; the optimizer adagrad of table 't' has accumulator", ("t", rows, {"momentum": rows})),

@@ -57,7 +57,9 @@ class StatisticsTest(ClusterTest):
         self.assertTrue(all(sum(one.table == table for one in now.hot_rows) <= 2 for table in ("a", "b")))
         self.assertEqual((other.statistics(5).examples, other.statistics(5).hot_rows), (0, ()))
         for call, kind, said in ((lambda: model.statistics(101), ValueError, r"hot_rows: 101 .* \[0, 100\]"), (lambda: model.hot_rows("a", 0), ValueError, "count: 0"),
-                                 (lambda: model.hot_rows("c"), LookupError, "no table 'c'; it has a, b"), (lambda: model.statistics(1.5), TypeError, "hot_rows")):
+                                 (lambda: model.hot_rows("c"), LookupError, "no table 'c'; it has a, b"),
+                                 (lambda: model.hot_rows(""), LookupError, "no table ''; it has"),
+                                 (lambda: model.statistics(1.5), TypeError, "hot_rows")):
             with self.assertRaisesRegex(kind, said):
                 call()
 
@@ -109,6 +111,7 @@ class StatisticsTest(ClusterTest):
         self.assertEqual(model.limits()[stack].max_ids_per_chip_per_sample, 0)
         self.assertEqual(model.table("a").tobytes(), rows)
         for options, kind, said in (({"stack": "c", "max_ids_per_partition": 1}, LookupError, f"no stack 'c'; it has {stack}"),
+                                    ({"stack": "", "max_ids_per_partition": 1}, LookupError, f"no stack ''; it has {stack}"),
                                     ({"stack": stack, "max_ids_per_partition": -1}, ValueError, r"max_ids_per_partition: -1 .*\[0, 2147483647\]"),
                                     ({"stack": stack, "max_minibatches_per_sparsecore": 65}, ValueError, r"max_minibatches_per_sparsecore: 65 .*\[0, 64\]"),
                                     ({"stack": stack, "max_unique_ids_per_partition": 2**31}, ValueError, "max_unique_ids_per_partition: 2147483648")):
