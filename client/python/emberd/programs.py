@@ -252,6 +252,7 @@ class Bundle(_Kept):
         request: Dict[str, Any] = {"ops": [{"literal": {"elements": given}, "outputs": [{}]}], "config": {}}
         answer = _Answer(client, "ExecuteChained", request, tensors.arrays, at[0] if at else None)
         super().__init__(client, answer.kept(0), answer.message["results"][0]["handle"])
+        self._shapes = tuple(map(_shapes_in, elements))
 
     def __repr__(self) -> str:
         return "emberd.Bundle()"
@@ -282,6 +283,21 @@ class BundlePart(_native.Uncopied):
     def _argument(self) -> Dict[str, Any]:
         first, *inner = (place + 1 for place in self._places)
         return {"handle": self._bundle._use(), "output_index": first, "inner": inner}
+
+
+def _shapes_in(one: Any) -> Any:
+    """Of an element of a bundle, a batch: of the activations that have the shape of their ids. Of a tuple: those of its elements."""
+    if isinstance(one, (tuple, list)):
+        return tuple(map(_shapes_in, cast(Sequence[Any], one)))
+    if not isinstance(one, BundlePart):
+        return one._shapes if isinstance(one, (PreparedBatch, Bundle)) else {}
+    found: Any = one._bundle._shapes
+    try:
+        for place in one._places:
+            found = found[place]
+    except LookupError:  # there is no such element, as the coordinator says
+        return {}
+    return found
 
 
 def _element(client: "Client", one: Any, what: str, tensors: _Tensors, at: List[Handle]) -> Dict[str, Any]:
@@ -381,7 +397,8 @@ class Program(_Kept):
         if isinstance(arguments[0], PreparedBatch):
             return dict(arguments[0]._shapes)
         if isinstance(arguments[0], BundlePart):
-            return {}
+            found = _shapes_in(arguments[0])
+            return cast(Dict[str, Tuple[int, ...]], found) if isinstance(found, dict) else {}
         return {name: arrays.activation_shape(one, (), 0)[:-1] for name, one in arguments[0].items() if isinstance(one, Sequences)}
 
 

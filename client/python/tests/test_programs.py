@@ -281,6 +281,18 @@ class ProgramsTest(ClusterTest):
         bundle.close()
         self.wait_for(lambda: self.handles() == 3)
 
+    def test_a_batch_in_a_bundle_gives_activations_of_the_shape_of_its_ids(self):
+        lookup = self.compile(self.declare(), "lookup")
+        prepared = lookup.prepare({"t": emberd.Sequences(np.array([[1, 0, 3], [0, 2, 0]]), 0), "u": np.arange(4)})
+        bundle = self.client.bundle({"x": [1]}, (prepared, prepared))
+        outer = self.client.bundle(bundle, bundle[1])
+        shapes = {name: one.shape for name, one in lookup(prepared).items()}
+        self.assertEqual(shapes["t"][:2], (2, 3))
+        chain = emberd.Chain()
+        chain.add(lookup, bundle[1][1])
+        for found in (lookup(bundle[1][0]), lookup(outer[0][1][1]), lookup(outer[1][0]), *chain.run()):
+            self.assertEqual({name: one.shape for name, one in found.items()}, shapes)
+
     def test_csr_of_a_batch(self):
         model = self.declare()
         lookup = self.compile(model, "lookup")
