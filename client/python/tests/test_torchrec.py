@@ -148,6 +148,17 @@ class CollectionTest(ClusterTest):
             self.assertEqual(ebc._steps.next_step, 2)
             ebc.finish()
 
+    def test_a_call_behind_one_that_was_interrupted(self):
+        ebc = self.make()
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        receive = unittest.mock.patch("emberd.train.TrainStream.receive_lookup", side_effect=KeyboardInterrupt)
+        with receive, self.assertRaises(KeyboardInterrupt):
+            self.look_up(ebc, 1)
+        for _ in range(2):
+            self.look_up(ebc, 2).sum().backward()
+        ebc.finish()
+        self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][:3, 0].tolist(), [0, 0, -2])
+
     def test_an_init_fn_that_fails_leaves_no_table_of_other_rows(self):
         calls = []
 

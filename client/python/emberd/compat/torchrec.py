@@ -264,6 +264,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         elif before is not None and not before.forgotten:
             self._steps.skip(before)
         self._current = None
+        self._steps.forget()  # what a call that was interrupted has sent
         step = self._steps.send(ids, concat=True)
         whole = torch.from_numpy(self._steps.receive(step).concat)
         self._current = step
