@@ -121,10 +121,11 @@ def pass_to_weights(activations: torch.Tensor, weights: torch.Tensor, ids: Ids, 
 
     combined = total(rows * flat[:, None])
     if combiner != "sum":
-        divisor = total(flat if combiner == "mean" else flat * flat)
+        # In float64, for squares of weights below about 1e-19 lose bits in float32, or vanish; the server scales them.
+        divisor = total(flat if combiner == "mean" else flat.double().square())
         combined = torch.where(divisor[:, None] == 0, 0.0, combined)  # as on the server
         divisor = torch.where(divisor == 0, 1.0, divisor)
-        combined = combined / (divisor if combiner == "mean" else divisor.sqrt())[:, None]
+        combined = combined / (divisor if combiner == "mean" else divisor.sqrt().float())[:, None]
     combined = combined.reshape(activations.shape)
     return activations + (combined - combined.detach())
 

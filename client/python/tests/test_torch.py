@@ -15,6 +15,8 @@ import unittest
 import unittest.mock
 import warnings
 
+import numpy as np
+
 from cluster import ClusterTest, emberd, main
 from test_train import coordinator
 
@@ -25,6 +27,7 @@ except ImportError:
     sys.exit(77)
 
 import emberd.torch  # noqa: E402
+from emberd._jagged import pass_to_weights  # noqa: E402
 
 warnings.filterwarnings("ignore", category=UserWarning, module="torch")
 
@@ -427,6 +430,14 @@ class ModuleTest(Case):
         ebc = self.make(model="learned_late", pipelined=True)
         with self.assertRaisesRegex(ValueError, "weights of 't'.*pipelined.*detach"):
             ebc({"t": emberd.Dense(torch.tensor([1]), torch.ones(1, requires_grad=True))})
+
+    def test_small_weights_get_the_gradient_of_large_ones(self):
+        rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+        ids = emberd.Ragged(np.array([0, 1]), np.array([0, 2, 2]))
+        for scale in (1.0, 1e-21, 1e-25):
+            weights = (torch.tensor([1.0, 2.0]) * scale).requires_grad_()
+            pass_to_weights(torch.zeros(2, 4), weights, ids, (), "sqrtn", rows.__getitem__).sum().backward()
+            torch.testing.assert_close(weights.grad * scale, torch.tensor([-4.0, 2.0]) / 5 ** 0.5)
 
 
 class OptimizerTest(Case):
