@@ -171,16 +171,18 @@ absl::Status ExportTable(Session& session, const RowsTarget& target) {
       RETURN_IF_ERROR(
           file->Write(absl::EndsWith(target.file, ".npy")
                           ? NpyHeader(rows, columns)
-                          : SafetensorsStart(name, {{"format", "emberd"}, {"model", target.model}},
+                          : SafetensorsStart(name,
+                                             {{"format", "emberd"},
+                                              {"model", target.model},
+                                              {"table", target.table},
+                                              {"slot", target.slot}},
                                              rows, columns)));
     }
     return file->Write(
         {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
   };
-  client::ExportOptions options;
-  options.slot = target.slot;
   // A table takes as long as it takes.
-  options.deadline = absl::Hours(24);
+  const client::ExportOptions options = {.slot = target.slot, .deadline = absl::Hours(24)};
   const absl::Status exported = client->ExportTable(model, target.table, write, options);
   if (file.has_value()) RETURN_IF_ERROR(file->Close());  // it says why it cannot be written
   RETURN_IF_ERROR(session.Advised(exported));
