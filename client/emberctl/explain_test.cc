@@ -127,6 +127,21 @@ TEST_F(ExplainTest, MarksStacksThatDoNotFitTheirBuffers) {
   EXPECT_THAT(outcome.out, ContainsRegex("t +1 +64 +128 ! "));
 }
 
+// Would catch: a report that calls pairs within their limits which the error says no cut can bring
+// there.
+TEST_F(ExplainTest, SaysNothingOfMinibatchesWhereNoCutHelps) {
+  model_ = Write("tight.textproto", R"(name: "m"
+      tables { name: "t" vocabulary_size: 64 embedding_dim: 8 max_ids_per_partition: 2
+               max_unique_ids_per_partition: 2 combiner: SUM }
+      features { name: "f" table: "t" } optimizer { sgd {} })");
+  const Outcome outcome =
+      ExplainJsonBatch(R"({"f": {"ids": [1, 1, 1, 1]}})", {"--sparsecores", "1"});
+  EXPECT_EQ(outcome.code, kRefused);
+  EXPECT_THAT(outcome.err, HasSubstr("RESOURCE_EXHAUSTED: table 't'"));
+  EXPECT_THAT(outcome.out, HasSubstr("4/1 !"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("within its limits")));
+}
+
 TEST_F(ExplainTest, ShowsTheFullestPairsOfLargeClusters) {
   const Outcome outcome =
       ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--shards", "16"});

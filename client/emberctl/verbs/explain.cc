@@ -299,11 +299,11 @@ Json StackJson(const Explanation& explanation, int stack) {
           {"segments", SegmentsJson(explanation, stack)}};
 }
 
-void PrintReport(const Explanation& explanation, std::ostream& out) {
+void PrintReport(const Explanation& explanation, bool fits, std::ostream& out) {
   PrintHead(explanation, out);
   PrintTotals(explanation, out);
   PrintPairs(explanation, out);
-  PrintMinibatches(explanation, out);
+  if (fits) PrintMinibatches(explanation, out);  // else the error says why there are none
   PrintPrograms(explanation, out);
 }
 
@@ -416,7 +416,7 @@ absl::Status Explain(Session& session, absl::Span<const BatchFile> files, bool t
   } else if (session.json) {
     PrintExplanationJson(explanation, session.out);
   } else {
-    PrintReport(explanation, session.out);
+    PrintReport(explanation, &limits == &shown, session.out);
   }
   return absl::OkStatus();
 }
