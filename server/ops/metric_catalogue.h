@@ -174,7 +174,7 @@ namespace emberd::ops {
   METRIC(kShardSentBytes, Counter, "emberd_shard_sent_bytes_total", "shard, model, stack, mode",   \
          "bytes", "Bytes of looked-up rows that a shard sent, as partial_sums or as unique_rows.") \
   METRIC(kShardReceivedBytes, Counter, "emberd_shard_received_bytes_total", "shard, model, stack", \
-         "bytes", "Bytes of batches that a shard received, and of gradients as float32.")          \
+         "bytes", "Bytes of gradients that a shard received, as float32.")                         \
   GROUP("Calls to shards", "As a coordinator sees them.")                                          \
   METRIC(kShardReachable, Gauge, "emberd_shard_reachable", "shard", "1",                           \
          "1 if the coordinator's last call reached the shard, else 0.")                            \
