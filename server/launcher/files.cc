@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -53,12 +53,9 @@ absl::Status WriteReadyFile(const std::string& path, const ReadyInfo& info) {
 }
 
 absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": does not exist"));
-  std::stringstream content;
-  content << file.rdbuf();
+  ASSIGN_OR_RETURN(const std::string content, files::ReadFileWhole(path));
   ReadyInfo info;
-  for (absl::string_view line : absl::StrSplit(content.str(), '\n', absl::SkipEmpty())) {
+  for (absl::string_view line : absl::StrSplit(content, '\n', absl::SkipEmpty())) {
     const std::pair<absl::string_view, absl::string_view> entry =
         absl::StrSplit(line, absl::MaxSplits('=', 1));
     if (entry.first == "grpc") info.grpc = std::string(entry.second);
@@ -71,10 +68,16 @@ absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path) {
 
 namespace {
 
+// What is wrong with a path or its rights. Others may pass, as of a disk that does not answer yet.
+constexpr int kErrorsOfPaths[] = {EACCES, EISDIR,  ELOOP, ENAMETOOLONG,
+                                  ENOENT, ENOTDIR, EPERM, EROFS};
+
 absl::Status Unusable(const std::string& field, const std::string& path, const char* what,
                       int error) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": ", path, " ", what, ": ", std::generic_category().message(error)));
+  const std::string text =
+      absl::StrCat(field, ": ", path, " ", what, ": ", std::generic_category().message(error));
+  return absl::c_linear_search(kErrorsOfPaths, error) ? absl::InvalidArgumentError(text)
+                                                      : absl::UnavailableError(text);
 }
 
 // Rights alone do not tell: nobody can write to some file systems.

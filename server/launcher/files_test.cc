@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "base/temp_dir.h"
 
@@ -46,6 +47,27 @@ TEST_F(FilesTest, AFileThatCannotBeWrittenIsNamed) {
   const absl::Status status = WriteReadyFile(path, {.grpc = "a:1", .http = "", .pid = 1});
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(path));
+}
+
+// Would catch: a process that its service manager does not start again (exit status 2), though its
+// configuration is right and its disk was only not to be had for a moment.
+TEST_F(FilesTest, OnlyAWrongPathIsAWrongConfiguration) {
+  v1::ClusterConfig cluster;
+  cluster.add_shards();
+  cluster.mutable_storage()->set_durability(v1::StorageConfig::MEMORY);
+  cluster.mutable_storage()->set_directory("/dev/null/data");
+  EXPECT_EQ(CheckStorage(cluster, 0).code(), absl::StatusCode::kInvalidArgument);
+  cluster.mutable_storage()->set_directory(directory_.path());
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status status = CheckStorage(cluster, 0);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr(directory_.path() + " is no folder that emberd can write to"));
+  EXPECT_TRUE(CheckStorage(cluster, 0).ok());
 }
 
 // `emberd up` ends the move; a shard would begin an empty log, or read one that no longer counts.
