@@ -334,6 +334,19 @@ class StatusPageTest(unittest.TestCase):
         self.assertEqual(evil_page.eval("document.querySelectorAll('main img, main script').length"), 0)
         self.check_calm(evil_page)
 
+    def test_6b_a_model_that_comes_back_by_itself_says_so(self):
+        """Would catch: an operator who is told to reset a model whose rows are being restored."""
+        page = self.open_under_load()
+        doctored = {path: page.eval(f"fetch('{path}').then((answer) => answer.json())")
+                    for path in ("/status.json", "/models.json")}
+        doctored["/models.json"]["models"][0].update(lost="reset it", recovery="it goes back")
+        page = self.browser.open(self.cluster.url, doctored=doctored)
+        self.addCleanup(page.close)
+        page.wait("document.querySelectorAll('.segment').length > 0")
+        self.assertIn("it goes back", page.text("#models"))
+        self.assertNotIn("reset it", page.text("#models"))
+        self.check_calm(page)
+
     def test_7_a_killed_shard_is_marked_with_the_reason(self):
         page = self.open_under_load(width=1440)
         self.cluster.shards[2].kill()

@@ -127,7 +127,8 @@ export function updateModels(models, stats) {
   setText(byId('tables-note'), `${plural(models.length, 'model')}. A bar is one partition, each table as long as it has ` +
     'rows; hatched: padding; ↻: rotation. Point at a table, or focus a bar and press the arrow keys.');
   keyed(place, models, (model) => `${model.model_id}/${model.plan.fingerprint}`, makeModel, (node, model) => {
-    setText(node.lost, model.lost ?? '');
+    // One that comes back by itself says so, and not what an operator could do.
+    setText(node.lost, model.recovery || model.lost || '');
     node.stackNodes.forEach((stack, i) => updateNeeds(stack, stats.stacks.find(
       (other) => other.model === model.config.name && other.stack === node.stackNames[i])));
   });
