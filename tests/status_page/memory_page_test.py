@@ -75,6 +75,27 @@ class MemoryPageTest(unittest.TestCase):
         self.assertEqual(page.eval("document.querySelectorAll('.shard .more .scroller:not([hidden])').length"), 2)
         self.assertEqual(page.complaints, [])
 
+    def test_a_batch_is_not_its_model(self):
+        """Would catch: a pinned or spilled model that is shown as its batches are, which come first, and larger by them."""
+        self.start()
+        page = self.open()
+        doctored = page.eval("fetch('/status.json').then((answer) => answer.json())")
+        table = {"model": "m", "bytes": "64", "uses": 0}
+        for shard in doctored["stats"]["shards"]:
+            shard["memory"] = {
+                "bytes": "1024", "free_bytes": "896", "host_bytes": "0", "spilled_bytes": "64", "pinned_bytes": "64",
+                "evictions": "1",
+                "tables": [{**table, "stack": "", "place": "SPARSECORE", "address": "0", "pinned": False},
+                           {**table, "stack": "t", "place": "SPARSECORE", "address": "64", "pinned": True},
+                           {**table, "model": "n", "stack": "", "place": "SPARSECORE", "address": "128", "pinned": False},
+                           {**table, "model": "n", "stack": "t", "place": "SPILLED", "address": "-1", "pinned": False}]}
+        page = self.browser.open(self.cluster.url, doctored={"/status.json": doctored})
+        self.addCleanup(page.close)
+        page.wait(f"{FACTS}.some(([label]) => label === 'Pinned')")
+        self.assertEqual(self.values(page, "Pinned"), 2 * ["1 model, 64 B"])
+        self.assertEqual(page.eval(ROWS),
+                         2 * [[["m", "resident", "64 B", "0", "yes"], ["n", "spilled to disk", "64 B", "0", "no"]]])
+
     def test_places_and_pins_of_models(self):
         # A model takes 64 KiB of each of 8 SparseCores, weights and slots: two fit, and half of one beside them.
         one = 8192 * 8 * 4 * 2 // 8

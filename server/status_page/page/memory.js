@@ -11,6 +11,7 @@ const PLACES = {SPARSECORE: 'resident', HOST: 'in memory of the host', SPILLED: 
 function modelsOf(memory) {
   const models = new Map();
   for (const table of memory.tables) {
+    if (!table.stack) continue;  // a batch: its place and its pin are not those of its model
     const model = models.get(table.model) ?? {name: table.model, place: table.place, pinned: table.pinned, bytes: 0, uses: 0};
     model.bytes += number(table.bytes);
     model.uses = number(table.uses);
