@@ -159,6 +159,40 @@ TEST_F(AutoCheckpointsTest, ADropGivesUpTheCheckpointsOfWhatIsThereNow) {
   EXPECT_EQ(other.IdOf("x"), 0u);
 }
 
+// Would catch: a checkpoint that logs continue from is deleted through a coordinator that has not
+// heard that another model has taken the name, and takes it for one of no model.
+TEST_F(AutoCheckpointsTest, ACheckpointOfWhatHasTakenTheNameIsNotDeleted) {
+  ChangeNew("a");
+  Serve("x", [](const v1::CheckpointProgress&) { return absl::OkStatus(); });
+  // Of another coordinator, of a cluster with logs.
+  ModelRegistryOptions options;
+  options.topology = {.shards = 1, .sparsecores_per_shard = 1};
+  options.threads = &threads_;
+  options.metrics = &metrics_;
+  const CoordinatorResources& resources = coordinator_->resources();
+  ModelRegistry other(*resources.shards, options);
+  v1::StorageConfig storage = cluster_.storage();
+  storage.set_durability(v1::StorageConfig::LOG);
+  Checkpoints checkpoints(storage, *resources.shards, resources.mutations, &other,
+                          &threads_.blocking);
+  const auto known = other.FindByName("x", &context_);
+  ASSERT_TRUE(known.ok()) << known.status();
+  ASSERT_TRUE((*known)->read_only());
+  v1::DropModelRequest drop;
+  drop.set_name("x");
+  ASSERT_TRUE(coordinator_->DropModel(drop, &context_).ok());
+  const step::ServedModelPtr now = ChangeNew("x");
+  v1::DeleteCheckpointRequest remove;
+  remove.set_model("x");
+  remove.set_name(checkpoints.store().Newest("x")->name());
+  const absl::Status refused = checkpoints.Delete(remove, &context_).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_EQ(SavedChanges("x"), 0);
+  const auto found = other.FindByNameAnew("x", &context_);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ((*found)->history, now->history);
+}
+
 // Would catch: rows that come with the limits that there were when their loading began. It may take
 // hours, and an operator was told meanwhile that the limits are others now.
 TEST_F(AutoCheckpointsTest, LimitsThatAreSetWhileACheckpointIsLoadedStay) {

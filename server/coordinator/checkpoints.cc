@@ -535,9 +535,8 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
 Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request,
                                         const Report& report, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
-  ASSIGN_OR_RETURN(step::ServedModelPtr model, registry_->FindByName(request.model(), context));
-  // It may have been reset or restored through another coordinator.
-  ASSIGN_OR_RETURN(model, registry_->FindAnew(model->id, context));
+  // It may have been reset, restored or replaced through another coordinator.
+  ASSIGN_OR_RETURN(const auto model, registry_->FindByNameAnew(request.model(), context));
   RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "there is nothing new to save"));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("pausing"));
@@ -649,9 +648,7 @@ absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointR
 absl::StatusOr<uint64_t> Checkpoints::LoggedHistory(const std::string& model,
                                                     rpc::CallContext* context) {
   if (!has_log()) return 0;
-  auto found = registry_->FindByName(model, context);
-  // It may have been reset or restored through another coordinator.
-  if (found.ok()) found = registry_->FindAnew((*found)->id, context);
+  auto found = registry_->FindByNameAnew(model, context);
   if (absl::IsNotFound(found.status())) return 0;
   if (absl::IsDataLoss(found.status())) {
     // Some shards have its rows, and logs of them.

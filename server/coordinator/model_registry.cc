@@ -320,6 +320,13 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindByName(const std::string
   return Find(id, context);
 }
 
+absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindByNameAnew(const std::string& name,
+                                                                   rpc::CallContext* context) {
+  auto found = FindByName(name, context);
+  if (found.ok()) found = FindAnew((*found)->id, context);
+  return absl::IsNotFound(found.status()) ? FindByName(name, context) : found;
+}
+
 absl::Status ModelRegistry::CheckNotLost(uint64_t model_id, rpc::CallContext* context) {
   if (Recall(model_id).lost.empty()) return absl::OkStatus();
   return Refresh(model_id, context).status();
@@ -773,8 +780,7 @@ absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimi
                                                                rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
   for (int attempt = 1;; ++attempt) {
-    ASSIGN_OR_RETURN(auto model, FindByName(request.model(), context));
-    ASSIGN_OR_RETURN(model, FindAnew(model->id, context));
+    ASSIGN_OR_RETURN(const auto model, FindByNameAnew(request.model(), context));
     auto serve = step::OfRows<internal::v1::ServeModelRequest>(model->id, model->history);
     internal::v1::ModelLimits& limits = *serve.mutable_limits();
     limits.set_version(model->LimitsNow().version() + 1);

@@ -95,6 +95,9 @@ class ModelRegistry {
                                                     rpc::CallContext* context);
   absl::StatusOr<step::ServedModelPtr> FindByName(const std::string& name,
                                                   rpc::CallContext* context);
+  // The same as FindAnew, or what has taken its place under the name.
+  absl::StatusOr<step::ServedModelPtr> FindByNameAnew(const std::string& name,
+                                                      rpc::CallContext* context);
 
   // DATA_LOSS if the model is known to be lost. Asks nobody if it is not.
   absl::Status CheckNotLost(uint64_t model_id, rpc::CallContext* context);
