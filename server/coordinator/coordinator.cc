@@ -277,11 +277,11 @@ absl::StatusOr<v1::ChangeMemoryResponse> Coordinator::ChangeMemory(
     return change.status();
   });
   if (status.ok()) return response;
-  // In the words of all other calls, if nobody has declared it.
+  if (request.operation() == v1::ChangeMemoryRequest::PIN) TakePinBack(request, response, context);
+  // In the words of all other calls, if nobody has declared it, or it is lost.
   if (absl::IsNotFound(status)) {
     RETURN_IF_ERROR(registry_.FindByName(request.model(), context).status());
   }
-  if (request.operation() == v1::ChangeMemoryRequest::PIN) TakePinBack(request, response, context);
   return status;
 }
 

@@ -246,6 +246,21 @@ TEST_F(MemoryOperatorTest, APinThatOneShardCannotMakeIsTakenBack) {
   EXPECT_EQ(Pinned(two, 0), std::set<std::string>{EvictedName(0)});
 }
 
+// A reset would give the pin to all shards.
+TEST_F(MemoryOperatorTest, APinOfAModelThatIsLostIsTakenBack) {
+  Trained two = StartFor(2);
+  ASSERT_TRUE(two.Declare(1).ok());
+  two.cluster->KillShard(1);
+  ASSERT_TRUE(two.cluster->RestartShard(1).ok());
+  EXPECT_TRUE(Eventually([&] {
+    const v1::GetStatusResponse status = StatusOf(*two.cluster);
+    return status.models_size() == 1 && !status.models(0).lost().empty();
+  }));
+  const Changed refused = ChangeMemory(*two.cluster, Change::PIN, EvictedName(0));
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_THAT(Pinned(two, 0), IsEmpty());
+}
+
 TEST_F(MemoryOperatorTest, PinsOutlastRestartsWithALog) {
   Trained two = StartFor(2, "", Log());
   ASSERT_TRUE(two.Declare(kModels).ok());
