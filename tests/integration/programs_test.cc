@@ -63,6 +63,7 @@ TEST_F(ProgramsTest, ExecuteGivesTheBitsOfLookupAndApplyGradients) {
     const auto updated = api_->Execute(update, {result, gradients}, config);
     ASSERT_TRUE(updated.ok()) << updated.status();
     EXPECT_GT(updated->updates(0).rows_updated(), 0);
+    EXPECT_EQ(updated->updates(0).op_index(), 0);  // it is no chain
     EXPECT_EQ(api_->Read(result).status().message(),
               absl::StrCat("memory handle not found: ", result));
     // A repeat, as after an answer that was lost, is answered from the record, though its handles

@@ -570,7 +570,7 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
                                           .mutation = MutationOf(position),
                                           .rng_seed = request_.config().rng_seed()},
                                          context));
-        made.set_op_index(position);
+        if (chained_) made.set_op_index(position);
         updates_.push_back(std::move(made));
         if (op.batch != nullptr) RETURN_IF_ERROR(LookUpAgain(position, *arguments[0], context));
         break;

@@ -293,7 +293,6 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Repeat(const v1::ExecuteRequest& r
   resources_->server_metrics->Add(ops::MetricId::kReplays);
   v1::ExecuteResponse response;
   v1::MadeUpdate* const made = response.add_updates();
-  made->set_op_index(request.arguments_size());
   host::SetRowCounts(*rows, made);
   made->set_replayed(true);
   return response;
