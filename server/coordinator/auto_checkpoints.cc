@@ -206,8 +206,6 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
   if (absl::IsNotFound(restored.status())) {
     return absl::AbortedError(restored.status().message());
   }
-  // Files that a merge has taken away meanwhile are no damage: ABORTED.
-  if (absl::IsDataLoss(restored.status())) RETURN_IF_ERROR(source.begins(/*history=*/0));
   RETURN_IF_ERROR(restored.status());
   (*restored)->metrics->Add(ops::MetricId::kModelRecoveries);
   ops::Log(ops::LogLevel::kWarning, "a model that had lost rows is back at a checkpoint",

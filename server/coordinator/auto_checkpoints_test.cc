@@ -3,8 +3,10 @@
 #include "server/coordinator/auto_checkpoints.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -254,6 +256,38 @@ TEST_F(AutoCheckpointsTest, WhatIsMergedOrDeletedWhileItIsReadIsNotDamaged) {
   };
   const absl::Status deleted = checkpoints.Verify(verify, remove, &context_).status();
   EXPECT_TRUE(absl::IsNotFound(deleted)) << deleted;
+}
+
+// Would catch: the same of a declaration. An attempt that finds the checkpoint merged is to begin
+// again, and a trainer is not to hear that the rows are lost.
+TEST_F(AutoCheckpointsTest, WhatIsDeletedWhileADeclarationReadsItIsNotDamaged) {
+  const v1::ModelConfig config = ChangeNew("a")->config;
+  Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+  v1::SaveCheckpointRequest save;
+  save.set_model("a");
+  save.set_name("b");
+  const auto saved = checkpoints.Save(
+      save, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  v1::DropModelRequest drop;
+  drop.set_name("a");
+  ASSERT_TRUE(coordinator_->DropModel(drop, &context_).ok());
+  int deleted = 0;
+  const auto find_rows = [&](const v1::ModelConfig&) -> absl::StatusOr<std::optional<RowSource>> {
+    auto source = checkpoints.FindRows("a", "b");
+    if (!source.ok()) return source.status();
+    // The files are read when this has heard that they will be.
+    source->begins = [&, begins = source->begins](uint64_t history) {
+      const absl::Status begun = begins(history);
+      if (history != 0 && checkpoints.store().Delete("a", "b").ok()) ++deleted;
+      return begun;
+    };
+    return std::optional(*std::move(source));
+  };
+  const absl::Status declared =
+      coordinator_->resources().registry->Declare(config, find_rows, &context_).status();
+  EXPECT_TRUE(absl::IsNotFound(declared)) << declared;
+  EXPECT_EQ(deleted, 1);
 }
 
 }  // namespace auto_checkpoints_test

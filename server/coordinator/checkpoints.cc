@@ -381,7 +381,8 @@ RowSource Checkpoints::SourceOf(checkpoint::CheckpointChain chain, step::BytesRe
   const auto begins = [this, chain](uint64_t history) -> absl::Status {
     // It may have been checked for long, and rows that are served are given up for it.
     RETURN_IF_ERROR(CheckStands(chain));
-    return has_log() ? store_.SetBeginning(chain.front().manifest(), history) : absl::OkStatus();
+    if (!has_log() || history == 0) return absl::OkStatus();
+    return store_.SetBeginning(chain.front().manifest(), history);
   };
   return {std::move(chain), std::move(report), begins};
 }
@@ -588,9 +589,8 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
   RETURN_IF_ERROR(reporter.Begin("restoring"));
   const RowSource source =
       SourceOf(std::move(chain), [&](int64_t bytes, int64_t) { return reporter(bytes, total); });
-  const auto model = registry_->Restore(config, source, context);
-  RETURN_IF_ERROR(Explain(source.chain, model.status()));
-  return reporter.Done(info, model->get());
+  ASSIGN_OR_RETURN(const auto model, registry_->Restore(config, source, context));
+  return reporter.Done(info, model.get());
 }
 
 // ---- Files
@@ -757,10 +757,9 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
     begun = true;
     return reporter(bytes, total);
   };
-  const RowSource source = {std::move(chain), tell};
-  const auto model = registry_->Serve(config, source, context);
-  RETURN_IF_ERROR(Explain(source.chain, model.status()));
-  return reporter.Done(info, model->get());
+  const RowSource source = SourceOf(std::move(chain), tell);
+  ASSIGN_OR_RETURN(const auto model, registry_->Serve(config, source, context));
+  return reporter.Done(info, model.get());
 }
 
 absl::StatusOr<step::ServedModelPtr> Checkpoints::ServeAgain(const step::ServedModel& lost,

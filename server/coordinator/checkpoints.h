@@ -178,7 +178,6 @@ class Checkpoints {
   // `status`; but where it is DATA_LOSS because another call has taken the files away, the error of
   // CheckStands: nothing is damaged then.
   absl::Status Explain(const checkpoint::CheckpointChain& chain, const absl::Status& status) const;
-  // For rows that will be trained.
   RowSource SourceOf(checkpoint::CheckpointChain chain, step::BytesReport report) const;
   // The model, and with a log those whose changes are in its rows: they are saved at one moment,
   // for the logs follow from that.

@@ -195,7 +195,9 @@ absl::Status ModelChanges::RestoreOnAll(const step::ServedModel& model, uint64_t
     *here.mutable_create() = MakeRequest(model, history, before, shard);
     return shards_[shard].BeginRestore(here, context).status();
   }));
-  RETURN_IF_ERROR(transfers.Await(context, source.report).status());
+  const absl::Status read = transfers.Await(context, source.report).status();
+  if (absl::IsDataLoss(read) && source.begins != nullptr) RETURN_IF_ERROR(source.begins(0));
+  RETURN_IF_ERROR(read);
   transfers.Keep();
   return source.still_wanted == nullptr ? absl::OkStatus() : source.still_wanted();
 }

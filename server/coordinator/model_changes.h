@@ -39,7 +39,7 @@ struct RowSource {
   checkpoint::CheckpointChain chain;
   step::BytesReport report;  // hears how far the shards are
   // Hears the history that the rows will have, before any shard does, which then gives up those
-  // that it has; null: nobody does.
+  // that it has; and 0 if files are damaged: an error if others took them away. Null: nobody does.
   std::function<absl::Status(uint64_t history)> begins = nullptr;
   // Asked before shards begin, and again before they serve the rows: an error gives these up; null:
   // they are wanted.
