@@ -258,9 +258,9 @@ TEST_F(AutoCheckpointsTest, WhatIsMergedOrDeletedWhileItIsReadIsNotDamaged) {
   EXPECT_TRUE(absl::IsNotFound(deleted)) << deleted;
 }
 
-// Would catch: the same of a declaration. An attempt that finds the checkpoint merged is to begin
-// again, and a trainer is not to hear that the rows are lost.
-TEST_F(AutoCheckpointsTest, WhatIsDeletedWhileADeclarationReadsItIsNotDamaged) {
+// Would catch: the same of an export, or of a declaration. One that finds the checkpoint merged is
+// to begin again, and a trainer is not to hear that the rows are lost.
+TEST_F(AutoCheckpointsTest, WhatIsDeletedWhileItIsExportedOrDeclaredIsNotDamaged) {
   const v1::ModelConfig config = ChangeNew("a")->config;
   Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
   v1::SaveCheckpointRequest save;
@@ -269,6 +269,12 @@ TEST_F(AutoCheckpointsTest, WhatIsDeletedWhileADeclarationReadsItIsNotDamaged) {
   const auto saved = checkpoints.Save(
       save, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_);
   ASSERT_TRUE(saved.ok()) << saved.status();
+  v1::ExportCheckpointRequest of_table;
+  of_table.set_model("a");
+  of_table.set_name("b");
+  of_table.set_table("t");
+  const auto next = checkpoints.StartExport(of_table, &context_);
+  ASSERT_TRUE(next.ok()) << next.status();
   v1::DropModelRequest drop;
   drop.set_name("a");
   ASSERT_TRUE(coordinator_->DropModel(drop, &context_).ok());
@@ -288,6 +294,8 @@ TEST_F(AutoCheckpointsTest, WhatIsDeletedWhileADeclarationReadsItIsNotDamaged) {
       coordinator_->resources().registry->Declare(config, find_rows, &context_).status();
   EXPECT_TRUE(absl::IsNotFound(declared)) << declared;
   EXPECT_EQ(deleted, 1);
+  const absl::Status exported = (*next)().status();
+  EXPECT_TRUE(absl::IsNotFound(exported)) << exported;
 }
 
 }  // namespace auto_checkpoints_test

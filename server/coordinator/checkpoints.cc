@@ -718,7 +718,7 @@ absl::StatusOr<Checkpoints::NextRows> Checkpoints::StartExport(
   const int64_t most = std::max<int64_t>(1, kExportBytes / row_bytes);
   int64_t next = 0;
   // The reader refers to the chain.
-  return [chain, reader, row_bytes, most,
+  return [this, chain, reader, row_bytes, most,
           next]() mutable -> absl::StatusOr<std::optional<v1::ExportCheckpointResponse>> {
     const int64_t count = std::min(most, reader->rows() - next);
     if (count <= 0) return std::nullopt;
@@ -726,8 +726,8 @@ absl::StatusOr<Checkpoints::NextRows> Checkpoints::StartExport(
     rows.set_first_row(next);
     rows.set_columns(reader->columns());
     rows.mutable_values()->resize(count * row_bytes);
-    RETURN_IF_ERROR(reader->Read({.first = next, .count = count},
-                                 reinterpret_cast<float*>(rows.mutable_values()->data())));
+    auto* const values = reinterpret_cast<float*>(rows.mutable_values()->data());
+    RETURN_IF_ERROR(Explain(*chain, reader->Read({.first = next, .count = count}, values)));
     next += count;
     return rows;
   };
