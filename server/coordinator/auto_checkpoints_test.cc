@@ -87,6 +87,15 @@ class AutoCheckpointsTest : public testing::Test {
     EXPECT_TRUE(shard_->ResumeChanges(resume, &context_).ok());
   }
 
+  // Of another coordinator, which looks when it is asked to.
+  ModelRegistryOptions OfOther() {
+    ModelRegistryOptions options;
+    options.topology = {.shards = 1, .sparsecores_per_shard = 1};
+    options.threads = &threads_;
+    options.metrics = &metrics_;
+    return options;
+  }
+
   // The newest checkpoint of "a".
   void Serve(const std::string& as, const Checkpoints::Report& report) {
     v1::ServeCheckpointRequest serve;
@@ -137,11 +146,7 @@ TEST_F(AutoCheckpointsTest, ADropGivesUpTheCheckpointsOfWhatIsThereNow) {
   ChangeNew("a");
   Serve("x", [](const v1::CheckpointProgress&) { return absl::OkStatus(); });
   std::vector<uint64_t> given_up;
-  // Of another coordinator, which has not looked since.
-  ModelRegistryOptions options;
-  options.topology = {.shards = 1, .sparsecores_per_shard = 1};
-  options.threads = &threads_;
-  options.metrics = &metrics_;
+  ModelRegistryOptions options = OfOther();
   options.give_up = [&](const std::string&, uint64_t history) {
     given_up.push_back(history);
     return absl::OkStatus();
@@ -161,18 +166,39 @@ TEST_F(AutoCheckpointsTest, ADropGivesUpTheCheckpointsOfWhatIsThereNow) {
   EXPECT_EQ(other.IdOf("x"), 0u);
 }
 
+// Would catch: an export that ends with ABORTED for a reset of before it began, because its
+// coordinator has not heard of that.
+TEST_F(AutoCheckpointsTest, AnExportThatBeginsAfterAResetElsewhereHasTheNewRows) {
+  const step::ServedModelPtr before = ChangeNew("a");
+  ModelRegistry other(*coordinator_->resources().shards, OfOther());
+  const auto known = other.FindByName("a", &context_);
+  ASSERT_TRUE(known.ok()) << known.status();
+  ASSERT_EQ((*known)->history, before->history);
+  v1::ResetModelRequest reset;
+  reset.set_name("a");
+  ASSERT_TRUE(coordinator_->ResetModel(reset, &context_).ok());
+  CoordinatorResources resources = coordinator_->resources();
+  resources.registry = &other;
+  RowAccess rows(&resources, /*max_message_bytes=*/1 << 20);
+  v1::ExportTableRequest request;
+  request.set_model_id(before->id);
+  request.set_table("t");
+  const auto next = rows.StartExport(request, &context_);
+  ASSERT_TRUE(next.ok()) << next.status();
+  const auto part = (*next)();
+  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_TRUE(part->has_value());
+  EXPECT_NE((*part)->history(), before->history);
+}
+
 // Would catch: a checkpoint that logs continue from is deleted through a coordinator that has not
 // heard that another model has taken the name, and takes it for one of no model.
 TEST_F(AutoCheckpointsTest, ACheckpointOfWhatHasTakenTheNameIsNotDeleted) {
   ChangeNew("a");
   Serve("x", [](const v1::CheckpointProgress&) { return absl::OkStatus(); });
   // Of another coordinator, of a cluster with logs.
-  ModelRegistryOptions options;
-  options.topology = {.shards = 1, .sparsecores_per_shard = 1};
-  options.threads = &threads_;
-  options.metrics = &metrics_;
   const CoordinatorResources& resources = coordinator_->resources();
-  ModelRegistry other(*resources.shards, options);
+  ModelRegistry other(*resources.shards, OfOther());
   v1::StorageConfig storage = cluster_.storage();
   storage.set_durability(v1::StorageConfig::LOG);
   Checkpoints checkpoints(storage, *resources.shards, resources.mutations, &other,

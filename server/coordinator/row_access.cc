@@ -313,7 +313,7 @@ absl::StatusOr<step::MadeMutation> RowAccess::TryAssign(
 
 absl::StatusOr<RowAccess::NextRows> RowAccess::StartExport(const v1::ExportTableRequest& request,
                                                            rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(auto model, resources_->registry->Find(request.model_id(), context));
+  ASSIGN_OR_RETURN(auto model, resources_->registry->FindAnew(request.model_id(), context));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
   const int64_t rows = target.table->vocabulary_size;
   if (request.first_row() < 0 || request.first_row() > rows) {
