@@ -70,6 +70,73 @@ class FaultsTest(Case):
         net.fit(ids, label, batch_size=8, verbose=0)
         self.assertEqual(layer.tables.table("t")[1, 0], -0.5 * 16)
 
+    def gradient_of(self, layer, inputs, **options):
+        """Differentiates the sum of what comes out, as a loop of one's own does."""
+        layer.build()
+        if keras.backend.backend() == "torch":
+            keras.ops.sum(layer(inputs, **options)).backward()
+        elif keras.backend.backend() == "tensorflow":
+            import tensorflow
+
+            with tensorflow.GradientTape() as tape:
+                loss = keras.ops.sum(layer(inputs, **options))
+            tape.gradient(loss, layer.trainable_variables)
+        else:
+            import jax
+
+            def loss_of(token):
+                return keras.ops.sum(layer.stateless_call([token], [], inputs, **options)[0])
+
+            jax.jit(jax.grad(loss_of))(layer.token.value)
+
+    def test_a_loop_of_ones_own_trains_without_saying_so(self):
+        """As Keras's own layers, whose weights have a gradient whatever `training` is."""
+        layer = self.make()
+        ids = layer.preprocess(np.ones((8, 2), np.int32))
+        for step, options in enumerate(({}, {"training": False}, {"training": True})):
+            layer(ids)  # is no step
+            self.assertEqual(layer.next_step, step)
+            self.gradient_of(layer, ids, **options)
+            self.assertEqual(layer.next_step, step + 1)
+            self.assertEqual(layer.tables.read_rows("t", [1, 2])[:, 0].tolist(), [-0.5 * 16 * (step + 1), 0])
+        for prepared, _ in layer.prefetch([np.ones((8, 2), np.int32)] * 2):
+            self.gradient_of(layer, prepared)
+        self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1])[0, 0]), (5, -0.5 * 16 * 5))
+
+        class Plain(keras.Model):
+            """Keras does not tell its layers that it trains."""
+
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs):
+                return self.layer(inputs)
+
+        net = Plain()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=self.net(layer).loss)
+        net.fit(np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32), batch_size=8, verbose=0)
+        net.predict(np.ones((8, 2), np.int32), verbose=0)
+        self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1])[0, 0]), (6, -0.5 * 16 * 6))
+
+    @unittest.skipIf(keras.backend.backend() == "jax", "SKIP: JAX trains in one pass")
+    def test_what_training_refuses_a_gradient_without_it_refuses_too(self):
+        ids, weights = np.ones((8, 2), np.int32), keras.Variable(np.ones((8, 2), np.float32))
+        layer = self.make(dtype="mixed_float16", model="scaled")
+        layer(ids)
+        with self.assertRaisesRegex(ValueError, "dtype: mixed_float16 is not allowed"):
+            self.gradient_of(layer, ids)
+        if keras.backend.backend() == "torch":
+            layer = self.make(model="weighted")
+            loss = keras.ops.sum(layer(ids, weights=weights.value))
+            with self.assertRaisesRegex(ValueError, "'t': weights: the loss is differentiated"):
+                loss.backward()
+            loss = keras.ops.sum(layer(ids))
+            loss.backward(retain_graph=True)
+            with self.assertRaisesRegex(ValueError, "is not in progress"):
+                loss.backward()
+        self.assertEqual(layer.next_step, 1 if keras.backend.backend() == "torch" else 0)
+
     def test_weights_of_another_step_are_loaded_with_a_warning(self):
         layer = self.make(table=self.table(initializer="ones"))
         ids, label = np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32)

@@ -167,8 +167,11 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
-    the layer once, with all features. Evaluation and prediction only look up. An update that is refused, as with a gradient that is
-    NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error is raised
+    the layer once, with all features. Evaluation and prediction only look up. A call without `training=True`, as in a loop of
+    one's own or in a model whose `call` has no such argument, trains, too, where it is differentiated, as Keras's own layers do; on
+    PyTorch and TensorFlow its step begins in the backward pass, which looks the rows up once more. An update that is refused, as
+    with a gradient that is NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it
+    warns; the error is raised
     by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What else fails there, as a
     lookup of an id beyond its table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense
     part has made that step with activations of zero.
@@ -316,16 +319,16 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         gave. weights: floats of the same shapes; they have no gradient, and ValueError refuses those that are trained: give
         keras.ops.stop_gradient(weights). A sequence, (samples, positions) or (samples, positions, ids of a position), gives
         (samples, positions, embedding_dim)."""
-        if training and self.trainable:
-            _loops.check_policy(self.dtype_policy, self.name)
-            _loops.check_scale(self.name)
+        refused = _loops.refusal(self.dtype_policy, self.name) if self.trainable else None
+        if training and refused is not None:
+            raise refused
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
         elif weights is not None:
             raise ValueError("weights: not allowed with what `preprocess` gave, which holds its own; give them to `preprocess`")
         prepared = inputs[PREPROCESSED]
         ids = self._ids(prepared)
-        found = self._held.call(self.token, ids, bool(training), prepared.get("step"))
+        found = self._held.call(self.token, ids, bool(training), prepared.get("step"), refused)
         return _pack(self._held.structure, lambda feature: _rolled(feature, _combined(feature, found[feature.name], ids[feature.name])))
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,

@@ -43,6 +43,16 @@ def check_scale(name: str) -> None:
                          f"tables would be trained with gradients that are scaled; {HOW}")
 
 
+def refusal(policy: Any, name: str) -> Optional[ValueError]:
+    """What training is refused with, if it is."""
+    try:
+        check_policy(policy, name)
+        check_scale(name)
+    except ValueError as error:
+        return error.with_traceback(None)  # which refers to frames
+    return None
+
+
 # What follows is for JAX. Where a callback raises there, what was donated to the jitted function is lost, which of Keras is the
 # whole model. So callbacks return instead, and the loop of Keras raises what they failed with once it has the results of the batch.
 TRAINER = "keras.src.backend.jax.trainer"

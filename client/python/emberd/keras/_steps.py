@@ -1,4 +1,5 @@
-"""A step in each backend: activations in the forward pass, the update in the backward pass.
+"""A step in each backend: activations in the forward pass, the update in the backward pass. Without `training=True` it is
+not known before the backward pass that there is one, but on JAX: the step begins there.
 
 JAX has `emberd.jax.Embedding.in_jit` for this. The others call in order, and on one thread.
 """
@@ -20,6 +21,7 @@ Found = Dict[str, Any]
 Ids = Union[Dense, Ragged, Sequences]
 Rates = Mapping[str, Optional[float]]
 HyperOfStep = Optional[Callable[[Any], Mapping[str, Any]]]
+Refusal = Optional[ValueError]  # of training, where the call does not say whether it trains
 to_numpy: Callable[[Any], Any] = keras.ops.convert_to_numpy
 
 
@@ -71,7 +73,7 @@ def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options
     embedding._in_jit._trainer = turns = Turns(embedding._trainer, rates, calls)
     embedding._in_jit.loops = _loops.Loops(turns)  # Keras donates all variables of a model
 
-    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
+    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None, refused: Refusal = None) -> Found:
         found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=hyper)
         return found
 
@@ -89,27 +91,36 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
 
     class Lookup(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, token: Any, ids: Any, step: Any) -> Any:
-            context.number, found = turns.begin(ids, step)
-            context.names = list(found)
+        def forward(context: Any, token: Any, ids: Any, step: Any, training: bool, refused: Any) -> Any:
+            context.number, found = turns.begin(ids, step) if training else (None, turns.look_up(ids))
+            context.later = (ids, step, refused)
+            context.names = list(ids)
             return tuple(torch.from_numpy(found[name]).to(token.device) for name in context.names)
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
+            if context.number is None:
+                ids, step, refused = context.later
+                if refused is not None:
+                    raise refused
+                context.number, _ = turns.begin(ids, step)
             turns.end(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)})
-            return gradients[0].new_zeros(()), None, None
+            return gradients[0].new_zeros(()), None, None, None, None
 
-    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
+    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None, refused: Refusal = None) -> Found:
         if any(getattr(one, "is_meta", False) for value in ids.values() for one in vars(value).values()):
             # Keras asks for shapes.
             return {name: torch.empty(shape, device="meta") for name, shape in shapes_of(model, ids).items()}
         for name, value in ids.items():
-            if training and torch.is_grad_enabled() and not isinstance(value, Sequences) and getattr(value.weights, "requires_grad", False):
-                raise unlearned(name)
+            if torch.is_grad_enabled() and not isinstance(value, Sequences) and getattr(value.weights, "requires_grad", False):
+                refused = unlearned(name)
+                if training:
+                    raise refused
         on_cpu = {name: on_host(value) for name, value in ids.items()}
-        if torch.is_grad_enabled() and token.value.requires_grad and training:
+        if torch.is_grad_enabled() and token.value.requires_grad:
             names: List[str] = list(on_cpu)
-            return dict(zip(names, Lookup.apply(token.value, on_cpu, None if step is None else int(step[0]))))
+            number = None if step is None else int(step[0])
+            return dict(zip(names, Lookup.apply(token.value, on_cpu, number, training, refused)))
         return {name: torch.from_numpy(values).to(token.value.device) for name, values in turns.look_up(on_cpu).items()}
 
     return trainer, call, turns
@@ -123,7 +134,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
     trainer = Trainer(model, **options)
     turns = HostTurns(hyper, trainer, rates, calls)
 
-    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
+    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None, refused: Refusal = None) -> Found:
         names = list(ids)
         kinds: Any = [type(ids[name]) for name in names]
         flat = [one for name in names for one in vars(ids[name]).values()]
@@ -151,7 +162,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
                 one.set_shape(shapes[name])
             return result
 
-        def refused(name: str, weights: Any) -> Any:
+        def unlearnable(name: str, weights: Any) -> Any:
             """The weights. Tapes that go on to what they are made of come here."""
             @tf.custom_gradient
             def same(given: Any) -> Any:
@@ -164,14 +175,19 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
         @tf.custom_gradient
         def begin(_: Any, *weights: Any) -> Any:
-            number, *found = run(receive, given + sent)
+            number, *found = run(receive if training else look_up, given + sent)
+            later = [] if training else given + sent
 
             def backward(*gradients: Any) -> Any:
+                if not training and refused is not None:
+                    raise refused
+
                 def on_call(number: Any, *arrays: Any) -> Any:
-                    turns.end(int(number), dict(zip(names, arrays)))
+                    begun = receive(*arrays[len(names):])[0] if later else number
+                    turns.end(int(begun), dict(zip(names, arrays)))
                     return np.float32(0)
 
-                done = numpy_function(on_call, [number, *gradients], tf.float32)
+                done = numpy_function(on_call, [number, *gradients, *later], tf.float32)
                 done.set_shape(())
                 return (done, *map(tf.zeros_like, weights))
 
@@ -179,8 +195,8 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
         if token.trainable and token._value is not None:  # built frozen, it is a variable that tapes never watch
             token._value._trainable = True
-        weighted = [refused(name, one.weights) for name, one in ids.items() if not isinstance(one, Sequences) and one.weights is not None]
-        found = begin(token.value, *weighted) if training and token.trainable else run(look_up, given)[1:]
+        weighted = [unlearnable(name, one.weights) for name, one in ids.items() if not isinstance(one, Sequences) and one.weights is not None]
+        found = begin(token.value, *weighted) if token.trainable else run(look_up, given)[1:]
         return dict(zip(names, found))
 
     return trainer, call, turns
