@@ -70,6 +70,26 @@ class FaultsTest(Case):
         net.fit(ids, label, batch_size=8, verbose=0)
         self.assertEqual(layer.tables.table("t")[1, 0], -0.5 * 16)
 
+    def test_a_layer_that_is_called_twice_for_a_part_of_a_step_says_so(self):
+        layer = self.make(table=self.table(optimizer=keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)))
+
+        class Twice(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                return self.layer(inputs, training=training) + 3 * self.layer(1 + inputs, training=training)
+
+        net = Twice()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=self.net(layer).loss)
+        with self.assertRaisesRegex(Exception, "has one lookup, of all features, and one gradient"):
+            net.train_on_batch(np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32))
+            layer.next_step
+        with self.assertWarnsRegex(UserWarning, "the gradients of 1 calls"):
+            layer.finish()
+        self.assertEqual(layer.tables.read_rows("t", [1, 2])[:, 0].tolist(), [0, 0])
+
     def gradient_of(self, layer, inputs, **options):
         """Differentiates the sum of what comes out, as a loop of one's own does."""
         layer.build()

@@ -80,6 +80,9 @@ class Turns:
 
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
         if self._calls > 1:
+            if not self._parts or self._parts[-1][1]:  # of a call before the last one, whose ids are gone
+                raise ValueError(f"step {number}: another gradient of its last call is not allowed; one of the {self._calls} calls that "
+                                 "make a step has one lookup, of all features, and one gradient")
             self._parts[-1][1].update({name: np.array(one) for name, one in gradients.items()})
             if len(self._parts) < self._calls:
                 return
