@@ -256,6 +256,12 @@ class JaxTest(ClusterTest):
             self.assertEqual(train(1), -4)
             emb.finish()
 
+    def test_a_rank_or_a_size_alone_is_completed_by_jaxs(self):
+        with unittest.mock.patch.multiple("jax", process_index=lambda: 1, process_count=lambda: 3):
+            for given, whole in (((None, None), (1, 3)), ((None, 3), (1, 3)), ((2, None), (2, 3)), ((0, 2), (0, 2)), ((None, 1), (0, 1))):
+                steps = self.make(rank=given[0], size=given[1])._behind()
+                self.assertEqual((steps.rank, steps.size), whole, given)
+
     def test_two_ranks_make_one_batch(self):
         emb = self.make()
         emb.finish()

@@ -34,8 +34,10 @@ class Embedding(_native.Uncopied, Checkpointed):
     def __init__(self, model: Model, group: str = "train", rank: Optional[int] = None, size: Optional[int] = None, *,
                  pipelined: bool = False, consistency: str = "sync", staleness_bound: int = 0,
                  step_timeout: float = 60.0, patience: float = 60.0, partial: bool = False) -> None:
-        if rank is None and size is None:
-            rank, size = jax.process_index(), jax.process_count()
+        if rank is None:
+            rank = 0 if size == 1 else jax.process_index()  # with a size of 1 each process trains alone
+        if size is None:
+            size = jax.process_count()
         self.model = model
         self._trainer = Trainer(model, group, rank, size, pipelined=pipelined, consistency=consistency,
                                 staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
