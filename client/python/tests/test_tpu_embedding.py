@@ -614,6 +614,26 @@ class InputsTest(Case):
             enqueue(tf.constant(ids, tf.int64))
             self.assertEqual(traced().numpy(), sum(ids) / len(ids))
 
+    def test_a_batch_that_could_not_be_dequeued_has_no_update(self):
+        for kind in (lambda function: function, tf.function):
+            queue = tpu.TPUEmbedding({"a": simple()}, tpu.SGD(1.0))
+            queue.enqueue({"a": tf.constant([1, 2])})
+            dequeue, before = kind(queue.dequeue), queue.model.table("t")
+            dequeue()
+            queue.apply_gradients({"a": tf.ones([2, 4])})
+            for ids in ([3, 32], [3]):
+                queue.enqueue({"a": tf.constant(ids)})
+                if len(ids) == 1 and kind is not tf.function:  # of any number of samples
+                    dequeue()
+                    queue.apply_gradients({"a": tf.zeros([1, 4])})
+                else:
+                    with self.assertRaisesRegex(REFUSED, "32|not compatible with expected shape"):
+                        dequeue()
+            queue.enqueue({"a": tf.constant([5, 6])})
+            dequeue()
+            queue.apply_gradients({"a": 2 * tf.ones([2, 4])})
+            self.assertEqual((before - queue.model.table("t"))[:8, 0].tolist(), [0, 1, 1, 0, 0, 2, 2, 0])
+
     def test_what_is_refused(self):
         embedding = tpu.TPUEmbeddingV2({"a": simple(output_shape=[3])}, tpu.SGD(1.0))
         with self.assertRaisesRegex(RuntimeError, "nothing to update yet; look up before, or call build"):

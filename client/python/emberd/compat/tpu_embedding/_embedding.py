@@ -427,6 +427,7 @@ class TPUEmbedding(BaseEmbedding):
         super().__init__(feature_config, optimizer, pipeline_execution_with_tensor_core)
         self._queue: Deque[Tuple[bool, List[Any]]] = deque()
         self._awaiting: Deque[List[Any]] = deque()
+        self._taken: Tuple[bool, List[Any]] = (False, [])  # out of the queue by the last dequeue
         self._shapes: Optional[List[Any]] = None  # static ones of the activations, as far as they are known
 
     def build(self, per_replica_input_shapes: Any = None, per_replica_batch_size: Optional[int] = None) -> None:
@@ -469,16 +470,21 @@ class TPUEmbedding(BaseEmbedding):
         def on_host() -> List[Any]:
             if not self._queue:
                 raise RuntimeError("dequeue: the queue is empty")
-            training, arrays = self._queue.popleft()
+            self._taken = self._queue.popleft()
+            return self._taken[1]
+
+        def on_host_afterwards() -> Any:
+            training, arrays = self._taken
             if training:
                 self._awaiting.append(arrays)
-            return arrays
+            return np.int64(0)
 
-        activations = self._look_up(self._with_shapes(numpy_function(on_host, [], kinds)))
-        if tf.executing_eagerly():  # each has the shape that it has, whatever was enqueued last
-            return activations
-        return tf.nest.pack_sequence_as(self._structure, [
-            tf.ensure_shape(one, shape.concatenate(one.shape[-1:])) for one, shape in zip(tf.nest.flatten(activations), self._shapes)])
+        activations = tf.nest.flatten(self._look_up(self._with_shapes(numpy_function(on_host, [], kinds))))
+        if not tf.executing_eagerly():  # eagerly each has the shape that it has, whatever was enqueued last
+            activations = [tf.ensure_shape(one, shape.concatenate(one.shape[-1:])) for one, shape in zip(activations, self._shapes)]
+        with tf.control_dependencies(activations):  # what could not be looked up has no update
+            numpy_function(on_host_afterwards, [], tf.int64)
+        return tf.nest.pack_sequence_as(self._structure, activations)
 
     @as_it_is
     def apply_gradients(self, gradients: Any, name: Optional[str] = None) -> None:
