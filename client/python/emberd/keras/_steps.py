@@ -74,7 +74,12 @@ def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options
     embedding._in_jit.loops = _loops.Loops(turns)  # Keras donates all variables of a model
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None, refused: Refusal = None) -> Found:
-        found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=hyper)
+        def refuse(_: Any) -> Any:
+            assert refused is not None
+            raise refused
+
+        of_step = hyper if refused is None else refuse  # which is called where the loss is differentiated
+        found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=of_step)
         return found
 
     return embedding, call, turns
