@@ -297,6 +297,8 @@ class ServingTest(Case):
         self.assertEqual(list(serving.variables["t"]), ["parameters", "accumulators"])
         trained.apply_gradients(tf.ones([1, 4]), kept)
         np.testing.assert_allclose(serving(tf.constant([3])), [[3 - 1 / np.sqrt(1.1)] * 4], atol=1e-6)
+        with self.assertRaisesRegex(ValueError, "'feature': table: combiner: 'mean' is not allowed, for that of table 't' of model 'trained' is 'sum'"):
+            tpu.serving_embedding_lookup(tf.constant([3]), None, serving.embedding_tables, simple(rows=4, combiner="mean"))
 
     def test_limits_that_a_batch_would_need(self):
         users, items = (tpu.TableConfig(64, 8, name=name, combiner="sum") for name in ("users", "items"))

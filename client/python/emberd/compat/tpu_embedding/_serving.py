@@ -40,9 +40,21 @@ def _look_up(inputs: Any, weights: Optional[Any], model: Model, there: BaseEmbed
         if path not in there.paths:
             raise ValueError(f"inputs: {path} is not a feature of feature_config; it has {', '.join(there.paths)}")
         name = there.paths[path]
+        _check_table(name, there.features[name], model)
         given[name] = _of_any_shape(name, there.features[name], ids, scales.get(path))
     widths = {name: feature.table.dim for name, feature in there.features.items()}
     return looked_up(lambda ids: model.lookup(ids, partial=True), given, widths, inputs)
+
+
+def _check_table(name: str, feature: FeatureConfig, model: Model) -> None:
+    """Refuses what would be other activations than those that were trained."""
+    if name not in model.features:
+        return  # which the lookup says
+    table, found = feature.table, model.tables[model.features[name].table]
+    for what, mine, its in (("dim", table.dim, found.embedding_dim), ("combiner", table.combiner, found.combiner)):
+        if mine != its and (what == "dim" or not feature.max_sequence_length):  # rows of sequences are not combined
+            raise ValueError(f"feature {name!r}: table: {what}: {mine!r} is not allowed, for that of table {found.name!r} of model "
+                             f"{model.name!r} is {its!r}")
 
 
 def _by_path(tree: Any) -> Dict[str, Any]:
@@ -72,7 +84,8 @@ def _of_any_shape(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> 
 
 
 class TPUEmbeddingForServing(BaseEmbedding):
-    """Rows of the model that `use` names, where it is on the cluster: one that is trained, or restored. Where it is not, its tables are made."""
+    """Rows of the model that `use` names, where it is on the cluster: one that is trained, or restored. Where it is not, its tables are made.
+    ValueError where the dim or the combiner of a table is another than there."""
 
     def __init__(self, feature_config: Any, optimizer: Optional[Optimizer], experimental_sparsecore_restore_info: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(feature_config, optimizer)
