@@ -129,11 +129,8 @@ void MutationVotes::Find(const Mutation& mutation, uint64_t attempt, FoundCallba
     MutexLock lock(&order_->mutex);
     found = TryFind(mutation, attempt, &done);
   }
-  if (!found.ok()) {
-    done(found.status());
-  } else if (found->has_value()) {
-    done(**found);
-  }
+  if (!found.ok()) return done(found.status());
+  if (found->has_value()) done(**found);
 }
 
 absl::StatusOr<std::optional<MutationVotes::Found>> MutationVotes::TryFind(const Mutation& mutation,
@@ -177,11 +174,8 @@ void MutationVotes::Decide(const Mutation& mutation, uint64_t attempt, bool comm
     rows = TryDecide(mutation, attempt, commit, &done, &drop);
   }
   if (drop != nullptr) drop();
-  if (!rows.ok()) {
-    done(rows.status());
-  } else if (rows->has_value()) {
-    done(**rows);
-  }
+  if (!rows.ok()) return done(rows.status());
+  if (rows->has_value()) done(**rows);
 }
 
 absl::StatusOr<std::optional<RowCounts>> MutationVotes::TryDecide(const Mutation& mutation,
@@ -255,12 +249,16 @@ MutationVotes::Change MutationVotes::Take(Vote* vote) {
 }
 
 void MutationVotes::KeepFence(const Mutation& mutation) {
+  // Once, however often it is tried: its tries would push out what others ask for, and itself.
+  if (std::exchange(votes_[KeyOf(mutation)].listed, true)) return;
   fenced_.push_back(mutation);
   while (static_cast<int>(fenced_.size()) > options_.max_fenced) {
     const Mutation oldest = std::move(fenced_.front());
     fenced_.pop_front();
     const auto vote = votes_.find(KeyOf(oldest));
-    if (vote == votes_.end() || vote->second.making || vote->second.change.has_value()) continue;
+    if (vote == votes_.end()) continue;
+    vote->second.listed = false;
+    if (vote->second.making || vote->second.change.has_value()) continue;
     votes_.erase(vote);
     record_.Refuse(oldest);
   }

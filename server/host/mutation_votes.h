@@ -128,6 +128,7 @@ class MutationVotes {
     uint64_t attempt = 0;          // in charge
     std::optional<Change> change;  // held
     bool making = false;           // on its way to the rows
+    bool listed = false;           // in fenced_
     std::vector<RowsCallback> waiting;
     absl::Time since;
   };

@@ -184,6 +184,27 @@ TEST(MutationVotesTest, AnAttemptThatIsForgottenIsRefused) {
   EXPECT_FALSE(shard.Stage(30, {"e", 1, 7})->has_value());
 }
 
+// Would catch: a trainer that repeats a request for an hour, as while the disk of a shard is full,
+// and is refused for good in the end, or has others refused, though nobody has made their changes.
+TEST(MutationVotesTest, ARequestThatIsTriedAgainAndAgainTakesOnePlace) {
+  VotingShard shard({.max_held_bytes = 100, .max_fenced = 2});
+  shard.votes.Find({"d", 1, 7}, 20, [](const auto& found) { EXPECT_TRUE(found.ok()); });
+  for (uint64_t attempt = 10; attempt < 20; ++attempt) {
+    const auto voted = shard.Stage(attempt);
+    ASSERT_TRUE(voted.ok()) << voted.status();
+    ASSERT_TRUE(shard.Decide(attempt, false).ok());
+  }
+  internal::v1::LogState state;
+  {
+    const MutexLock lock(&shard.order.mutex);
+    shard.votes.Describe(&state);
+  }
+  EXPECT_EQ(state.fenced_size(), 2);
+  EXPECT_TRUE(absl::IsAborted(shard.Stage(10, {"d", 1, 7}).status())) << "it is still remembered";
+  EXPECT_FALSE(shard.Stage(20)->has_value());
+  EXPECT_TRUE(shard.Decide(20, true).ok());
+}
+
 TEST(MutationVotesTest, AModelThatIsDroppedTakesItsVotesWithIt) {
   VotingShard shard;
   ASSERT_TRUE(shard.Stage(10).ok());
