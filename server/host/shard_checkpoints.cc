@@ -349,14 +349,14 @@ absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequ
   // At once, so that nobody else begins the same.
   const std::set<std::string> finished = parts_.groups->Finished(transfer->model_id);
   ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->BeginRestore(request.create()));
+  if (!request.create().has_serves()) {
+    MutexLock lock(&mutex_);
+    finished_[transfer->model_id].insert(finished.begin(), finished.end());
+  }
   const auto model = Reserve(request, spec);
   if (!model.ok()) {
     parts_.models->Abandon(transfer->model_id, transfer->history);
     return model.status();
-  }
-  if (!request.create().has_serves()) {
-    MutexLock lock(&mutex_);
-    finished_[transfer->model_id].insert(finished.begin(), finished.end());
   }
   const auto work = [this, request, model = *model](Transfer& restore) {
     const absl::Status status = Restore(request, model, restore);

@@ -537,6 +537,54 @@ TEST_F(ShardCheckpointsTest, DamageIsFoundBeforeRowsAreGivenUpAndWhileTheyAreRea
   EXPECT_EQ(host_->ListModels().models_size(), 0);
 }
 
+// A shard with room for the rows of one model.
+class FullShardTest : public ShardCheckpointsTest {
+ protected:
+  FullShardTest() : ShardCheckpointsTest(Full().c_str()) {}
+  static std::string Full() {
+    const auto plan = *preprocess::MakePlan(*config::ParseModel(kModel),
+                                            {.shards = 1, .sparsecores_per_shard = 2});
+    const int64_t rows = plan.stacks[0].rows_per_partition * plan.stacks[0].embedding_dim * 4;
+    return absl::StrCat(R"(shards { address: "127.0.0.1:0" } sparsecores_per_shard: 2
+                           shard_threads: 2 coordinators { address: "127.0.0.1:0" }
+                           budgets { batch_bytes: 100000 max_batches: 2 bytes_per_sparsecore: )",
+                        rows * 3 / 2, "}");
+  }
+  internal::v1::OpenGroupRequest RankRequest(uint64_t history) {
+    internal::v1::OpenGroupRequest request;
+    request.set_model_id(kModelId);
+    request.set_history(history);
+    request.set_group("g#0");
+    request.set_ranks(1);
+    return request;
+  }
+};
+
+// Would catch: ranks of a BOUNDED group that wait, after a restore that was refused and is tried
+// again, for one whose trainer has done all its steps and is gone.
+TEST_F(FullShardTest, FinishedRanksStaySoAfterARestoreThatDidNotFit) {
+  internal::v1::OpenGroupRequest rank = RankRequest(kHistory);
+  rank.set_size(1);
+  rank.set_generation(1);
+  rank.set_opener(1);
+  ASSERT_TRUE(host_->OpenGroup(rank).ok());
+  rank.set_finished(true);
+  ASSERT_TRUE(host_->OpenGroup(rank).ok());
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  const absl::Status full = BeginRestore(source);
+  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full << ": the save still has the rows of before";
+  here_ = 0;
+  Cancel(kTransfer);
+  ASSERT_TRUE(Eventually([&] { return BeginRestore(source).ok(); }));
+  ASSERT_EQ(Await(kTransfer + 1).state(), GetTransferResponse::DONE);
+  ASSERT_TRUE(Serve(kRestored).ok());
+  const auto known = host_->OpenGroup(RankRequest(kRestored));
+  ASSERT_TRUE(known.ok()) << known.status();
+  ASSERT_EQ(known->ranks_size(), 1);
+  EXPECT_TRUE(known->ranks(0).finished());
+}
+
 // A shard with a log, and two models that share a table with each other alone.
 class SharedSaveTest : public ShardCheckpointsTest {
  protected:
