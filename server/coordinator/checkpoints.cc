@@ -101,9 +101,9 @@ absl::StatusOr<v1::ModelConfig> ConfigFor(const v1::RestoreCheckpointRequest& re
 }
 
 // A model of this name for lookups alone: what is looked up is the same, and nothing is kept for
-// updates. `dtype` UNSPECIFIED: rows are stored as they were.
+// updates. `dtype` UNSPECIFIED: rows are stored as in `served`, or else as they were.
 absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std::string& name,
-                                              v1::DataType dtype) {
+                                              v1::DataType dtype, const v1::ModelConfig& served) {
   config.set_name(name);
   config.clear_optimizer();
   config.mutable_optimizer()->mutable_none();
@@ -117,6 +117,9 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
     table.clear_update_rounding();
     table.clear_on_nonfinite_gradient();
     table.clear_residency();
+    for (const v1::TableConfig& now : served.tables()) {
+      if (now.name() == table.name()) table.set_storage_dtype(now.storage_dtype());
+    }
     if (dtype != v1::DATA_TYPE_UNSPECIFIED) table.set_storage_dtype(dtype);
   }
   RETURN_IF_ERROR(config::CompleteModel(&config));
@@ -740,14 +743,13 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
   ASSIGN_OR_RETURN(checkpoint::CheckpointChain chain, ChainOf(request.model(), request.name()));
   const v1::CheckpointManifest& manifest = chain.front().manifest();
   const std::string& name = request.serve_as().empty() ? request.model() : request.serve_as();
-  v1::DataType dtype = request.storage_dtype();
-  if (dtype == v1::DATA_TYPE_UNSPECIFIED) {
-    const auto served = registry_->FindByName(name, context);
-    if (served.ok() && (*served)->read_only()) {
-      dtype = (*served)->config.tables(0).storage_dtype();
-    }
+  v1::ModelConfig served;
+  if (request.storage_dtype() == v1::DATA_TYPE_UNSPECIFIED) {
+    const auto found = registry_->FindByName(name, context);
+    if (found.ok() && (*found)->read_only()) served = (*found)->config;
   }
-  ASSIGN_OR_RETURN(const v1::ModelConfig config, ServingConfig(manifest.config(), name, dtype));
+  ASSIGN_OR_RETURN(const v1::ModelConfig config,
+                   ServingConfig(manifest.config(), name, request.storage_dtype(), served));
   const v1::CheckpointInfo info = checkpoint::InfoOf(manifest);
   const int64_t total = checkpoint::BytesOf(chain);
   ProgressReporter reporter(report);

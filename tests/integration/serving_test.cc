@@ -296,6 +296,24 @@ TEST_F(ServingTest, TablesWithoutAnOptimizerAreOnlyLookedUp) {
   ExpectLooksUp(4, "clicks");
 }
 
+// Would catch: a model whose tables are not all stored alike, and of which a second checkpoint was
+// not served, for it was to be stored as the first table is.
+TEST_F(ServingTest, TheNextCheckpointIsStoredTableByTableAsTheOneBefore) {
+  Start();
+  const auto model = client_->DeclareModel(
+      absl::StrReplaceAll(Config("clicks", "adagrad {}"),
+                          {{"embedding_dim: 8", "storage_dtype: FLOAT16 embedding_dim: 8"}}));
+  ASSERT_TRUE(model.ok()) << model.status();
+  training_ = *model;
+  Save(1);
+  Save(2);
+  ExpectServes("v1");
+  const int64_t bytes = Describe("live").plan().table_bytes();
+  ExpectServes("v2");
+  ExpectLooksUp(2);
+  EXPECT_EQ(Describe("live").plan().table_bytes(), bytes);
+}
+
 TEST_F(ServingTest, RefusesWhatDoesNotFitBesideWhatItServes) {
   // In each of 4 partitions: rows of training and their slots, and one served model.
   const int64_t weights = 4 * ((kUsers / 4 + 8) * 16 + (kItems / 4 + 8) * 8);
