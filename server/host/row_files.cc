@@ -408,13 +408,16 @@ bool SameArrays(const shard::Model& model, const v1::CheckpointManifest& manifes
 }
 
 int64_t BytesToLoad(const shard::ModelSpec& spec, const checkpoint::CheckpointChain& chain) {
-  const int64_t element = config::WeightBytes(spec.stacks.front().storage_dtype);
+  std::map<std::string, int64_t> element;  // by table
+  for (const shard::StackSpec& stack : spec.stacks) {
+    for (const auto& t : stack.tables) element[t.name] = config::WeightBytes(stack.storage_dtype);
+  }
   int64_t bytes = 0;
   for (const internal::v1::CheckpointSource& source : chain) {
     for (const v1::StackPlan& stack : source.manifest().plan().stacks()) {
       for (const v1::CheckpointFile& file : source.manifest().files()) {
         if (file.stack() != stack.name() || file.array() != checkpoint::kWeightsArray) continue;
-        bytes += file.rows() * stack.embedding_dim() * element;
+        bytes += file.rows() * stack.embedding_dim() * element[stack.tables(0).name()];
       }
     }
   }

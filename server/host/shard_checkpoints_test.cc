@@ -537,6 +537,30 @@ TEST_F(ShardCheckpointsTest, DamageIsFoundBeforeRowsAreGivenUpAndWhileTheyAreRea
   EXPECT_EQ(host_->ListModels().models_size(), 0);
 }
 
+// Would catch: a shard that is killed for want of memory while it loads a model whose first table
+// is stored in fewer bytes than the others.
+TEST(BytesToLoadTest, EachTableCountsAsItIsStored) {
+  shard::ModelSpec spec;
+  spec.partitions = 4;
+  spec.partition_count = 2;
+  checkpoint::CheckpointChain chain(1);
+  v1::CheckpointManifest& manifest = *chain[0].mutable_manifest();
+  for (const char* const name : {"a", "b"}) {
+    shard::StackSpec& stack = spec.stacks.emplace_back();
+    stack.tables.emplace_back().name = name;
+    stack.storage_dtype = spec.stacks.size() == 1 ? v1::BFLOAT16 : v1::FLOAT32;
+    v1::StackPlan* const plan = manifest.mutable_plan()->add_stacks();
+    plan->set_name(name);
+    plan->set_embedding_dim(8);
+    plan->add_tables()->set_name(name);
+    v1::CheckpointFile* const file = manifest.add_files();
+    file->set_stack(name);
+    file->set_array(checkpoint::kWeightsArray);
+    file->set_rows(100);
+  }
+  EXPECT_EQ(BytesToLoad(spec, chain), 100 * 8 * (2 + 4) / 2);
+}
+
 // A shard with room for the rows of one model.
 class FullShardTest : public ShardCheckpointsTest {
  protected:
