@@ -179,6 +179,8 @@ absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChange
   const HostedModels::Facts facts = parts_.models->FactsOf(request.model_id());
   response.set_changes(facts.changes);
   response.set_checkpoint_id(facts.checkpoint_id);
+  // Who hears that all shards hold a step may have it made: none may lose its parts any more.
+  RETURN_IF_ERROR(parts_.log->WaitDurable());
   return response;
 }
 
