@@ -292,16 +292,18 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
     Group& group = found->second;
     status = CheckIsNext(group, part);
     const int64_t bytes = checked->gradient_bytes();
-    if (status.ok() && held_bytes_ + bytes > options_.max_held_bytes && skips_ == nullptr) {
+    // A whole step that an earlier generation has left gives way to the first part of this one.
+    const bool replaces = group.waiting.generation != group.generation.number();
+    const int64_t held = held_bytes_ - (replaces ? group.waiting.update.gradient_bytes() : 0);
+    if (status.ok() && held + bytes > options_.max_held_bytes && skips_ == nullptr) {
       status = absl::ResourceExhaustedError(absl::StrCat(
-          "the gradients have ", bytes, " bytes in addition to the ", held_bytes_,
+          "the gradients have ", bytes, " bytes in addition to the ", held,
           " that wait for other ranks; budgets.in_flight_bytes is ", options_.max_held_bytes));
     }
     // Parts that do not agree are refused again when the log is read.
     if (status.ok()) status = log_->Append(PartRecord(command.model_id, part, blob));
     if (status.ok()) status = Place(&group, command, std::move(checked), blob, &released);
-    group.touched = SteadyNow();
-    group.waiting.touched = group.touched;
+    group.waiting.touched = group.touched = SteadyNow();
   }
   Release(released);
   return status;
@@ -329,8 +331,7 @@ GroupSteps::Step GroupSteps::TakeStep(Group* group) {
 
 void GroupSteps::Commit(uint64_t model_id, const GroupPart& part, RowsCallback done) {
   internal::v1::DecideStepRequest request;
-  request.set_model_id(model_id);
-  request.set_group(part.group());
+  SetGroup(model_id, part.group(), &request);
   request.set_generation(part.generation());
   request.set_step(part.step());
   request.set_commit(true);
@@ -596,8 +597,7 @@ void GroupSteps::Describe(internal::v1::LogState* state) const {
   for (const auto& [key, group] : groups_) {
     internal::v1::LogGroup* to = state->add_groups();
     *to = group.kept;
-    to->set_model_id(key.first);
-    to->set_group(key.second);
+    SetGroup(key.first, key.second, to);
     to->set_generation(group.generation.number());
     to->set_opener(group.generation.opener());
     SetRowCounts(group.last_rows.value_or(RowCounts()), to);

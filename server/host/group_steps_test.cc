@@ -457,6 +457,28 @@ TEST_F(HeldPartsTest, WaitingPartsHaveABudget) {
   EXPECT_EQ(WaitingSteps(), 0);
 }
 
+// Would catch: a group that can never go on, for its parts find no room beside a step that nobody
+// makes any more, and that makes way for the first of them.
+TEST_F(HeldPartsTest, AStepThatIsLeftTakesNoRoomFromThePartThatFollowsIt) {
+  Start(/*max_held_bytes=*/191, /*size=*/1);
+  ApplyCommand command = Command(1);
+  command.group_part = TestPart{"g", 1, 0, 1, 0};
+  ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
+  internal::v1::OpenGroupRequest again;
+  again.set_model_id(5);
+  again.set_group("g");
+  again.set_generation(2);
+  again.set_opener(9);
+  again.set_size(2);
+  ASSERT_TRUE(steps_->Open(again).ok());
+  command.group_part = TestPart{"g", 2, 0, 2, 0};
+  const absl::Status first = steps_->Hold(command, Check(command));
+  EXPECT_TRUE(first.ok()) << first;
+  command.group_part = TestPart{"g", 2, 1, 2, 0};
+  const absl::Status second = steps_->Hold(command, Check(command));
+  EXPECT_EQ(second.code(), absl::StatusCode::kResourceExhausted) << second;
+}
+
 TEST_F(HeldPartsTest, ARefusedPartLeavesNoStepBehind) {
   Start(/*max_held_bytes=*/1 << 20, /*size=*/1);
   ApplyCommand command = Command(1);
