@@ -206,7 +206,9 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
       stack.has_say = true;
       stack.hyperparameters = gradients->hyperparameters;
     }
-    ASSIGN_OR_RETURN(stack.rule, ResolveRule(spec, stack.hyperparameters, input.step));
+    if (!input.skip) {  // a rate that the optimizer cannot do without comes with gradients alone
+      ASSIGN_OR_RETURN(stack.rule, ResolveRule(spec, stack.hyperparameters, input.step));
+    }
     part->stacks_.push_back(std::move(stack));
   }
   if (!input.skip) {

@@ -351,6 +351,21 @@ TEST_F(ApplyPartsErrorTest, APartOfADroppedModelIsNotAdded) {
   EXPECT_FALSE(update.Has(0));
 }
 
+// Where each step brings its rate, a skipped one has none; nothing is divided by that of the table.
+TEST(SkippedStepTest, NeedsNoHyperparameters) {
+  TestEngine engine({Stack(testing::CompleteOptimizer("ftrl {} learning_rate: 0"))},
+                    {kPartitions, kRows}, 0, kPartitions);
+  TestBatch batch({{0, 0, 3, 1.0f}}, {kPartitions, kRows, 2}, 0, kPartitions, 1, 1);
+  const auto prepared = *engine.Prepare(batch.view());
+  ApplyInput input;
+  input.step = 4;
+  EXPECT_EQ(testing::Check(prepared, input).code(), absl::StatusCode::kInvalidArgument);
+  input.skip = true;
+  const Row before = engine.ReadRow(0, 0, 3, kWidth);
+  EXPECT_EQ(engine.Apply(prepared, input), 0);
+  EXPECT_EQ(engine.ReadRow(0, 0, 3, kWidth), before);
+}
+
 // Whoever has all gradients of a step may sum those of each row: the tables must get the same bits.
 TEST(SumsOfRowsTest, MakeTheUpdateOfTheirSamples) {
   std::mt19937_64 random(TestSeed());
