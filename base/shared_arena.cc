@@ -128,7 +128,10 @@ bool SharedArena::AddRegion(size_t bytes, absl::Time deadline) {
   const std::optional<regions::Answer> answer = Ask(request, /*lent=*/-1, deadline, &file);
   if (!answer.has_value() || answer->region == 0 || answer->bytes != bytes) return false;
   auto memory = SharedRegion::Map(std::move(file), bytes);
-  if (!memory.ok()) return false;
+  if (!memory.ok()) {
+    SendDrop(answer->region);  // or the server would keep it for us, and count it
+    return false;
+  }
   auto region = std::make_unique<Region>();
   region->name = answer->region;
   region->memory = *std::move(memory);

@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include "absl/time/clock.h"
@@ -302,6 +303,50 @@ TEST(SharedArena, AsksASilentServerNothingMoreAndStaysConnected) {
   EXPECT_FALSE(host.PeerIsGone());
   arena = nullptr;
   EXPECT_TRUE(Eventually([&] { return host.PeerIsGone(); }));
+}
+
+// Lets one peer in, and gives it files that cannot be mapped: as where a process may have no more
+// addresses (`ulimit -v`), but without one.
+struct UselessHost final : LocalHost {
+  struct Guest final : LocalGuest {
+    Guest(FileDescriptor connection, UselessHost* host)
+        : connection(std::move(connection)), host(host) {}
+    int socket() const override { return connection.get(); }
+    short events() const override { return POLLIN; }
+    void OnEvent() override {
+      FileDescriptor none;
+      const auto request = regions::ReceiveRequest(connection.get(), &none);
+      gone = !request.has_value();
+      if (gone) return;
+      if (request->kind == regions::kDrop) --host->kept;
+      if (request->kind != regions::kTake) return;
+      const FileDescriptor file(memfd_create("not-sealed", MFD_CLOEXEC));
+      regions::Answer answer;
+      answer.region = ++host->kept;
+      answer.bytes = request->bytes;
+      EXPECT_TRUE(regions::SendPacket(connection.get(), answer, 0, file.get()));
+    }
+    bool over() const override { return gone; }
+    const FileDescriptor connection;
+    UselessHost* const host;
+    bool gone = false;
+  };
+  std::unique_ptr<LocalGuest> Enter(FileDescriptor connection, LocalPeer, LocalServer*) override {
+    return std::make_unique<Guest>(std::move(connection), this);
+  }
+  std::atomic<int> kept = 0;  // regions
+};
+
+TEST(SharedArena, GivesBackWhatItCannotMap) {
+  UselessHost host;
+  const auto server =
+      *LocalServer::Start({.ticket_life = kLong, .stranger_patience = kLong}, &host, nullptr);
+  const LocalInvitation invitation = server->Invite({});
+  const auto arena =
+      *SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
+  EXPECT_EQ(arena->Take(100), nullptr);
+  EXPECT_TRUE(Eventually([&] { return host.kept == 0; }));
+  EXPECT_TRUE(arena->alive());
 }
 
 TEST(SharedArena, OutlivesItsServerAndSaysSo) {
