@@ -185,9 +185,8 @@ int64_t MemoryManager::PinnedBytes(const Room* other) const {
   return bytes;
 }
 
-absl::Status MemoryManager::TooLarge(int64_t needed) const {
+absl::Status MemoryManager::TooLarge(int64_t needed, int64_t used) const {
   const int64_t pinned = PinnedBytes();
-  const int64_t used = map_.bytes() - map_.free_bytes();
   return absl::ResourceExhaustedError(absl::StrCat(
       "needs ", needed, " bytes in every partition; ", used, " of the budget of ", map_.bytes(),
       " (budgets.bytes_per_sparsecore) are in use",
@@ -248,7 +247,8 @@ absl::Status MemoryManager::PlaceOrWait(Room& room) {
     {
       MutexLock lock(&mutex_);
       // It never fits, so nobody leaves for it, and it waits for nobody.
-      if (room.bytes > map_.bytes() - PinnedBytes(stays_)) return TooLarge(room.bytes);
+      const int64_t stay = evicts() ? PinnedBytes(stays_) : map_.bytes() - map_.free_bytes();
+      if (room.bytes > map_.bytes() - stay) return TooLarge(room.bytes, stay);
       free = map_.free_bytes();
       ends = ends_;
     }
@@ -270,7 +270,7 @@ absl::Status MemoryManager::Place(Room& room) {
     const std::optional<int64_t> address = map_.Place(stack.bytes);
     if (!address.has_value()) {
       Unplace(room);
-      return TooLarge(room.bytes);
+      return TooLarge(room.bytes, map_.bytes() - map_.free_bytes());
     }
     stack.address = *address;
   }
@@ -288,16 +288,14 @@ void MemoryManager::Unplace(Room& room) {
 
 absl::Status MemoryManager::MakeRoom(absl::FunctionRef<absl::Status()> fn, int64_t bytes,
                                      absl::Status* disk) {
-  const absl::Status first = fn();
-  absl::Status status = first;
+  absl::Status status = fn();
   while (absl::IsResourceExhausted(status) && disk->ok() && Free(bytes, disk) > 0) status = fn();
   if (!absl::IsResourceExhausted(status)) return status;
   CompactNow();
   status = fn();
-  if (!absl::IsResourceExhausted(status)) return status;
-  if (disk->ok()) return first;
+  if (!absl::IsResourceExhausted(status) || disk->ok()) return status;
   return absl::ResourceExhaustedError(
-      absl::StrCat(first.message(), ". Other models could not make room: ", disk->message()));
+      absl::StrCat(status.message(), ". Other models could not make room: ", disk->message()));
 }
 
 MemoryManager::Room* MemoryManager::Oldest(v1::MemoryTable::Place place,

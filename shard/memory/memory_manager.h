@@ -149,12 +149,13 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   absl::Status PlaceOrWait(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   // Calls `fn`; while that is RESOURCE_EXHAUSTED, frees `bytes` of what was not used for the
   // longest time and calls it again; when nothing is left to free, compacts and calls it once more.
-  // The first error, if all of it did not help. `disk`: why a model could not leave, if one could
-  // not.
+  // The last error, if all of it did not help: its figures are those of what stays. `disk`: why a
+  // model could not leave, if one could not.
   absl::Status MakeRoom(absl::FunctionRef<absl::Status()> fn, int64_t bytes, absl::Status* disk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   absl::Status Place(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TooLarge(int64_t needed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `used`: bytes that others do not leave.
+  absl::Status TooLarge(int64_t needed, int64_t used) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // In place; together with `other`, if it is not null and is in place.
   int64_t PinnedBytes(const Room* other = nullptr) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Unplace(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -236,6 +236,20 @@ TEST_F(MemoryManagerTest, SaysWhatPinnedModelsTake) {
                 "them by pinned models, so 50 do not fit"));
 }
 
+// Models that would leave take nothing from the one that asks.
+TEST_F(MemoryManagerTest, SaysWhatIsMissingBesideWhatStays) {
+  Start(200);
+  auto a = Add("a", {100}), b = Add("b", {100});
+  EXPECT_THAT(std::string(TryAdd("c", {250}).status().message()),
+              HasSubstr("needs 250 bytes in every partition; 0 of the budget of 200 "
+                        "(budgets.bytes_per_sparsecore) are in use, so 50 do not fit"));
+  EXPECT_THAT(events_, IsEmpty());
+  const auto use = a->Hold();
+  EXPECT_THAT(std::string(TryAdd("c", {150}).status().message()),
+              HasSubstr("needs 150 bytes in every partition; 100 of the budget of 200 "
+                        "(budgets.bytes_per_sparsecore) are in use, so 50 do not fit"));
+}
+
 TEST_F(MemoryManagerTest, WhatDoesNotFitBesideWhatStaysDrivesNobodyOut) {
   Start(200);
   auto b = Add("b", {100}), a = Add("a", {120}), c = Add("c", {40});
