@@ -32,7 +32,7 @@ absl::Status SpillFile::Write(absl::Span<const char> bytes) {
   if (static_cast<int64_t>(bytes.size()) > limit_ - bytes_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("rows cannot be spilled: of eviction.spill_bytes, ", limit_,
-                     " bytes are left, and ", bytes_ + bytes.size(), " are needed"));
+                     " bytes are left, and at least ", bytes_ + bytes.size(), " are needed"));
   }
   while (!bytes.empty()) {
     // In pieces, so that the checksum is taken of what is in the cache.
