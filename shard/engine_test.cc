@@ -3,10 +3,13 @@
 
 #include <cstring>
 #include <future>
+#include <memory>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/time/clock.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/test_engine.h"
 
@@ -356,6 +359,29 @@ TEST(Engine, BudgetIsCheckedAndReturned) {
   EXPECT_TRUE(engine->DropModel(1).ok());
   EXPECT_EQ(engine->DropModel(1).code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(engine->CreateModel(spec).ok());
+}
+
+// As for a reset: whoever reads the old rows then gives their memory back a moment later.
+TEST(Engine, ANewModelWaitsForTheMemoryOfADroppedOne) {
+  const TestShape shape{2, 64, 4};
+  CpuPool cpu(1);
+  auto engine = *Engine::Create({.cpu = &cpu, .bytes_per_partition = 64 * 2 * 32 * 4});
+  ModelSpec spec;
+  spec.model_id = 1;
+  spec.partitions = spec.partition_count = 2;
+  spec.stacks = {testing::OneTableStack(shape, 32, 32, Adagrad(1))};
+  ASSERT_TRUE(engine->CreateModel(spec).ok());
+  std::shared_ptr<Snapshot> reader = *engine->MakeSnapshot({spec.model_id}, {});
+  ASSERT_TRUE(engine->DropModel(1).ok());
+  std::thread ends([&] {
+    absl::SleepFor(absl::Milliseconds(50));
+    engine->EndSnapshot(reader, /*kept=*/false);
+    reader = nullptr;
+  });
+  spec.model_id = 2;
+  const absl::Status made = engine->CreateModel(spec);
+  ends.join();
+  EXPECT_TRUE(made.ok()) << made;
 }
 
 TEST(Engine, BatchOfADroppedModelIsRefused) {

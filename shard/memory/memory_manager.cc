@@ -129,9 +129,11 @@ void MemoryManager::MayEvict(Room& room, std::weak_ptr<Evictable> rows) {
   use_ended_.SignalAll();
 }
 
-void MemoryManager::Return(Room& room) {
+void MemoryManager::Return(Room& room, bool soon) {
   MutexLock lock(&mutex_);
-  if (std::exchange(room.gone, true)) return;
+  room.pinned = false;
+  if (soon) ++room.uses;
+  if (soon || std::exchange(room.gone, true)) return;
   Unplace(room);
   if (room.place == v1::MemoryTable::HOST) sums_.host_bytes -= room.bytes;
   if (room.place == v1::MemoryTable::SPILLED) sums_.spilled_bytes -= room.file_bytes;
@@ -247,8 +249,8 @@ absl::Status MemoryManager::PlaceOrWait(Room& room) {
     {
       MutexLock lock(&mutex_);
       // It never fits, so nobody leaves for it, and it waits for nobody.
-      const int64_t stay = evicts() ? PinnedBytes(stays_) : map_.bytes() - map_.free_bytes();
-      if (room.bytes > map_.bytes() - stay) return TooLarge(room.bytes, stay);
+      const int64_t stay = PinnedBytes(stays_), used = map_.bytes() - map_.free_bytes();
+      if (room.bytes > map_.bytes() - stay) return TooLarge(room.bytes, evicts() ? stay : used);
       free = map_.free_bytes();
       ends = ends_;
     }
@@ -350,10 +352,8 @@ absl::Status MemoryManager::Evict(Room& victim, Evictable& rows) {
       if (sums_.host_bytes + victim.bytes <= options_.host_bytes) break;
       older = Oldest(v1::MemoryTable::HOST, &older_rows);
     }
-    if (older == nullptr) {
-      to_host = false;
-      break;
-    }
+    to_host = older != nullptr;
+    if (!to_host) break;
     const absl::Status spilled = SpillRows(*older, *older_rows);
     MutexLock lock(&mutex_);
     older->moving = false;

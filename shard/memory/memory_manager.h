@@ -121,8 +121,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
                                                    int64_t bytes);
   // From now on its rows may leave when nobody uses them.
   void MayEvict(Room& room, std::weak_ptr<Evictable> rows);
-  // The model is gone.
-  void Return(Room& room);
+  // The model is gone; or, `soon`, goes when nobody works on it: its memory is worth a wait.
+  void Return(Room& room, bool soon = false);
 
   // Brings the rows back if they were evicted, and moves them to the front. RESOURCE_EXHAUSTED, as
   // for Take; DATA_LOSS: they cannot be read any more.

@@ -110,6 +110,7 @@ void Model::OpenShared() {
 
 void Model::Drop() {
   dropped_ = true;
+  memory_->Return(*room_, /*soon=*/true);
   for (SharedStacks::Share& share : shares_) share.Leave();
 }
 
