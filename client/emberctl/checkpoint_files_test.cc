@@ -243,10 +243,10 @@ TEST_F(CheckpointFilesTest, ASlotIsNotTakenForWeights) {
   EXPECT_EQ(Assigned("u", "accumulator"), Rows(0, 4, 3));
 
   const std::string live = Path("live.safetensors");
-  ASSERT_EQ(Emberctl({"export", "m", "t", live, "--slot", "accumulator", "--address",
-                      service_.address()})
-                .code,
-            kOk);
+  ASSERT_EQ(
+      Emberctl({"export", "m", "t", live, "--slot", "accumulator", "--address", service_.address()})
+          .code,
+      kOk);
   EXPECT_THAT(Call({"import", "m", live, "--table", "t"}).err,
               HasSubstr("live.safetensors: holds slot \"accumulator\" of table \"t\""));
   EXPECT_EQ(Assigned("t", ""), "");

@@ -168,15 +168,14 @@ absl::Status ExportTable(Session& session, const RowsTarget& target) {
       file.emplace(target.file);
       const std::string name =
           target.slot.empty() ? target.table : absl::StrCat(target.table, ".", target.slot);
-      RETURN_IF_ERROR(
-          file->Write(absl::EndsWith(target.file, ".npy")
-                          ? NpyHeader(rows, columns)
-                          : SafetensorsStart(name,
-                                             {{"format", "emberd"},
-                                              {"model", target.model},
-                                              {"table", target.table},
-                                              {"slot", target.slot}},
-                                             rows, columns)));
+      RETURN_IF_ERROR(file->Write(absl::EndsWith(target.file, ".npy")
+                                      ? NpyHeader(rows, columns)
+                                      : SafetensorsStart(name,
+                                                         {{"format", "emberd"},
+                                                          {"model", target.model},
+                                                          {"table", target.table},
+                                                          {"slot", target.slot}},
+                                                         rows, columns)));
     }
     return file->Write(
         {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
