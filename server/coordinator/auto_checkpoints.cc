@@ -201,8 +201,7 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
   };
   const auto restored =
       registry_->Restore(source.chain.front().manifest().config(), source, &stopping_);
-  // It was found in its folder, so that this is a shard which does not know what it was told before
-  // a restart.
+  // It was found in its folder: another call has deleted it since, which is no damage.
   if (absl::IsNotFound(restored.status())) {
     return absl::AbortedError(restored.status().message());
   }

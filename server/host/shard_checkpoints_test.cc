@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
@@ -561,7 +562,7 @@ TEST(BytesToLoadTest, EachTableCountsAsItIsStored) {
   EXPECT_EQ(BytesToLoad(spec, chain), 100 * 8 * (2 + 4) / 2);
 }
 
-// A shard with room for the rows of one model.
+// A shard with room for the rows of one model, and not for slots beside them.
 class FullShardTest : public ShardCheckpointsTest {
  protected:
   FullShardTest() : ShardCheckpointsTest(Full().c_str()) {}
@@ -569,10 +570,9 @@ class FullShardTest : public ShardCheckpointsTest {
     const auto plan = *preprocess::MakePlan(*config::ParseModel(kModel),
                                             {.shards = 1, .sparsecores_per_shard = 2});
     const int64_t rows = plan.stacks[0].rows_per_partition * plan.stacks[0].embedding_dim * 4;
-    return absl::StrCat(R"(shards { address: "127.0.0.1:0" } sparsecores_per_shard: 2
-                           shard_threads: 2 coordinators { address: "127.0.0.1:0" }
-                           budgets { batch_bytes: 100000 max_batches: 2 bytes_per_sparsecore: )",
-                        rows * 3 / 2, "}");
+    return absl::StrReplaceAll(
+        kCluster,
+        {{"max_batches: 2", absl::StrCat("max_batches: 2 bytes_per_sparsecore: ", rows * 3 / 2)}});
   }
   internal::v1::OpenGroupRequest RankRequest(uint64_t history) {
     internal::v1::OpenGroupRequest request;
@@ -596,10 +596,21 @@ TEST_F(FullShardTest, FinishedRanksStaySoAfterARestoreThatDidNotFit) {
   ASSERT_TRUE(host_->OpenGroup(rank).ok());
   Update(1);
   const internal::v1::CheckpointSource source = SaveAll(1);
-  const absl::Status full = BeginRestore(source);
-  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full << ": the save still has the rows of before";
-  here_ = 0;
   Cancel(kTransfer);
+  internal::v1::BeginRestoreRequest larger;  // slots take as much as the rows
+  internal::v1::CreateModelRequest& create = *larger.mutable_create();
+  create = CreateRequest();
+  *create.mutable_config() =
+      *config::ParseModel(absl::StrReplaceAll(kModel, {{"sgd {}", "adagrad {}"}}));
+  create.set_plan_fingerprint(
+      preprocess::MakePlan(create.config(), {.shards = 1, .sparsecores_per_shard = 2})
+          ->fingerprint);
+  create.set_history(kRestored);
+  create.set_replaces(kHistory);
+  larger.set_transfer_id(kTransfer + 1);
+  *larger.add_chain() = source;
+  EXPECT_TRUE(absl::IsResourceExhausted(checkpoints().BeginRestore(larger)));
+  here_ = 0;
   ASSERT_TRUE(Eventually([&] { return BeginRestore(source).ok(); }));
   ASSERT_EQ(Await(kTransfer + 1).state(), GetTransferResponse::DONE);
   ASSERT_TRUE(Serve(kRestored).ok());
