@@ -409,6 +409,7 @@ EMBERD_API void emberd_lease_free(emberd_lease* lease);
 
 // The answer to the oldest lookup, or update, that has not been received. 1: here it is, or *error
 // says why there is none; 0: not within this many milliseconds (negative: waits without limit).
+// While it waits, *lookup is null, and the step of *update is -1.
 EMBERD_API int32_t emberd_stream_receive_lookup(emberd_stream* stream, int64_t milliseconds,
                                                 emberd_lookup** lookup, emberd_error** error);
 EMBERD_API int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds,
