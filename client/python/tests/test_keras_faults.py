@@ -139,6 +139,37 @@ class FaultsTest(Case):
         net.predict(np.ones((8, 2), np.int32), verbose=0)
         self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1])[0, 0]), (6, -0.5 * 16 * 6))
 
+    def test_a_second_gradient_is_refused_without_saying_so_too(self):
+        """It was another step of the tables, beside that of the first."""
+        layer, ids = self.make(), np.ones((8, 2), np.int32)
+
+        class Twice(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs):
+                return self.layer(inputs) + 3 * self.layer(1 + inputs)
+
+        net = Twice()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=self.net(layer).loss)
+        with self.assertRaisesRegex(Exception, "A step has one lookup, of all features"):
+            net.train_on_batch(ids, np.zeros((8, 4), np.float32))
+            layer.next_step
+        if keras.backend.backend() == "tensorflow":  # as of a program with two optimizers
+            import tensorflow
+
+            with tensorflow.GradientTape(persistent=True) as tape:
+                loss = keras.ops.sum(layer(ids))
+            step = layer.next_step
+            tape.gradient(loss, layer.trainable_variables)
+            with self.assertRaisesRegex(Exception, "A step has one lookup, of all features"):
+                tape.gradient(loss, layer.trainable_variables)
+            self.assertEqual(layer.next_step, step + 1)
+        step, before = layer.next_step, layer.tables.read_rows("t", [3])[0, 0]
+        self.gradient_of(layer, 2 + ids)
+        self.assertEqual((layer.next_step, layer.tables.read_rows("t", [3])[0, 0]), (step + 1, before - 0.5 * 16))
+
     def test_what_training_refuses_a_gradient_without_it_refuses_too(self):
         ids, weights = np.ones((8, 2), np.int32), keras.Variable(np.ones((8, 2), np.float32))
         layer = self.make(dtype="mixed_float16", model="scaled")

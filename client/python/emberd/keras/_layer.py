@@ -168,12 +168,13 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
     the layer once, with all features. Evaluation and prediction only look up. A call without `training=True`, as in a loop of
-    one's own or in a model whose `call` has no such argument, trains, too, where it is differentiated, as Keras's own layers do; on
-    PyTorch and TensorFlow its step begins in the backward pass, which looks the rows up once more. An update that is refused, as
-    with a gradient that is NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it
-    warns; the error is raised
-    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What else fails there, as a
-    lookup of an id beyond its table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense
+    one's own or in a model whose `call` has no such argument, trains, too, where it is differentiated; on PyTorch and TensorFlow
+    its step begins in the backward pass, which looks the rows up once more. Set `trainable = False`, or put
+    keras.ops.stop_gradient around what the layer gives, where a loss is differentiated for something else than training, as with
+    respect to an input: a tape of TensorFlow comes by here whatever it is asked for. An update that is refused, as with a gradient
+    that is NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error
+    is raised by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What else fails there,
+    as a lookup of an id beyond its table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense
     part has made that step with activations of zero.
 
     The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: training refuses them. A

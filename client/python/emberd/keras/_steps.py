@@ -6,7 +6,7 @@ JAX has `emberd.jax.Embedding.in_jit` for this. The others call in order, and on
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import keras
 import numpy as np
@@ -58,6 +58,20 @@ class HostTurns(Turns):
     def __init__(self, hyper: HyperOfStep, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._hyper = hyper
+        self.begun = 0  # steps, and parts of them
+
+    def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Any]:
+        begun = super().begin(ids, number)
+        self.begun += 1
+        return begun
+
+    def begin_late(self, ids: Mapping[str, Ids], number: Optional[int], begun: int) -> int:
+        """In the backward pass. begun: what it was when the rows were looked up. A gradient that comes behind that of another call, or a
+        second time, would be that of other rows, or be made twice."""
+        if begun != self.begun:
+            raise ValueError("another gradient is not allowed, for a step has begun since these rows were looked up. A step has one lookup, of "
+                             "all features, and one gradient")
+        return self.begin(ids, number)[0]
 
     def end(self, number: int, gradients: Mapping[str, Any]) -> None:
         hyper: Optional[Hyper] = None if self._hyper is None else {
@@ -97,18 +111,21 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
     class Lookup(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, token: Any, ids: Any, step: Any, training: bool, refused: Any) -> Any:
-            context.number, found = turns.begin(ids, step) if training else (None, turns.look_up(ids))
-            context.later = (ids, step, refused)
+            if training:
+                context.number, found = turns.begin(ids, step)
+            else:
+                context.number, found = None, turns.look_up(ids)
+                context.later = (ids, step, turns.begun, refused)
             context.names = list(ids)
             return tuple(torch.from_numpy(found[name]).to(token.device) for name in context.names)
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
             if context.number is None:
-                ids, step, refused = context.later
+                ids, step, begun, refused = context.later
                 if refused is not None:
                     raise refused
-                context.number, _ = turns.begin(ids, step)
+                context.number = turns.begin_late(ids, step, begun)
             turns.end(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)})
             return gradients[0].new_zeros(()), None, None, None, None
 
@@ -151,14 +168,16 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
             parts = iter([left.pop(0) if one is not None else None for one in flat])
             return {name: on_host(kind(*(next(parts) for _ in vars(ids[name])))) for name, kind in zip(names, kinds)}
 
+        def sent_of(arrays: Any) -> Tuple[Dict[str, Ids], Optional[int]]:
+            return ({}, int(arrays[-1][0])) if sent else (ids_of(arrays), None)
+
         def receive(*arrays: Any) -> Any:
-            here: Dict[str, Ids] = {} if sent else ids_of(arrays)
-            number, found = turns.begin(here, int(arrays[-1][0]) if sent else None)
+            number, found = turns.begin(*sent_of(arrays))
             return [np.int64(number), *(found[name] for name in names)]
 
         def look_up(*arrays: Any) -> Any:
             found = turns.look_up(ids_of(arrays))
-            return [np.int64(0), *(found[name] for name in names)]
+            return [np.int64(turns.begun), *(found[name] for name in names)]
 
         def run(function: Callable[..., Any], arguments: Any) -> Any:
             result = numpy_function(function, arguments, [tf.int64] + [tf.float32] * len(names))
@@ -188,8 +207,8 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
                     raise refused
 
                 def on_call(number: Any, *arrays: Any) -> Any:
-                    begun = receive(*arrays[len(names):])[0] if later else number
-                    turns.end(int(begun), dict(zip(names, arrays)))
+                    step = turns.begin_late(*sent_of(arrays[len(names):]), int(number)) if later else int(number)
+                    turns.end(step, dict(zip(names, arrays)))
                     return np.float32(0)
 
                 done = numpy_function(on_call, [number, *gradients, *later], tf.float32)
