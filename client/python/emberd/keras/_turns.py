@@ -81,6 +81,7 @@ class Turns:
     def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
         if self._calls > 1:
             if not self._parts or self._parts[-1][1]:  # of a call before the last one, whose ids are gone
+                del self._parts[-1:]  # which of both gradients is that of the last call is not known
                 raise ValueError(f"step {number}: another gradient of its last call is not allowed; one of the {self._calls} calls that "
                                  "make a step has one lookup, of all features, and one gradient")
             self._parts[-1][1].update({name: np.array(one) for name, one in gradients.items()})
