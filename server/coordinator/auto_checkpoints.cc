@@ -46,7 +46,14 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
   }
   if (!saves()) return std::nullopt;
   ASSIGN_OR_RETURN(const bool may, MayRecover(config.name()));
-  if (!may) return std::nullopt;
+  if (!may) {
+    ASSIGN_OR_RETURN(const auto list, checkpoints_->store().ListAll(config.name()));
+    if (list.damaged().empty() || !list.checkpoints().empty()) return std::nullopt;
+    return absl::DataLossError(absl::StrCat(
+        "model '", config.name(), "' has no checkpoint that can be read, only ",
+        list.damaged_size(), " damaged (", list.damaged(0),
+        "), and would begin anew; put the file right, or move the model's folder away"));
+  }
   ASSIGN_OR_RETURN(RowSource source, FindRowsUnlessGivenUp(config.name(), "newest"));
   const v1::CheckpointManifest& newest = source.chain.front().manifest();
   if (config::DifferInSamplesAlone(newest.config(), config))

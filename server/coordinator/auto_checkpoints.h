@@ -37,6 +37,7 @@ class AutoCheckpoints {
 
   // The rows that a declaration begins with which finds no model; nothing: initial ones. NOT_FOUND:
   // no checkpoint is what it asks for. FAILED_PRECONDITION: the newest is of another config.
+  // DATA_LOSS: all that there are are damaged, so that rows may be lost.
   absl::StatusOr<std::optional<RowSource>> FindRows(const v1::ModelConfig& config,
                                                     const std::string& restore_from) const;
   // It is dropped, or reset: rows of before are not to come back. An error: they may. `history`:

@@ -2,8 +2,11 @@
 // means changes that are lost, rows that come back after a drop, or limits that go by themselves.
 #include "server/coordinator/auto_checkpoints.h"
 
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
@@ -322,6 +326,39 @@ TEST_F(AutoCheckpointsTest, WhatIsDeletedWhileItIsExportedOrDeclaredIsNotDamaged
   EXPECT_EQ(deleted, 1);
   const absl::Status exported = (*next)().status();
   EXPECT_TRUE(absl::IsNotFound(exported)) << exported;
+}
+
+// Would catch: a model that begins anew in silence, though its rows lie in a checkpoint whose
+// manifest alone is damaged.
+TEST_F(AutoCheckpointsTest, AModelWhoseCheckpointsAreAllDamagedDoesNotBeginAnew) {
+  const v1::ModelConfig config = ChangeNew("a")->config;
+  const checkpoint::CheckpointStore& store = coordinator_->resources().checkpoints->store();
+  const auto newest = store.Newest("a");
+  ASSERT_TRUE(newest.ok()) << newest.status();
+  const std::string folder = absl::StrCat(cluster_.storage().checkpoints(), "/a");
+  const auto manifest = [&] {
+    for (const auto& one : std::filesystem::recursive_directory_iterator(folder)) {
+      if (one.path().filename() == "manifest.json") return one.path();
+    }
+    return std::filesystem::path();
+  }();
+  std::string text;
+  {
+    std::ostringstream read;
+    read << std::ifstream(manifest).rdbuf();
+    text = read.str();
+  }
+  ASSERT_FALSE(text.empty()) << manifest;
+  const auto declared = [&] {
+    return coordinator_->auto_checkpoints()->FindRows(config, "").status();
+  };
+  EXPECT_TRUE(declared().ok()) << declared();
+  std::ofstream(manifest) << text.substr(0, text.size() / 2);
+  const absl::Status damaged = declared();
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  EXPECT_TRUE(absl::StrContains(damaged.message(), manifest.string())) << damaged;
+  std::filesystem::remove_all(folder);
+  EXPECT_TRUE(declared().ok()) << declared();
 }
 
 }  // namespace auto_checkpoints_test
