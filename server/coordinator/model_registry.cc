@@ -775,7 +775,6 @@ absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges&
 
 // Limits that change while a model is served: shard 0 knows those that count, and every coordinator
 // asks it each second.
-
 absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimitsRequest& request,
                                                                rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto turn, Take(&changing_, context));
@@ -784,8 +783,7 @@ absl::StatusOr<v1::SetLimitsResponse> ModelRegistry::SetLimits(const v1::SetLimi
     auto serve = step::OfRows<internal::v1::ServeModelRequest>(model->id, model->history);
     internal::v1::ModelLimits& limits = *serve.mutable_limits();
     limits.set_version(model->LimitsNow().version() + 1);
-    ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks,
-                     ChangedLimits(*model, model->PlanNow(), request));
+    ASSIGN_OR_RETURN(const auto stacks, ChangedLimits(*model, model->PlanNow(), request));
     limits.mutable_stacks()->Add(stacks.begin(), stacks.end());
     const absl::Status set = shards_[0].ServeModel(serve, context).status();
     if (absl::IsAborted(set) && attempt < kAttempts) continue;
