@@ -60,7 +60,7 @@ class HostTurns(Turns):
         self._hyper = hyper
         self.begun = 0  # steps, and parts of them
 
-    def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Any]:
+    def begin(self, ids: Mapping[str, Any], number: Optional[int] = None) -> Tuple[int, Any]:
         begun = super().begin(ids, number)
         self.begun += 1
         return begun
