@@ -32,15 +32,18 @@ int64_t MemoryGuard::Available() {
   return available_;
 }
 
-absl::Status MemoryGuard::Check(int64_t most, absl::FunctionRef<int64_t()> bytes) {
-  if (most <= 0 || limit_ == 0) return absl::OkStatus();
-  const int64_t available = Available();
-  if (available - reserve_ >= most) return absl::OkStatus();
+absl::StatusOr<rpc::MemoryRoom> MemoryGuard::Check(int64_t most,
+                                                   absl::FunctionRef<int64_t()> bytes) {
+  if (most <= 0 || limit_ == 0) return rpc::MemoryRoom();
+  const int64_t available = Available() - promised_.used() * shards_;
+  if (available - reserve_ >= most * shards_) return rpc::MemoryRoom();
   const int64_t needed = bytes();
-  if (needed == 0 || available - reserve_ >= needed) return absl::OkStatus();
+  if (needed == 0) return rpc::MemoryRoom();
+  if (available - reserve_ >= needed * shards_) return promised_.Take(needed, "rows");
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the rows that this touches for the first time need ", needed, " bytes; ", available, " of ",
-      limit_, " bytes of memory are left, of which ", reserve_,
+      "the rows that this touches for the first time need ", needed, " bytes on each of ", shards_,
+      " shards of this machine; ", std::max<int64_t>(available, 0), " of ", limit_,
+      " bytes of memory are left, of which ", reserve_,
       " are kept free. Rows that were touched before are still served. Give the process more "
       "memory, add shards, or store rows in 16 bits"));
 }

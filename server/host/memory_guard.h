@@ -8,9 +8,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/machine_memory.h"
 #include "base/mutex.h"
+#include "server/rpc/memory_budget.h"
 
 namespace emberd::host {
 
@@ -22,9 +24,10 @@ class MemoryGuard {
   explicit MemoryGuard(
       int shards, Reader read = [] { return ReadMachineMemory(); });
 
-  // RESOURCE_EXHAUSTED, with the figures, if fewer than `bytes()` plus a reserve are left. `most`
-  // is what bytes() can be at most: where that fits, bytes() is not called.
-  absl::Status Check(int64_t most, absl::FunctionRef<int64_t()> bytes);
+  // RESOURCE_EXHAUSTED, with the figures, if all shards of the machine cannot take `bytes()` each,
+  // beside what others were told that they may take and have not yet: until the result goes, this
+  // is. A reserve stays free. `most`: bytes() at most; where that fits, bytes() is not called.
+  absl::StatusOr<rpc::MemoryRoom> Check(int64_t most, absl::FunctionRef<int64_t()> bytes);
 
   // RESOURCE_EXHAUSTED, with the figures, if all shards of the machine cannot take `bytes` each at
   // the same time, as when they load rows beside those that they serve.
@@ -40,6 +43,7 @@ class MemoryGuard {
   const int shards_;
   const int64_t limit_;
   const int64_t reserve_;  // for everything but rows
+  const rpc::MemoryBudget promised_;
 
   Mutex mutex_;
   int64_t available_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -200,7 +200,7 @@ void ShardHost::WarnOfMemory(const std::string& model) const {
 }
 
 template <typename Rows>
-absl::Status ShardHost::CheckMemory(uint64_t model_id, const Rows& rows) {
+absl::StatusOr<rpc::MemoryRoom> ShardHost::CheckMemory(uint64_t model_id, const Rows& rows) {
   return memory_.Check(engine_->UntouchedBytes(model_id),
                        [&] { return engine_->BytesToTouch(rows); });
 }
@@ -247,9 +247,8 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
     const absl::Status here = models_.Check(command.model_id, command.history);
     return done(here.ok() ? batch.status() : here);
   }
-  if (absl::Status status = CheckMemory(rows->engine_id, **batch); !status.ok()) {
-    return done(status);
-  }
+  auto promised = CheckMemory(rows->engine_id, **batch);
+  if (!promised.ok()) return done(promised.status());
   // Before the batch is kept: nobody will use that of a gather which is refused.
   auto room = limits_.memory.Take(engine_->GatherBytes(**batch, command.places), "the answer");
   if (!room.ok()) return done(room.status());
@@ -262,10 +261,11 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
                                           SteadyNow() + command.batch_ttl);
     if (!status.ok()) return done(status);
   }
-  // Callbacks are copied, so they share it.
+  // Callbacks are copied, so they share these.
   auto held = std::make_shared<rpc::MemoryRoom>(*std::move(room));
+  auto touches = std::make_shared<rpc::MemoryRoom>(*std::move(promised));
   engine_->Gather(*batch, std::move(command.places),
-                  [this, done, metrics = rows->metrics, read_only = rows->read_only, held,
+                  [this, done, metrics = rows->metrics, read_only = rows->read_only, held, touches,
                    model_id = command.model_id, history = command.history,
                    handle = command.batch_handle](auto output) {
                     if (!output.ok()) {
@@ -472,9 +472,11 @@ void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float>
   if (!rows.ok()) return done(rows.status());
   shard::RowSelection here = selection;
   here.model_id = rows->engine_id;
-  if (absl::Status status = CheckMemory(here.model_id, here); !status.ok()) return done(status);
+  auto promised = CheckMemory(here.model_id, here);
+  if (!promised.ok()) return done(promised.status());
+  auto touches = std::make_shared<rpc::MemoryRoom>(*std::move(promised));
   engine_->ReadRows(here, values,
-                    [this, model_id = selection.model_id, history = selection.history,
+                    [this, touches, model_id = selection.model_id, history = selection.history,
                      done = std::move(done)](const absl::Status& read) {
                       const absl::Status status = models_.Check(model_id, history);
                       done(status.ok() ? read : status);
@@ -502,7 +504,7 @@ absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
   ASSIGN_OR_RETURN(std::optional<RowCounts> before,
                    votes_.MayStage(command.mutation, command.attempt));
   if (before.has_value()) return true;
-  RETURN_IF_ERROR(CheckMemory(command.rows.model_id, command.rows));
+  ASSIGN_OR_RETURN(const rpc::MemoryRoom touches, CheckMemory(command.rows.model_id, command.rows));
   ReachFailpoint("assign.rows_are_known");
   ASSIGN_OR_RETURN(MutationVotes::Change change, ChangeOf(command));
   // The engine does not look at histories: it would find the rows of a reset that came in between.

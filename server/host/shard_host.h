@@ -185,7 +185,7 @@ class ShardHost {
   // RESOURCE_EXHAUSTED: touching the rows of a batch, or of a selection, for the first time would
   // take memory that is not there.
   template <typename Rows>
-  absl::Status CheckMemory(uint64_t model_id, const Rows& rows);
+  absl::StatusOr<rpc::MemoryRoom> CheckMemory(uint64_t model_id, const Rows& rows);
   // Says in the log what does not fit if every row is touched.
   void WarnOfMemory(const std::string& model) const;
 

@@ -109,7 +109,7 @@ class MemoryTest(unittest.TestCase):
             self.assertIn("warning: if every row is touched, the tables of shard 0 need 2.4 GiB, and it has 715.3 MiB "
                           "of memory: 1.7 GiB do not fit.", answer)
         # 160 MB of new rows a step. On a busy machine steps miss their deadline, too, and their rows are touched all the same.
-        refused = (r"the rows that this touches for the first time need [0-9]+ bytes; [0-9]+ of "
+        refused = (r"the rows that this touches for the first time need [0-9]+ bytes on each of 2 shards of this machine; [0-9]+ of "
                    f"{LIMIT // 4096 * 4096} bytes of memory are left")
         for _ in range(20):  # as long as it takes here
             code, answer = self.train("bench_big", "30", "40")
