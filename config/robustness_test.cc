@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/paths.h"
+#include "base/testing/sanitized.h"
 #include "base/testing/seed.h"
 #include "config/config.h"
 #include "config/optimizers.h"
@@ -21,7 +22,7 @@
 namespace emberd::config {
 namespace robustness_test {
 
-constexpr int kRounds = 4000;  // per test; each round mutates every sample
+constexpr int kRounds = Rounds(4000);  // per test; each round mutates every sample
 
 class RobustnessTest : public ::testing::Test {
  protected:

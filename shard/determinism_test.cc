@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
 #include "base/sha256.h"
+#include "base/testing/sanitized.h"
 #include "config/optimizers.h"
 #include "hwy/targets.h"
 #include "shard/store/portable_numbers.h"
@@ -34,11 +35,7 @@ using testing::TestEntry;
 using testing::TestShape;
 
 constexpr int kPartitions = 8, kPadding = 3;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kSteps = 8;  // what a sanitizer looks for shows in few, and each takes it long
-#else
-constexpr int kSteps = 40;
-#endif
+constexpr int kSteps = Rounds(40);
 const TestShape kShape{kPartitions, 8, 16};
 
 // Bytes whose digest is compared.

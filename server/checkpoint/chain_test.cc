@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
+#include "base/testing/sanitized.h"
 #include "base/testing/seed.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/store.h"
@@ -82,7 +83,7 @@ v1::ArrayDiff NaiveDiff(const TestTables::Array& before, const TestTables::Array
 
 TEST(ChainTest, HoldsWhatThePlainCopyHolds) {
   std::mt19937_64 random(TestSeed());
-  for (int i = 0; i < 24; ++i) {
+  for (int i = 0; i < Rounds(25); ++i) {
     const TempDir dir = *TempDir::Create();
     const CheckpointStore store(dir.path());
     TestTables tables(RandomTables(random), 1 << random() % 5);

@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "base/temp_dir.h"
+#include "base/testing/sanitized.h"
 #include "base/testing/seed.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/store.h"
@@ -144,7 +145,7 @@ TEST_F(DamageTest, AnyFlippedByteIsFound) {
   tables_.Change(random_);
   ASSERT_TRUE(tables_.Save(store_, "c", "b").ok());
   const std::vector<std::string> files = FilesOf(dir_.path());
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < Rounds(1000); ++i) {
     const std::string& path = files[random_() % files.size()];
     const auto at = static_cast<std::streamoff>(random_() % std::filesystem::file_size(path));
     std::fstream stream(path, std::ios::binary | std::ios::in | std::ios::out);

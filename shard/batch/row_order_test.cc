@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/testing/sanitized.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
@@ -182,7 +183,7 @@ TEST(RowOrderOfFeaturesTest, OrdersTablesInAnyOrder) {
   std::mt19937_64 random(TestSeed());
   BufferPool pool;
   constexpr int kPartitions = 2, kRows = 6000;
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < Rounds(60); ++round) {
     std::vector<std::pair<int, int>> ranges;
     for (int begin = 0; begin < kRows; begin += ranges.back().second) {
       const int most = random() % 2 == 0 ? 2 : 3000;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/sanitized.h"
 #include "config/optimizers.h"
 #include "shard/testing/exact_optimizers.h"
 #include "shard/testing/optimizer_cases.h"
@@ -133,7 +134,7 @@ TEST_P(OptimizerAccuracyTest, TenThousandStepsStayWithinTheBound) {
   const v1::OptimizerConfig optimizer = testing::CompleteOptimizer(GetParam().text);
   const v1::OptimizerConfig formula = testing::CompleteOptimizer(testing::FormulaOf(GetParam()));
   double worst = 0;
-  for (int trial = 0; trial < 100; ++trial) {
+  for (int trial = 0; trial < Rounds(100); ++trial) {
     RowValues row;
     row.w.resize(kRuleColumns);
     for (float& w : row.w) w = normal(random);

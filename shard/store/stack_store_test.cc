@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "base/testing/sanitized.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/test_engine.h"
@@ -21,13 +22,6 @@ using testing::TestBatch;
 using testing::TestEngine;
 using testing::TestEntry;
 using testing::TestShape;
-
-// A sanitizer keeps memory of its own beside every page.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 int64_t ResidentBytes() {
   std::ifstream file("/proc/self/statm");
