@@ -340,14 +340,19 @@ TEST(Engine, RowsAreReadAndAssigned) {
   EXPECT_FALSE(engine.Assign({7, 0, "", partitions, rows, 10}, values).ok());
 }
 
-TEST(Engine, BudgetIsCheckedAndReturned) {
-  const TestShape shape{2, 64, 4};
-  CpuPool cpu(1);
-  auto engine = *Engine::Create({.cpu = &cpu, .bytes_per_partition = 64 * 2 * 32 * 4});
+// A model that takes 64 * 2 * 32 * 4 bytes of each partition.
+ModelSpec OfAllMemory() {
   ModelSpec spec;
   spec.model_id = 1;
   spec.partitions = spec.partition_count = 2;
-  spec.stacks = {testing::OneTableStack(shape, 32, 32, Adagrad(1))};
+  spec.stacks = {testing::OneTableStack({2, 64, 4}, 32, 32, Adagrad(1))};
+  return spec;
+}
+
+TEST(Engine, BudgetIsCheckedAndReturned) {
+  CpuPool cpu(1);
+  auto engine = *Engine::Create({.cpu = &cpu, .bytes_per_partition = 64 * 2 * 32 * 4});
+  ModelSpec spec = OfAllMemory();
   EXPECT_TRUE(engine->CreateModel(spec).ok());
   EXPECT_EQ(engine->CreateModel(spec).code(), absl::StatusCode::kAlreadyExists);
   spec.model_id = 2;
@@ -363,13 +368,9 @@ TEST(Engine, BudgetIsCheckedAndReturned) {
 
 // As for a reset: whoever reads the old rows then gives their memory back a moment later.
 TEST(Engine, ANewModelWaitsForTheMemoryOfADroppedOne) {
-  const TestShape shape{2, 64, 4};
   CpuPool cpu(1);
   auto engine = *Engine::Create({.cpu = &cpu, .bytes_per_partition = 64 * 2 * 32 * 4});
-  ModelSpec spec;
-  spec.model_id = 1;
-  spec.partitions = spec.partition_count = 2;
-  spec.stacks = {testing::OneTableStack(shape, 32, 32, Adagrad(1))};
+  ModelSpec spec = OfAllMemory();
   ASSERT_TRUE(engine->CreateModel(spec).ok());
   std::shared_ptr<Snapshot> reader = *engine->MakeSnapshot({spec.model_id}, {});
   ASSERT_TRUE(engine->DropModel(1).ok());

@@ -6,6 +6,8 @@
 
 #include <sys/types.h>
 
+#include "base/testing/sanitized.h"
+
 namespace emberd::testing {
 
 struct Footprint {
@@ -16,11 +18,7 @@ struct Footprint {
 
 // What allocators and lazily made pages may add to a process that has warmed up. A sanitizer keeps
 // freed memory for a while.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr int64_t kAllowedGrowthKib = 1024 * 1024;
-#else
-inline constexpr int64_t kAllowedGrowthKib = 32 * 1024;
-#endif
+inline constexpr int64_t kAllowedGrowthKib = kSanitized ? 1024 * 1024 : 32 * 1024;
 
 // All zero if there is no such process.
 Footprint FootprintOf(pid_t pid);

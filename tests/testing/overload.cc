@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/testing/await.h"
+#include "base/testing/sanitized.h"
 #include "tests/testing/api.h"
 #include "tests/testing/footprint.h"
 
@@ -22,11 +23,7 @@ constexpr int kVocabulary = 4096;
 constexpr int kWidth = 8192;
 constexpr int kSamples = 4;
 // A sanitizer makes reading rows ten times slower; deadlines stay as they are.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kIdsPerSample = 250;
-#else
-constexpr int kIdsPerSample = 2500;
-#endif
+constexpr int kIdsPerSample = kSanitized ? 250 : 2500;
 
 std::string Model() {
   return absl::StrCat("name: 'overload' tables { name: 'wide' vocabulary_size: ", kVocabulary,
