@@ -181,9 +181,9 @@ enum class Cache { kNear, kFar };
 
 template <Cache kCache>
 HWY_INLINE void Prefetch(const void* row, size_t bytes) {
-  const char* line = static_cast<const char*>(row);
+  const auto line = reinterpret_cast<uintptr_t>(row);  // a row that is not there is null
   for (size_t i = 0; i < bytes; i += 64) {
-    __builtin_prefetch(line + i, 0, kCache == Cache::kNear ? 3 : 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(line + i), 0, kCache == Cache::kNear ? 3 : 2);
   }
 }
 
