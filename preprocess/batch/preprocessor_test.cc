@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/sanitized.h"
 #include "base/testing/seed.h"
 #include "preprocess/batch/cuts.h"
 #include "tests/testing/random_case.h"
@@ -66,7 +67,7 @@ void ExpectWithinLimits(const PreprocessedBatch& batch, const Plan& plan) {
 void ForRandomCases(bool limits, int count,
                     const std::function<void(RandomCase&, const Plan&, Preprocessor&)>& check) {
   const uint64_t seed = TestSeed(1);
-  for (int n = 0; n < TestCases(count); ++n) {
+  for (int n = 0; n < TestCases(Rounds(count)); ++n) {
     SCOPED_TRACE(testing::Message() << "case " << n);
     Random random(seed * 1000003 + n);
     RandomCase c = MakeRandomCase(random, limits);

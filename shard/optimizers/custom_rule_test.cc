@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/sanitized.h"
 #include "config/optimizers.h"
 #include "shard/store/stack_store.h"
 #include "shard/testing/optimizer_cases.h"
@@ -123,7 +124,7 @@ class RandomTerms {
 TEST(CustomRule, RandomProgramsAreWhatASlowInterpreterSays) {
   std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
-  for (int trial = 0; trial < 2000; ++trial) {
+  for (int trial = 0; trial < Rounds(2000); ++trial) {
     // Every column has the same numbers: what a program makes of them is one number.
     const float g = normal(random), w = normal(random), a = normal(random), b = normal(random);
     const std::map<std::string, Term> names = {
