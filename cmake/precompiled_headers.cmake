@@ -17,6 +17,8 @@ function(emberd_precompile_headers KIND)
   add_library(${owner} OBJECT ${CMAKE_BINARY_DIR}/${owner}.cc)
   target_precompile_headers(${owner} PRIVATE ${EMBERD_COMMON_HEADERS} ${ARGN})
   target_link_libraries(${owner} PRIVATE emberd_options emberd_proto)
+  # The compiler's cache may bring them from another checkout, whose files are of another time.
+  target_compile_options(${owner} PRIVATE "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 endfunction()
 
 # emberd_use_precompiled_headers(): for all targets of emberd_unity, once all are known.
