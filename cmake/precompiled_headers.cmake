@@ -17,7 +17,7 @@ function(emberd_precompile_headers KIND)
   add_library(${owner} OBJECT ${CMAKE_BINARY_DIR}/${owner}.cc)
   target_precompile_headers(${owner} PRIVATE ${EMBERD_COMMON_HEADERS} ${ARGN})
   target_link_libraries(${owner} PRIVATE emberd_options emberd_proto)
-  # The compiler's cache may bring them from another checkout, whose files are of another time.
+  # Clang would refuse those from the compiler's cache once a file that they read was written anew, though with the same text.
   target_compile_options(${owner} PRIVATE "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 endfunction()
 
