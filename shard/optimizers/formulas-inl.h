@@ -169,8 +169,13 @@ struct Formula<AdagradMomentumRule> : ColumnFormula {
     a = hn::Add(hn::Mul(hn::Set(d, rule.beta2), a),
                 hn::Mul(hn::Set(d, rule.square_factor), hn::Mul(g, g)));
     const V sum = hn::Add(a, hn::Set(d, rule.epsilon));
-    const V u = rule.exponent == 2 ? hn::Div(g, hn::Sqrt(sum))
-                                   : hn::Mul(g, Power(d, sum, -1.0 / rule.exponent));
+    V u;
+    if (rule.exponent == 2) {
+      u = hn::Div(g, hn::Sqrt(sum));
+    } else {  // the power of a small exponent may be infinite, and 0 times that is NaN
+      u = hn::Mul(g, Power(d, sum, -1.0 / rule.exponent));
+      u = hn::IfThenElse(hn::Eq(g, hn::Zero(d)), g, u);
+    }
     const V momentum = hn::Set(d, rule.momentum);
     m = hn::Add(hn::Mul(momentum, m), u);
     const V change = rule.nesterov ? hn::Add(hn::Mul(momentum, m), u) : m;

@@ -84,6 +84,18 @@ TEST(UpdateRule, RatesThatRoundUpToOneKeepRowsFinite) {
   }
 }
 
+// (0 + 1e-10)^(-1 / 0.2) is infinite in float32, and 0 times that would be NaN for good: a row
+// whose gradient is zero, or not sent, stays where it is.
+TEST(UpdateRule, AZeroGradientMovesNothingHoweverSmallTheExponent) {
+  const v1::OptimizerConfig optimizer =
+      testing::CompleteOptimizer("adagrad_momentum { exponent: 0.2 initial_accumulator: 0 }");
+  const RowValues row = AfterSteps(optimizer, 2, 0);
+  EXPECT_EQ(row.w, std::vector<float>(kRuleColumns, 1.0f));
+  for (const std::vector<float>& slot : row.slots) {
+    EXPECT_EQ(slot, std::vector<float>(kRuleColumns, 0.0f));
+  }
+}
+
 // Every field whose complement enters a formula, sent for a step and written in the config.
 TEST(UpdateRule, ARateSentPerStepGivesTheBitsOfAConfiguredOne) {
   const struct {

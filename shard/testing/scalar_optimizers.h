@@ -50,7 +50,8 @@ struct ColumnStep {
   void operator()(const AdagradMomentumRule& r) const {
     a = r.beta2 * a + r.square_factor * (g * g);
     const float sum = a + r.epsilon;
-    const float u = r.exponent == 2 ? g / std::sqrt(sum) : g * Power(sum, -1.0 / r.exponent);
+    float u = r.exponent == 2 ? g / std::sqrt(sum) : g * Power(sum, -1.0 / r.exponent);
+    if (r.exponent != 2 && g == 0) u = g;
     b = r.momentum * b + u;
     w = w - r.learning_rate * (r.nesterov ? r.momentum * b + u : b);
   }
