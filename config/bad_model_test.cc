@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "config/config.h"
 
@@ -153,6 +154,13 @@ const BadModel kInitializers[] = {
      "tables[1].initializer.uniform.upper: 3e+38 is not allowed"},
     {"NegativeStddev", "@a", "initializer { normal { stddev: -0.5 } }",
      "tables[0].initializer.normal.stddev: -0.5 is not allowed; it must be >= 0"},
+    {"HugeStddev", "@a", "initializer { normal { stddev: 1e38 } }",
+     "tables[0].initializer.normal.stddev: 1e+38 is not allowed; it must be at most 4.14473e+37 "
+     "with mean 0, so that all values are finite"},
+    {"HugeMeanAndStddev", "@a", "initializer { normal { mean: -3e38 stddev: 1e37 } }",
+     "tables[0].initializer.normal.stddev: 1e+37 is not allowed; it must be at most 4.90"},
+    {"HugeTruncatedStddev", "@b", "initializer { truncated_normal { stddev: 2e38 } }",
+     "tables[1].initializer.truncated_normal.stddev: 2e+38 is not allowed; it must be at most 1.7"},
     {"NanMean", "@a", "initializer { truncated_normal { mean: nan stddev: 1 } }",
      "tables[0].initializer.truncated_normal.mean: nan is not allowed"},
 };
@@ -369,6 +377,14 @@ TEST(BadModel, NamesEndAt128Characters) {
   EXPECT_TRUE(ParseModel(ModelWith("\"m\"", "\"" + std::string(128, 'n') + "\"")).ok());
   const auto model = ParseModel(ModelWith("\"m\"", "\"" + std::string(129, 'n') + "\""));
   EXPECT_THAT(std::string(model.status().message()), testing::EndsWith(kBadName));
+}
+
+TEST(BadModel, NormalValuesMayReachTheLargestFloat) {
+  for (const char* good : {"normal { stddev: 4.1e37 }", "truncated_normal { stddev: 1.7e38 }",
+                           "normal { mean: 3.4028234e38 }"}) {
+    const std::string initializer = absl::StrCat("initializer { ", good, " }");
+    EXPECT_TRUE(ParseModel(ModelWith("@a", initializer)).ok()) << good;
+  }
 }
 
 TEST(BadModel, NeedsTablesAndFeatures) {

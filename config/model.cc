@@ -71,6 +71,16 @@ absl::Status CheckQuantization(const v1::QuantizationConfig& range, const std::s
                                  " above lower, with ", range.num_buckets(), " buckets"));
 }
 
+// Values lie up to `deviations` from the mean, and are float32.
+absl::Status CheckNormal(const v1::NormalInitializer& normal, const std::string& path,
+                         double deviations) {
+  const double room = std::numeric_limits<float>::max() - std::abs(double{normal.mean()});
+  if (normal.stddev() * deviations <= room) return absl::OkStatus();
+  return NotAllowed(FieldPath(path, "stddev"), absl::StrCat(normal.stddev()),
+                    absl::StrCat("at most ", room / deviations, " with mean ", normal.mean(),
+                                 ", so that all values are finite"));
+}
+
 absl::Status CheckTable(const v1::TableConfig& table, const std::string& path) {
   RETURN_IF_ERROR(CheckOptimizer(table.optimizer(), FieldPath(path, "optimizer")));
   if (table.has_quantization()) {
@@ -81,8 +91,12 @@ absl::Status CheckTable(const v1::TableConfig& table, const std::string& path) {
     return NotAllowed(FieldPath(path, "update_rounding"), "STOCHASTIC",
                       "NEAREST for a storage_dtype of FLOAT32");
   }
-  if (!table.initializer().has_uniform()) return absl::OkStatus();
-  return CheckBounds(table.initializer().uniform(), FieldPath(path, "initializer.uniform"), true);
+  const v1::InitializerConfig& initial = table.initializer();  // a kind that is not set has zeros
+  const std::string place = FieldPath(path, "initializer");
+  // A normal value is the quantile of a word of 52 bits: none is beyond 8.21 deviations.
+  RETURN_IF_ERROR(CheckNormal(initial.normal(), FieldPath(place, "normal"), 8.21));
+  RETURN_IF_ERROR(CheckNormal(initial.truncated_normal(), FieldPath(place, "truncated_normal"), 2));
+  return CheckBounds(initial.uniform(), FieldPath(place, "uniform"), true);
 }
 
 template <typename List>
