@@ -39,9 +39,8 @@ absl::Status CheckStackOfBatch(int stack, const Model& model, std::vector<bool>&
   return absl::OkStatus();
 }
 
-absl::Status ModelExists(uint64_t model_id) {
-  return absl::AlreadyExistsError(
-      absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " exists"));
+std::string IdText(uint64_t model_id) {
+  return absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16));
 }
 
 // Copying rows is cut into chunks of about this many bytes, so that threads share it evenly.
@@ -78,9 +77,7 @@ Engine::Engine(const EngineOptions& options)
 absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) const {
   MutexLock lock(&mutex_);
   const auto it = models_.find(model_id);
-  if (it == models_.end())
-    return absl::NotFoundError(
-        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not known"));
+  if (it == models_.end()) return absl::NotFoundError(IdText(model_id) + " is not known");
   return it->second;
 }
 
@@ -95,7 +92,9 @@ absl::Status Engine::CreateModel(const ModelSpec& spec) {
 }
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::MakeModel(const ModelSpec& spec, bool alone) {
-  if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
+  if (FindModel(spec.model_id).ok()) {
+    return absl::AlreadyExistsError(IdText(spec.model_id) + " exists");
+  }
   return Model::Create(spec, store_options_, memory_, shared_.get(), alone);
 }
 
@@ -104,7 +103,7 @@ absl::Status Engine::AddModel(std::shared_ptr<Model> model) {
   const uint64_t id = model->spec().model_id;
   {
     MutexLock lock(&mutex_);
-    if (!models_.emplace(id, model).second) return ModelExists(id);
+    if (!models_.emplace(id, model).second) return absl::AlreadyExistsError(IdText(id) + " exists");
   }
   model->OpenShared();
   model->MayEvict();
@@ -155,9 +154,7 @@ absl::StatusOr<std::shared_ptr<Model>> Engine::TakeModel(uint64_t model_id) {
   {
     MutexLock lock(&mutex_);
     const auto it = models_.find(model_id);
-    if (it == models_.end())
-      return absl::NotFoundError(
-          absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not known"));
+    if (it == models_.end()) return absl::NotFoundError(IdText(model_id) + " is not known");
     model = std::move(it->second);
     models_.erase(it);
   }

@@ -91,13 +91,13 @@ class LaterSums {
   // no other sums.
   bool single_rows() const { return single_rows_; }
   v1::DataType row_dtype() const { return args_.dtype; }
-  const char* SingleRow(int64_t i) const { return RowAt(entries_.entries[i].row); }
+  const char* SingleRow(int64_t i) const {
+    return args_.weights + int64_t{entries_.entries[i].row} * row_bytes_;
+  }
   // Of all rows.
   int64_t bytes() const {
     return static_cast<int64_t>(entries_.partition_ends.back()) * row_bytes_;
   }
-  // Of `rows`, by its place; what follows it are the rows of the next places.
-  const char* RowAt(int64_t place) const { return args_.weights + place * row_bytes_; }
 
  private:
   LaterSums(StackEntries entries, const StackSpec& spec, Rows rows);

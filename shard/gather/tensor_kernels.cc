@@ -28,6 +28,19 @@ static_assert(kSumsAhead <= kEntryPadding);
 // Rows are asked for so many samples ahead: they lie anywhere in what a shard has sent.
 constexpr int64_t kRowsAhead = 8;
 
+template <v1::DataType kDtype>
+HWY_INLINE float ElementAt(const char* row, size_t column) {
+  if constexpr (kDtype == v1::FLOAT32) {
+    float value;
+    std::memcpy(&value, row + column * sizeof(value), sizeof(value));
+    return value;
+  } else {
+    uint16_t value;
+    std::memcpy(&value, row + column * sizeof(value), sizeof(value));
+    return FromBfloat16(value);
+  }
+}
+
 // +0 + row, as kDtype.
 template <v1::DataType kDtype>
 HWY_INLINE void WriteSum(const char* HWY_RESTRICT row, int64_t dim, char* HWY_RESTRICT out) {
@@ -39,9 +52,7 @@ HWY_INLINE void WriteSum(const char* HWY_RESTRICT row, int64_t dim, char* HWY_RE
     StoreRow<kDtype>(d, sum, out, c);
   }
   for (; c < dim; ++c) {
-    float sum;
-    std::memcpy(&sum, row + c * sizeof(sum), sizeof(sum));
-    sum = 0.0f + sum;
+    const float sum = 0.0f + ElementAt<v1::FLOAT32>(row, c);
     if constexpr (kDtype == v1::FLOAT32) {
       std::memcpy(out + c * sizeof(sum), &sum, sizeof(sum));
     } else {
@@ -63,19 +74,6 @@ HWY_INLINE void WriteSingleRows(const SingleRowsArgs& args, const Write& write) 
     } else {
       write(args.rows[i], out);
     }
-  }
-}
-
-template <v1::DataType kDtype>
-HWY_INLINE float ElementAt(const char* gradient, size_t column) {
-  if constexpr (kDtype == v1::FLOAT32) {
-    float value;
-    std::memcpy(&value, gradient + column * sizeof(value), sizeof(value));
-    return value;
-  } else {
-    uint16_t value;
-    std::memcpy(&value, gradient + column * sizeof(value), sizeof(value));
-    return FromBfloat16(value);
   }
 }
 

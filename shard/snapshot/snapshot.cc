@@ -33,14 +33,6 @@ void CopyRows(const StackStore& store, int k, int64_t first, int64_t count, int6
   }
 }
 
-int64_t BytesPerRow(const StackStore& store) {
-  auto bytes = static_cast<int64_t>(store.row_bytes());
-  for (const StackStore::Slot& slot : store.slots()) {
-    bytes += slot.columns * static_cast<int64_t>(sizeof(float));
-  }
-  return bytes;
-}
-
 }  // namespace
 
 class Snapshot::Part : public ChunkCopier {
@@ -123,7 +115,7 @@ void Snapshot::Copy(const Part& part, int64_t chunk) {
   if (!part.store.ChunkTouched(chunk)) return;
   const StackStore::LocalRows local = part.store.RowsOfChunk(part.k, chunk);
   const int64_t count = local.end - local.begin;
-  const int64_t bytes = count * BytesPerRow(part.store);
+  const int64_t bytes = count * part.store.state_bytes();
   {
     MutexLock lock(&mutex_);
     // One copy is always let in, or a small bound would stop updates for good.
@@ -143,11 +135,11 @@ void Snapshot::Copy(const Part& part, int64_t chunk) {
 SnapshotRows Snapshot::ReadBlock(Part* part) {
   StackStore& store = part->store;
   RowChanges& changes = store.changes(part->k);
-  const int64_t row_bytes = BytesPerRow(store);
+  const int64_t state_bytes = store.state_bytes();
   SnapshotRows rows{part->stack, part->k, {}, {}};
   int64_t count = 0;
   const int64_t end = std::min(changes.end(), part->cursor + kMostChunks);
-  while (count * row_bytes < kBlockBytes) {
+  while (count * state_bytes < kBlockBytes) {
     const int64_t chunk = changes.TakePending(part, part->cursor, end);
     part->cursor = chunk < 0 ? end : chunk + 1;
     if (chunk < 0) break;

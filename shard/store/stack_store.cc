@@ -197,8 +197,7 @@ uint64_t StackStore::NextRoundingKey(int64_t step, uint64_t rng_seed) {
 }
 
 int64_t StackStore::BytesOf(int64_t chunks) const {
-  return std::min(bytes_per_partition_ * partitions_,
-                  bytes_per_partition_ / spec_.rows_per_partition * (chunks << chunk_shift_));
+  return std::min(bytes_per_partition_ * partitions_, state_bytes() * (chunks << chunk_shift_));
 }
 
 int64_t StackStore::ChangedBytes() const {

@@ -72,6 +72,8 @@ class StackStore {
   int64_t rows() const { return partitions_ * spec_.rows_per_partition; }
   v1::DataType dtype() const { return spec_.storage_dtype; }
   size_t row_bytes() const { return RowBytes(spec_); }
+  // Of the weights and slots of a row.
+  int64_t state_bytes() const { return bytes_per_partition_ / spec_.rows_per_partition; }
   char* weights() const { return weights_.data(); }
   const MappedMemory& weights_memory() const { return weights_; }
   const std::vector<Slot>& slots() const { return slots_; }
