@@ -232,22 +232,12 @@ void CopyRow(const char* HWY_RESTRICT row, int64_t bytes, char* HWY_RESTRICT out
 }  // namespace
 
 void SumRowsTarget(const ForwardArgs& args) {
-  using Wide = hn::CappedTag<float, 16>;
-  switch (args.width) {
-    case 16:
-      return SumRowsOf<Wide, 16>(args);
-    case 32:
-      return SumRowsOf<Wide, 32>(args);
-    case 64:
-      return SumRowsOf<Wide, 64>(args);
-    case 128:
-      return SumRowsOf<Wide, 128>(args);
-  }
-  if (args.width % 16 == 0) {
-    SumRowsOf<Wide, 0>(args);
-  } else {
-    SumRowsOf<hn::CappedTag<float, 8>, 0>(args);
-  }
+  using Sum = void (*)(const ForwardArgs&);
+  if (args.width % 16 != 0) return SumRowsOf<hn::CappedTag<float, 8>, 0>(args);
+  const Sum sum = WithWidth(args.width, []<int kWidth>(Width<kWidth>) -> Sum {
+    return SumRowsOf<hn::CappedTag<float, 16>, kWidth>;
+  });
+  sum(args);
 }
 
 void RoundRow(const char* HWY_RESTRICT row, int64_t width, char* HWY_RESTRICT out) {

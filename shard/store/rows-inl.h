@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include "base/bfloat16.h"
 #include "config/optimizers.h"
@@ -16,6 +17,20 @@ HWY_BEFORE_NAMESPACE();
 namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
+
+// The widths that matter most have code of their own, where there are vectors.
+template <int kWidth>
+using Width = std::integral_constant<int, kWidth>;
+template <class Use>
+auto WithWidth(int width, const Use& use) {
+#if HWY_TARGET != HWY_SCALAR
+  if (width == 16) return use(Width<16>());
+  if (width == 32) return use(Width<32>());
+  if (width == 64) return use(Width<64>());
+  if (width == 128) return use(Width<128>());
+#endif
+  return use(Width<0>());
+}
 
 template <class D>
 using Bits = hn::Vec<hn::Repartition<uint32_t, D>>;  // one word per column

@@ -295,20 +295,6 @@ const Touch* SumFromRows(UpdatePass& pass, const Touch* touch, RowBatch& batch) 
       .SumSomeRows(touch, batch);
 }
 
-// The widths that matter most have code of their own, where there are vectors.
-template <int kWidth>
-using Width = std::integral_constant<int, kWidth>;
-template <class Use>
-auto WithWidth(int width, const Use& use) {
-#if HWY_TARGET != HWY_SCALAR
-  if (width == 16) return use(Width<16>());
-  if (width == 32) return use(Width<32>());
-  if (width == 64) return use(Width<64>());
-  if (width == 128) return use(Width<128>());
-#endif
-  return use(Width<0>());
-}
-
 SumSomeRows SumsOf(const UpdateArgs& args) {
   const bool narrow = args.width % 16 != 0;
   if (args.gradient_rows != nullptr) return narrow ? SumFromRows<Narrow> : SumFromRows<Wide>;
