@@ -60,24 +60,13 @@ std::vector<std::string> ValueNames(const google::protobuf::EnumDescriptor& type
   return names;
 }
 
-// The message type of this full name among `type` and those that its fields hold.
-const Descriptor* FindType(const Descriptor& type, absl::string_view name) {
-  if (type.full_name() == name) return &type;
+// The first of `type` and the messages that its fields hold for which `fits` says so; null: none.
+template <typename Fits>
+const Descriptor* FindType(const Descriptor& type, const Fits& fits) {
+  if (fits(type)) return &type;
   for (int i = 0; i < type.field_count(); ++i) {
     const Descriptor* const inner = type.field(i)->message_type();
-    const Descriptor* const found = inner == nullptr ? nullptr : FindType(*inner, name);
-    if (found != nullptr) return found;
-  }
-  return nullptr;
-}
-
-// The enum of the first field of this name there.
-const google::protobuf::EnumDescriptor* FindEnum(const Descriptor& type, const std::string& field) {
-  const FieldDescriptor* const here = type.FindFieldByName(field);
-  if (here != nullptr && here->enum_type() != nullptr) return here->enum_type();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const Descriptor* const inner = type.field(i)->message_type();
-    const auto* const found = inner == nullptr ? nullptr : FindEnum(*inner, field);
+    const Descriptor* const found = inner == nullptr ? nullptr : FindType(*inner, fits);
     if (found != nullptr) return found;
   }
   return nullptr;
@@ -96,16 +85,21 @@ std::vector<std::string> Quoted(absl::string_view text) {
 std::string InWords(const std::string& message, const Descriptor& root) {
   const std::vector<std::string> quoted = Quoted(message);
   if (absl::StrContains(message, "has no field named") && quoted.size() == 2) {
-    const Descriptor* const type = FindType(root, quoted[0]);
+    const Descriptor* const type =
+        FindType(root, [&](const Descriptor& one) { return one.full_name() == quoted[0]; });
     if (type == nullptr) return message;
     return absl::StrCat("there is no field \"", quoted[1], "\" in ", type->name(), "; ",
                         KnownNames("fields", quoted[1], FieldNames(*type)));
   }
   if (absl::StrContains(message, "Unknown enumeration value") && quoted.size() == 2) {
-    const auto* const type = FindEnum(root, quoted[1]);
+    const Descriptor* const type = FindType(root, [&](const Descriptor& one) {
+      const FieldDescriptor* const field = one.FindFieldByName(quoted[1]);
+      return field != nullptr && field->enum_type() != nullptr;
+    });
     if (type == nullptr) return message;
+    const auto& values = *type->FindFieldByName(quoted[1])->enum_type();
     return absl::StrCat(quoted[1], ": ", quoted[0], " is not allowed; ",
-                        KnownNames("values", quoted[0], ValueNames(*type)));
+                        KnownNames("values", quoted[0], ValueNames(values)));
   }
   if (absl::StartsWith(message, "Expected ") && absl::EndsWith(message, "got: ")) {
     return "the text ends too soon; is a } missing?";
