@@ -211,11 +211,20 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Read(const std::string& 
 }
 
 absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Newest(const std::string& model) const {
+  ASSIGN_OR_RETURN(CheckpointChain chain, NewestChain(model));
+  return std::move(*chain.front().mutable_manifest());
+}
+
+absl::StatusOr<CheckpointChain> CheckpointStore::NewestChain(const std::string& model,
+                                                             Damages* damaged) const {
+  RETURN_IF_ERROR(CheckModelName(model));
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
+  if (damaged != nullptr) *damaged = list.damaged();
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     auto chain = Chain(model, info.name());
-    if (chain.ok()) return std::move(*chain->front().mutable_manifest());
-    if (!files::IsGone(chain.status())) return chain.status();
+    if (!files::IsGone(chain.status())) return chain;
+    if (damaged == nullptr || absl::IsNotFound(chain.status())) continue;  // else deleted just now
+    *damaged->Add() = std::string(chain.status().message());
   }
   const int unusable = list.checkpoints_size() + list.damaged_size();
   return absl::NotFoundError(

@@ -35,6 +35,11 @@ class CheckpointStore {
                                               const std::string& name) const;
   // The newest one that has all that it builds on.
   absl::StatusOr<v1::CheckpointManifest> Newest(const std::string& model) const;
+  // The same with all that it builds on. `damaged`, if it is not null: what is wrong with those
+  // that were passed over. The newest may be among them: one without a manifest has no date.
+  using Damages = google::protobuf::RepeatedPtrField<std::string>;
+  absl::StatusOr<CheckpointChain> NewestChain(const std::string& model,
+                                              Damages* damaged = nullptr) const;
   // With all that it builds on: it first, the whole one last.
   absl::StatusOr<CheckpointChain> Chain(const std::string& model, const std::string& name) const;
 

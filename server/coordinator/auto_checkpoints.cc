@@ -48,7 +48,10 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
   ASSIGN_OR_RETURN(const bool may, MayRecover(config.name()));
   if (!may) {
     ASSIGN_OR_RETURN(const auto list, checkpoints_->store().ListAll(config.name()));
-    if (list.damaged().empty() || !list.checkpoints().empty()) return std::nullopt;
+    if (list.damaged().empty() || !list.checkpoints().empty()) {
+      LogPassedOver(config.name(), list.damaged(), "none: the model begins anew");
+      return std::nullopt;
+    }
     return absl::DataLossError(absl::StrCat(
         "model '", config.name(), "' has no checkpoint that can be read, only ",
         list.damaged_size(), " damaged (", list.damaged(0),
@@ -181,6 +184,7 @@ absl::Status AutoCheckpoints::Recover(const std::string& model) {
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     if (info.saved_at_ms() <= given_up) break;
     status = RecoverFrom(info);
+    if (status.ok()) LogPassedOver(model, list.damaged(), info.name());
     if (!files::IsGone(status)) return status;  // which says nothing against the checkpoint
     ops::Log(ops::LogLevel::kError, "a checkpoint is damaged; trying an older one",
              {{"model", model}, {"checkpoint", info.name()}, {"reason", status.message()}});

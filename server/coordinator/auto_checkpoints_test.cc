@@ -328,6 +328,32 @@ TEST_F(AutoCheckpointsTest, WhatIsDeletedWhileItIsExportedOrDeclaredIsNotDamaged
   EXPECT_TRUE(absl::IsNotFound(exported)) << exported;
 }
 
+// Would catch: rows of an older checkpoint that come back without a word, because the manifest of
+// the newest one is damaged.
+TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatIsPassedOver) {
+  ChangeNew("a");
+  Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+  for (const char* name : {"b", "c"}) {
+    v1::SaveCheckpointRequest save;
+    save.set_model("a");
+    save.set_name(name);
+    const auto saved = checkpoints.Save(
+        save, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  const std::string manifest = absl::StrCat(cluster_.storage().checkpoints(), "/a/c/manifest.json");
+  std::filesystem::resize_file(manifest, 9);
+  testing::internal::CaptureStderr();
+  const auto rows = checkpoints.FindRows("a", "newest");
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  EXPECT_EQ(rows->chain.front().manifest().name(), "b");
+  for (const std::string& told : {std::string("a checkpoint is damaged"), manifest,
+                                  std::string("taken=b")}) {
+    EXPECT_TRUE(absl::StrContains(log, told)) << told << " is not in: " << log;
+  }
+}
+
 // Would catch: a model that begins anew in silence, though its rows lie in a checkpoint whose
 // manifest alone is damaged.
 TEST_F(AutoCheckpointsTest, AModelWhoseCheckpointsAreAllDamagedDoesNotBeginAnew) {

@@ -169,8 +169,7 @@ void CheckpointSave::ChooseParent(const ChangePause::Answers& answers) {
     return answer.checkpoint_id() == known;
   });
   if (!options_.incremental || known == 0 || !all_know) return;
-  const auto chain =
-      store_->Chain(model().config.name(), std::string(checkpoint::kNewestCheckpoint));
+  const auto chain = store_->NewestChain(model().config.name());
   if (!chain.ok()) return;
   const v1::CheckpointManifest& newest = chain->front().manifest();
   if (newest.checkpoint_id() != known || newest.chain() >= options_.max_chain) return;
@@ -361,6 +360,15 @@ absl::Status CheckpointSave::Finish(rpc::CallContext* context, const step::Bytes
   return absl::OkStatus();
 }
 
+void LogPassedOver(const std::string& model, const checkpoint::CheckpointStore::Damages& damaged,
+                   const std::string& taken) {
+  for (const std::string& reason : damaged) {
+    ops::Log(ops::LogLevel::kError,
+             "a checkpoint is damaged, and was passed over; it may be newer than what is taken",
+             {{"model", model}, {"taken", taken}, {"reason", reason}});
+  }
+}
+
 absl::Status Checkpoints::CheckEnabled() const {
   if (!storage_.directory().empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -371,7 +379,11 @@ absl::Status Checkpoints::CheckEnabled() const {
 absl::StatusOr<checkpoint::CheckpointChain> Checkpoints::ChainOf(const std::string& model,
                                                                  const std::string& name) const {
   RETURN_IF_ERROR(CheckEnabled());
-  return store_.Chain(model, name.empty() ? std::string(checkpoint::kNewestCheckpoint) : name);
+  if (!name.empty() && name != checkpoint::kNewestCheckpoint) return store_.Chain(model, name);
+  checkpoint::CheckpointStore::Damages damaged;
+  ASSIGN_OR_RETURN(checkpoint::CheckpointChain chain, store_.NewestChain(model, &damaged));
+  LogPassedOver(model, damaged, chain.front().manifest().name());
+  return chain;
 }
 
 absl::StatusOr<RowSource> Checkpoints::FindRows(const std::string& model,

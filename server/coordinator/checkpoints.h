@@ -95,6 +95,11 @@ class CheckpointSave {
 absl::Status InTurn(absl::Time until, absl::FunctionRef<bool()> over,
                     absl::FunctionRef<absl::Status()> begin);
 
+// Tells operators which checkpoints of a model were passed over for their damage. `taken`: the one
+// that was taken instead, or why none was.
+void LogPassedOver(const std::string& model, const checkpoint::CheckpointStore::Damages& damaged,
+                   const std::string& taken);
+
 // Thread-safe. Methods block until the work is done; what they mean and their errors:
 // checkpoint_service.proto.
 class Checkpoints {

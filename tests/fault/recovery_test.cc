@@ -253,6 +253,22 @@ TEST_F(RecoveryTest, AnOlderCheckpointServesWhereTheNewestIsDamaged) {
               HasSubstr("a checkpoint is damaged"));
 }
 
+TEST_F(RecoveryTest, OperatorsHearOfADamagedManifestThatARecoveryPassesOver) {
+  Train(0);
+  const std::string saved = TableDigest();
+  Save("good");
+  Train(1);
+  Save("bad");
+  const std::string manifest = storage_.path() + "/checkpoints/mixed/bad/manifest.json";
+  std::filesystem::resize_file(manifest, 9);
+  LoseShard(1);
+  EXPECT_EQ(AwaitTables(), saved);
+  EXPECT_TRUE(Eventually([&] {
+    const std::string log = cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1);
+    return absl::StrContains(log, "a checkpoint is damaged") && absl::StrContains(log, manifest);
+  }));
+}
+
 class RecoveryFaultTest : public RecoveryTest {
  protected:
   void SetUp() override {
