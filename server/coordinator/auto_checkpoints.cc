@@ -55,7 +55,9 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
     return absl::DataLossError(absl::StrCat(
         "model '", config.name(), "' has no checkpoint that can be read, only ",
         list.damaged_size(), " damaged (", list.damaged(0),
-        "), and would begin anew: bring the file back, or move the model's folder away if it may"));
+        "), and would begin anew: bring the file back, or, if it may, delete each that is damaged "
+        "(`emberctl checkpoint delete ",
+        config.name(), " NAME`; NAME is the folder of the file), or move that folder away"));
   }
   ASSIGN_OR_RETURN(RowSource source, FindRowsUnlessGivenUp(config.name(), "newest"));
   const v1::CheckpointManifest& newest = source.chain.front().manifest();

@@ -383,7 +383,17 @@ TEST_F(AutoCheckpointsTest, AModelWhoseCheckpointsAreAllDamagedDoesNotBeginAnew)
   const absl::Status damaged = declared();
   EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
   EXPECT_TRUE(absl::StrContains(damaged.message(), manifest.string())) << damaged;
-  std::filesystem::remove_all(folder);
+  // What it says to do, also of a model that was dropped since.
+  EXPECT_TRUE(absl::StrContains(damaged.message(), "emberctl checkpoint delete a NAME")) << damaged;
+  v1::DropModelRequest drop;
+  drop.set_name("a");
+  ASSERT_TRUE(coordinator_->DropModel(drop, &context_).ok());
+  EXPECT_TRUE(absl::IsDataLoss(declared())) << declared();
+  v1::DeleteCheckpointRequest remove;
+  remove.set_model("a");
+  remove.set_name(newest->name());
+  const auto removed = coordinator_->resources().checkpoints->Delete(remove, &context_);
+  EXPECT_TRUE(removed.ok()) << removed.status();
   EXPECT_TRUE(declared().ok()) << declared();
 }
 
