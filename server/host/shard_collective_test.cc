@@ -1,6 +1,6 @@
 // The groups that a shard hosts, reached as a coordinator reaches them: in its own process and over
 // gRPC. Exchanges, deadlines, cancellation, watches.
-// Covers: local_shard.cc, remote_shard.cc, shard_server.cc, verbs.cc
+// Covers: shard_backend.cc, shard_server.cc, verbs.cc
 #include <future>
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 // One shard without its transport: models, the batches kept between Gather and Apply, and the
 // record of what was applied, around an engine. Served by shard_server.h behind gRPC, and by
-// local_shard.cc in the coordinator's own process.
+// shard_backend.cc in the coordinator's own process.
 #pragma once
 
 #include <cstdint>
