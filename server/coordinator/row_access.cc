@@ -15,7 +15,7 @@
 #include "config/config.h"
 #include "config/optimizers.h"
 #include "server/coordinator/model_registry.h"
-#include "server/host/rows_codec.h"
+#include "server/host/shard_codec.h"
 #include "server/ops/metrics.h"
 #include "server/step/request_reader.h"
 #include "server/step/shard_set.h"

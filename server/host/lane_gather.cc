@@ -8,7 +8,7 @@
 #include "base/steady_time.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/host/promise.h"
-#include "server/host/step_codec.h"
+#include "server/host/shard_codec.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/local_peers.h"
 #include "server/rpc/spans.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "server/host/step_codec.h"
+#include "server/host/shard_codec.h"
 #include "server/host/testing_codec.h"
 
 namespace emberd::host {

@@ -6,8 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "config/config.h"
-#include "server/host/rows_codec.h"
-#include "server/host/step_codec.h"
+#include "server/host/shard_codec.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 

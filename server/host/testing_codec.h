@@ -13,7 +13,7 @@
 
 #include "base/region_server.h"
 #include "base/shared_arena.h"
-#include "server/host/step_codec.h"
+#include "server/host/shard_codec.h"
 
 namespace emberd::host {
 

@@ -16,8 +16,8 @@
 #include "server/group/rendezvous.h"
 #include "server/host/mutation_votes.h"
 #include "server/host/promise.h"
-#include "server/host/rows_codec.h"
 #include "server/host/shard_backend.h"
+#include "server/host/shard_codec.h"
 #include "server/host/shard_host.h"
 #include "server/rpc/memory_budget.h"
 

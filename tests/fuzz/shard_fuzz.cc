@@ -19,7 +19,7 @@
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/host/hosted_models.h"
-#include "server/host/step_codec.h"
+#include "server/host/shard_codec.h"
 #include "server/rpc/message.h"
 #include "shard/engine.h"
 #include "shard/gather/pooling.h"

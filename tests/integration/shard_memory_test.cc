@@ -2,7 +2,7 @@
 // machine, and the tables get the same bits. That memory is given back, whoever dies, and is never
 // used for something else while a shard may still be writing there.
 //
-// Covers: server/host/shard_backend.cc, server/host/rows_codec.cc
+// Covers: server/host/shard_backend.cc, server/host/shard_codec.cc
 #include <cstdio>
 #include <fstream>
 #include <memory>

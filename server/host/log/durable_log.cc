@@ -25,7 +25,7 @@
 #include "server/files/files.h"
 #include "server/host/log/part_codec.h"
 #include "server/host/row_files.h"
-#include "server/host/rows_codec.h"
+#include "server/host/shard_codec.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {

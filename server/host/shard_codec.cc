@@ -1,9 +1,10 @@
-#include "server/host/step_codec.h"
+#include "server/host/shard_codec.h"
 
 #include <algorithm>
 #include <cstring>
 #include <deque>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -46,9 +47,14 @@ struct RequestPayload {
   std::shared_ptr<const void> owner;
 };
 
-// In memory of `regions`, which may be null. FAILED_PRECONDITION if it is not known there.
-absl::StatusOr<RequestPayload> FindSharedPayload(const v1::SharedBlock& place,
-                                                 const RegionServer* regions) {
+// That of a request: in the message, or where its header says, in memory of `regions`, which may be
+// null. FAILED_PRECONDITION if it is not known there.
+template <typename Header>
+absl::StatusOr<RequestPayload> FindPayload(const rpc::IncomingMessage& message,
+                                           const Header& header, const RegionServer* regions) {
+  if (!header.has_payload()) return RequestPayload{message.payload(), message.owner()};
+  if (!message.payload().empty()) return Malformed("a payload that is both sent and shared");
+  const v1::SharedBlock& place = header.payload();
   RETURN_IF_ERROR(CheckAligned("payload", place));
   if (regions == nullptr) {
     return absl::FailedPreconditionError("payload is set, but this shard shares no memory");
@@ -56,15 +62,6 @@ absl::StatusOr<RequestPayload> FindSharedPayload(const v1::SharedBlock& place,
   const auto memory = regions->Find(place.region(), place.offset(), place.size());
   if (!memory.ok()) return Annotate(memory.status(), "payload");
   return RequestPayload{absl::MakeConstSpan(memory->get(), place.size()), *memory};
-}
-
-// That of a request: in the message, or where its header says.
-template <typename Header>
-absl::StatusOr<RequestPayload> FindPayload(const rpc::IncomingMessage& message,
-                                           const Header& header, const RegionServer* regions) {
-  if (!header.has_payload()) return RequestPayload{message.payload(), message.owner()};
-  if (!message.payload().empty()) return Malformed("a payload that is both sent and shared");
-  return FindSharedPayload(header.payload(), regions);
 }
 
 // What decoded places refer to: keeps regions mapped.
@@ -532,6 +529,89 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
   }
   RETURN_IF_ERROR(payload.Finish());
   command.input.owner = std::move(owners);
+  return command;
+}
+
+// Rows that are named one by one.
+namespace {
+
+constexpr int kMaxColumns = 8192;
+
+template <typename T>
+std::string Pack(absl::Span<const T> values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+template <typename T>
+absl::StatusOr<std::vector<T>> Unpack(const std::string& bytes, absl::string_view what) {
+  if (bytes.size() % sizeof(T) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " has ", bytes.size(), " bytes, not a multiple of ", sizeof(T)));
+  }
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+template <typename Request>
+Request EncodeSelection(const shard::RowSelection& selection) {
+  Request request;
+  request.set_model_id(selection.model_id);
+  request.set_history(selection.history);
+  request.set_stack(selection.stack);
+  request.set_slot(selection.slot);
+  request.set_partitions(Pack(selection.partitions));
+  request.set_local_rows(Pack(selection.local_rows));
+  request.set_columns(selection.columns);
+  return request;
+}
+
+template <typename Request>
+absl::Status DecodeSelection(const Request& request, NamedRows* rows) {
+  ASSIGN_OR_RETURN(rows->partitions, Unpack<int32_t>(request.partitions(), "partitions"));
+  ASSIGN_OR_RETURN(rows->local_rows, Unpack<int64_t>(request.local_rows(), "local_rows"));
+  if (rows->partitions.size() != rows->local_rows.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("partitions has ", rows->partitions.size(), " values, but local_rows ",
+                     rows->local_rows.size(), "; each row needs one of each"));
+  }
+  RETURN_IF_ERROR(group::CheckInRange("columns", request.columns(), 1, kMaxColumns));
+  rows->selection = {request.model_id(), request.stack(),   request.slot(),   rows->partitions,
+                     rows->local_rows,   request.columns(), request.history()};
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+internal::v1::ReadShardRowsRequest EncodeRead(const shard::RowSelection& selection) {
+  return EncodeSelection<internal::v1::ReadShardRowsRequest>(selection);
+}
+
+internal::v1::AssignShardRowsRequest EncodeAssign(const AssignCommand& command) {
+  auto request = EncodeSelection<internal::v1::AssignShardRowsRequest>(command.rows);
+  request.set_values(Pack(command.values));
+  return request;
+}
+
+absl::Status DecodeRead(const internal::v1::ReadShardRowsRequest& request, NamedRows* rows) {
+  return DecodeSelection(request, rows);
+}
+
+absl::StatusOr<AssignCommand> DecodeAssign(const internal::v1::AssignShardRowsRequest& request,
+                                           rpc::MemoryRoom room) {
+  const auto rows = std::make_shared<NamedRows>();
+  rows->room = std::move(room);
+  RETURN_IF_ERROR(DecodeSelection(request, rows.get()));
+  ASSIGN_OR_RETURN(rows->values, Unpack<float>(request.values(), "values"));
+  if (rows->values.size() != rows->floats()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("values has ", rows->values.size(), " floats; ", rows->partitions.size(),
+                     " rows of ", rows->selection.columns, " columns need ", rows->floats()));
+  }
+  AssignCommand command;
+  command.rows = rows->selection;
+  command.values = rows->values;
+  command.owner = rows;
   return command;
 }
 

@@ -1,16 +1,23 @@
-// The calls of a step, Gather and Apply, as long messages: the header of a message, its payload,
-// wherever that lies, and the places that it names in memory that several processes share.
+// What a coordinator and a shard send each other, as messages and back. The calls of a step, Gather
+// and Apply, are long messages: the header of a message, its payload, wherever that lies, and the
+// places that it names in memory that several processes share. ReadRows and AssignRows name rows
+// one by one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/region_server.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/host/shard_backend.h"
+#include "server/rpc/memory_budget.h"
 #include "server/rpc/message.h"
+#include "shard/types.h"
 
 namespace emberd::host {
 
@@ -53,5 +60,28 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command);
 // it lies in none of them.
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
                                          const RegionServer* regions);
+
+// Rows that are named one by one. The log keeps of an assignment the request that brought it,
+// without its mutation.
+
+// A selection of rows with what it points to.
+struct NamedRows {
+  rpc::MemoryRoom room;  // in which it lies; none: nobody counts
+  std::vector<int32_t> partitions;
+  std::vector<int64_t> local_rows;
+  std::vector<float> values;  // [rows, columns]
+  shard::RowSelection selection;
+
+  size_t floats() const { return partitions.size() * selection.columns; }
+};
+
+internal::v1::ReadShardRowsRequest EncodeRead(const shard::RowSelection& selection);
+// INVALID_ARGUMENT names what is wrong, here and below. Without values.
+absl::Status DecodeRead(const internal::v1::ReadShardRowsRequest& request, NamedRows* rows);
+
+// Both without its mutation. The command owns what it points to, and `room`.
+internal::v1::AssignShardRowsRequest EncodeAssign(const AssignCommand& command);
+absl::StatusOr<AssignCommand> DecodeAssign(const internal::v1::AssignShardRowsRequest& request,
+                                           rpc::MemoryRoom room = {});
 
 }  // namespace emberd::host
