@@ -1,4 +1,4 @@
-#include "server/host/mutation_record.h"
+#include "server/host/mutation_votes.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/table_reader.h"
 #include "server/files/files.h"
-#include "server/host/mutation_record.h"
+#include "server/host/mutation_votes.h"
 
 namespace emberd::host {
 namespace {

@@ -20,7 +20,6 @@
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "preprocess/batch/csr.h"
-#include "server/host/mutation_record.h"
 #include "server/host/mutation_votes.h"
 #include "server/host/verbs.h"
 #include "server/ops/metrics.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/host/mutation_record.h"
+#include "server/host/mutation_votes.h"
 #include "server/rpc/call_context.h"
 #include "server/step/shard_set.h"
 

@@ -14,7 +14,7 @@
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/program_spec.h"
-#include "server/host/mutation_record.h"
+#include "server/host/mutation_votes.h"
 #include "server/ops/metrics.h"
 #include "server/step/mutations.h"
 
