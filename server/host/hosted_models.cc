@@ -664,12 +664,6 @@ void HostedModels::PinAgain() {
   for (const auto& [name, id] : ids) PinIfCreatedSo(id);
 }
 
-void HostedModels::RememberPinned(uint64_t model_id, bool pinned) {
-  absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  if (found != models_.end()) found->second.create.set_pinned(pinned);
-}
-
 // What the log keeps of the models on a shard, and how they come back.
 
 bool HostedModels::MayMove(uint64_t model_id, const Model& model) const {
@@ -753,19 +747,18 @@ absl::StatusOr<shard::ModelSpec> HostedModels::SpecOf(
   return ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index);
 }
 
-void HostedModels::Renew(uint64_t model_id, uint64_t history) {
+void HostedModels::Replay(const LogRecord& record) {
   absl::MutexLock lock(&mutex_);
+  const uint64_t model_id = record.has_model_served()   ? record.model_served().model_id()
+                            : record.has_model_pinned() ? record.model_pinned().model_id()
+                                                        : record.model_renewed().model_id();
   const auto found = models_.find(model_id);
   if (found == models_.end()) return;
-  found->second.create.set_history(history);
-}
-
-void HostedModels::ServeAgain(const internal::v1::LogModelServed& served) {
-  absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(served.model_id());
-  if (found == models_.end()) return;
-  found->second.serving = true;
-  if (served.has_limits()) *found->second.create.mutable_limits() = served.limits();
+  internal::v1::CreateModelRequest& create = found->second.create;
+  if (record.has_model_served()) found->second.serving = true;
+  if (record.model_served().has_limits()) *create.mutable_limits() = record.model_served().limits();
+  if (record.has_model_pinned()) create.set_pinned(record.model_pinned().pinned());
+  if (record.has_model_renewed()) create.set_history(record.model_renewed().history());
 }
 
 void HostedModels::RememberDroppedHistory(uint64_t history) {

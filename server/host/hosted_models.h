@@ -123,9 +123,8 @@ class HostedModels {
   absl::Status Remember(const internal::v1::LogModel& from, std::shared_ptr<shard::Model> model,
                         int64_t changes, uint64_t tracked);
   absl::StatusOr<shard::ModelSpec> SpecOf(const internal::v1::CreateModelRequest& request) const;
-  void Renew(uint64_t model_id, uint64_t history);
-  void ServeAgain(const internal::v1::LogModelServed& served);
-  void RememberPinned(uint64_t model_id, bool pinned);
+  // A record of a model that is served, pinned or renewed.
+  void Replay(const internal::v1::LogRecord& record);
   // A model goes, here and in the engine, as Drop found it or the log says.
   absl::Status Remove(uint64_t engine_id);
   void RememberDroppedHistory(uint64_t history);

@@ -214,14 +214,9 @@ class ShardRecovery {
         parts_.models->Remove(record.model_removed().model_id()).IgnoreError();
         break;
       case Record::kModelServed:
-        parts_.models->ServeAgain(record.model_served());
-        break;
       case Record::kModelPinned:
-        parts_.models->RememberPinned(record.model_pinned().model_id(),
-                                      record.model_pinned().pinned());
-        break;
       case Record::kModelRenewed:
-        parts_.models->Renew(record.model_renewed().model_id(), record.model_renewed().history());
+        parts_.models->Replay(record);
         break;
       case Record::kHistoryDropped:
         parts_.models->RememberDroppedHistory(record.history_dropped().history());
