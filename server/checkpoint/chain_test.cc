@@ -16,7 +16,6 @@
 #include "base/testing/seed.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/store.h"
-#include "server/checkpoint/table_reader.h"
 #include "server/checkpoint/testing/tables.h"
 
 namespace emberd::checkpoint {

@@ -27,7 +27,6 @@
 #include "base/testing/seed.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/store.h"
-#include "server/checkpoint/table_reader.h"
 #include "server/checkpoint/testing/tables.h"
 #include "server/files/files.h"
 

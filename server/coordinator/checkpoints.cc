@@ -16,7 +16,6 @@
 #include "preprocess/plan/plan.h"
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/manifest.h"
-#include "server/checkpoint/table_reader.h"
 #include "server/files/files.h"
 #include "server/ops/logging.h"
 

@@ -12,7 +12,6 @@
 #include "base/status.h"
 #include "config/optimizers.h"
 #include "server/checkpoint/chain_work.h"
-#include "server/checkpoint/table_reader.h"
 #include "server/files/files.h"
 #include "server/host/mutation_votes.h"
 

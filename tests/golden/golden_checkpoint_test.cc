@@ -25,9 +25,9 @@
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
 #include "preprocess/testing/numberings.h"
+#include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/partition_file.h"
 #include "server/checkpoint/store.h"
-#include "server/checkpoint/table_reader.h"
 #include "server/files/files.h"
 
 namespace emberd::checkpoint {
