@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/lane_pool.h"
 #include "base/mutex.h"
 #include "base/region_server.h"
 #include "base/rpc/wire.h"
@@ -25,7 +27,6 @@
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/group/rendezvous.h"
-#include "server/host/lane_gather.h"
 #include "server/host/promise.h"
 #include "server/host/shard_codec.h"
 #include "server/host/shard_host.h"
@@ -422,6 +423,86 @@ std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand comm
       std::move(room), room_bytes, reconnector);
 }
 
+// Small gathers without gRPC, where the shard is on this machine. See server/rpc/local_peers.h.
+class LaneGather final : public GatherCall {
+ public:
+  // Should the lane break, `by_grpc` gets the command. `limits`: of the answer.
+  using GrpcGather = std::function<std::unique_ptr<GatherCall>(GatherCommand command)>;
+  LaneGather(std::unique_ptr<LaneClientCall> call, GatherCommand command, rpc::CallContext* context,
+             rpc::MessageLimits limits, Reconnector* reconnector, GrpcGather by_grpc)
+      : call_(std::move(call)),
+        command_(std::move(command)),
+        context_(context),
+        limits_(std::move(limits)),
+        reconnector_(reconnector),
+        by_grpc_(std::move(by_grpc)) {
+    watch_.emplace(context, [call = call_.get()] { call->Cancel(); });
+  }
+
+  absl::StatusOr<GatherResult> Wait() override {
+    std::optional<absl::StatusOr<GatherResult>> result = Receive();
+    if (!result.has_value()) return by_grpc_(std::move(command_))->Wait();
+    if (!result->ok()) return reconnector_->Explain(result->status());
+    return *std::move(result);
+  }
+
+ private:
+  std::optional<absl::StatusOr<GatherResult>> Receive() {
+    // A shard that has been silent may wake up and keep the batch: that must not be asked for twice
+    // under one handle.
+    const std::optional<lanes::Answer> answer =
+        command_.batch_handle == 0 ? call_->Receive(context_->deadline())
+                                   : call_->Receive(context_->deadline(), absl::InfiniteDuration());
+    watch_.reset();
+    std::optional<absl::StatusOr<GatherResult>> result;
+    if (answer.has_value()) result = Decode(*answer);
+    call_ = nullptr;  // the lane is free for others
+    return result;
+  }
+  absl::StatusOr<GatherResult> Decode(const lanes::Answer& answer) {
+    RETURN_IF_ERROR(answer.status);
+    ASSIGN_OR_RETURN(const rpc::IncomingMessage message, rpc::ReadJoined(answer.body, limits_));
+    return DecodeGatherResult(message);
+  }
+
+  std::unique_ptr<LaneClientCall> call_;
+  GatherCommand command_;
+  rpc::CallContext* const context_;
+  const rpc::MessageLimits limits_;
+  Reconnector* const reconnector_;
+  const GrpcGather by_grpc_;
+  std::optional<rpc::CancelWatch> watch_;
+};
+
+// One that would have been sent on a lane: when it has been answered, the shard can say where one
+// is.
+class GrowingGather final : public GatherCall {
+ public:
+  GrowingGather(LanePool* lanes, std::unique_ptr<GatherCall> call, absl::Time deadline)
+      : lanes_(lanes), call_(std::move(call)), deadline_(deadline) {}
+
+  absl::StatusOr<GatherResult> Wait() override {
+    absl::StatusOr<GatherResult> result = call_->Wait();
+    if (result.ok()) lanes_->Grow(deadline_);
+    return result;
+  }
+
+ private:
+  LanePool* const lanes_;
+  const std::unique_ptr<GatherCall> call_;
+  const absl::Time deadline_;
+};
+
+// Beside them, a packet has room for the headers.
+constexpr int64_t kSmallGatherBytes = int64_t{32} << 10;
+constexpr int64_t kSmallSumsBytes = int64_t{40} << 10;
+
+// What names places in shared memory is not: the other way says what to do with them.
+bool IsSmall(const GatherCommand& command) {
+  return command.places.stacks.empty() && command.answer_bytes > 0 &&
+         command.answer_bytes <= kSmallSumsBytes && PayloadBytes(command) <= kSmallGatherBytes;
+}
+
 constexpr char kService[] = "/emberd.internal.v1.ShardService/";
 
 // A restarted shard should be found again soon, not after gRPC's two minutes.
@@ -486,13 +567,22 @@ class RemoteShard final : public ShardBackend {
     const auto by_grpc = [this, context](GatherCommand asked) {
       return MakeRemoteGather(Open("Gather", context), std::move(asked), &memory_, &reconnector_);
     };
-    if (!options_.lanes) return by_grpc(std::move(command));
-    return MakeLaneGather(
-        {.lanes = &lanes_,
-         .limits = options_.limits,
-         .authorization = security_->OwnAuthorization(),
-         .explain = [this](const absl::Status& status) { return reconnector_.Explain(status); }},
-        std::move(command), context, by_grpc);
+    if (!options_.lanes || !IsSmall(command)) return by_grpc(std::move(command));
+    const std::string authorization = security_->OwnAuthorization();
+    const std::string trace = context->trace();
+    const std::string body = rpc::JoinMessage(EncodeGather(command));
+    std::unique_ptr<LaneClientCall> call =
+        lanes_.Send({.method = v1::GATHER,
+                     .patience = context->deadline() - SteadyNow(),
+                     .authorization = authorization,
+                     .trace = trace,
+                     .body = body});
+    if (call == nullptr) {
+      return std::make_unique<GrowingGather>(&lanes_, by_grpc(std::move(command)),
+                                             context->deadline());
+    }
+    return std::make_unique<LaneGather>(std::move(call), std::move(command), context,
+                                        options_.limits, &reconnector_, by_grpc);
   }
   bool Lend(const NamedRegion& region) override { return memory_.Lend(region); }
   void TakeBackRegions() override { memory_.TakeBackRegions(); }

@@ -1,6 +1,7 @@
 #include "server/host/shard_server.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -16,7 +17,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
-#include "server/host/lane_gather.h"
+#include "server/host/promise.h"
 #include "server/host/shard_codec.h"
 #include "server/host/verbs.h"
 #include "server/ops/logging.h"
@@ -176,6 +177,73 @@ class ApplyStream final : public StepStream {
 
   std::optional<ShardHost::StagedApply> staged_;
 };
+
+// One Gather without gRPC, where the coordinator is on this machine: on the thread of its lane. See
+// server/rpc/local_peers.h.
+class ServedGather {
+ public:
+  ServedGather(ShardHost* host, LaneCall* call)
+      : host_(host),
+        call_(call),
+        work_(host->slow_call(), ops::Rpc::kShardGather, rpc::TraceOf(call->request().trace)),
+        timer_(host->metrics(), ops::Rpc::kShardGather) {
+    host->metrics()->Add(ops::MetricId::kLaneCalls);
+    call->OnCancel([this] { cancelled_.store(true); });
+  }
+  ~ServedGather() { call_->OnCancel(nullptr); }
+
+  LaneAnswer Run() {
+    LaneAnswer answer;
+    answer.status = Gather(&answer);
+    work_.End();
+    timer_.Finish(answer.status.code());
+    return answer;
+  }
+
+ private:
+  absl::Status Gather(LaneAnswer* answer) {
+    ASSIGN_OR_RETURN(const rpc::IncomingMessage message,
+                     rpc::ReadJoined(call_->request().body, host_->limits()));
+    ASSIGN_OR_RETURN(GatherCommand command, DecodeGather(message, host_->sparsecores_per_shard()));
+    timer_.AddRequestBytes(PayloadBytes(command));
+    const uint64_t model_id = command.model_id;
+    const uint64_t handle = command.batch_handle;
+    ASSIGN_OR_RETURN(const GatherResult result,
+                     WaitForAnswer<absl::StatusOr<GatherResult>>(
+                         [&](auto done) { host_->Gather(std::move(command), done); }));
+    const rpc::OutgoingMessage reply = EncodeGatherResult(result);
+    const int64_t bytes = reply.payload_bytes() + static_cast<int64_t>(reply.header.size());
+    answer->elsewhere = bytes > kMaxBody;
+    // Nobody will use, or release, the batch of a caller that is gone, or asks again.
+    if (handle != 0 && (answer->elsewhere || cancelled_.load())) {
+      host_->ReleaseBatch(model_id, handle).IgnoreError();
+    }
+    if (answer->elsewhere) return absl::OkStatus();
+    answer->body = rpc::JoinMessage(reply);
+    timer_.AddResponseBytes(result.bytes());
+    return absl::OkStatus();
+  }
+
+  // What fits in a packet beside the few bytes around it.
+  static constexpr int64_t kMaxBody = lanes::kMaxPacketBytes - 256 - 64;
+
+  ShardHost* const host_;
+  LaneCall* const call_;
+  std::atomic<bool> cancelled_ = false;
+  rpc::TimedWork work_;
+  ops::RpcTimer timer_;
+};
+
+// Both must outlive the LaneServer; `security` may be null.
+LaneServer::Handler MakeGatherHandler(ShardHost* host, const security::Security* security) {
+  // Who was given a ticket has shown that it means this shard; neither of the two can change.
+  return rpc::ServeOnLanes(v1::GATHER, "/emberd.internal.v1.ShardService/Gather", security,
+                           [host](LaneCall* call) -> LaneAnswer {
+                             absl::Status ready = host->CheckReady();
+                             if (!ready.ok()) return {.status = std::move(ready)};
+                             return ServedGather(host, call).Run();
+                           });
+}
 
 class RefusedStream final : public MessageReactor {
  public:

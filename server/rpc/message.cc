@@ -94,6 +94,13 @@ std::string JoinMessage(const OutgoingMessage& message) {
   return encoder.FinishText();
 }
 
+absl::StatusOr<IncomingMessage> ReadJoined(absl::string_view part, const MessageLimits& limits) {
+  MessageAssembler assembler(limits);
+  ASSIGN_OR_RETURN(auto message, assembler.Add(part));
+  if (message.has_value()) return *std::move(message);
+  return Malformed("it has more than one part");
+}
+
 absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc::ByteBuffer& part) {
   grpc::ByteBuffer read = part;  // shares the slices
   grpc::ProtoBufferReader reader(&read);

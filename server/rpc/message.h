@@ -109,6 +109,9 @@ class MessageAssembler {
   IncomingMessage message_;
 };
 
+// The message of a single part, as JoinMessage makes it.
+absl::StatusOr<IncomingMessage> ReadJoined(absl::string_view part, const MessageLimits& limits);
+
 // Walks over the arrays in a payload; every array starts where the one before ended.
 class PayloadReader {
  public:

@@ -3,7 +3,7 @@
 // that hangs, because of a lane, where gRPC would have found another way; a token that is gone and
 // still opens a lane that it opened before; threads and descriptors that stay when somebody dies.
 //
-// Covers: server/rpc/local_peers.cc, server/host/lane_gather.cc
+// Covers: server/rpc/local_peers.cc, server/host/shard_backend.cc
 #include <algorithm>
 #include <atomic>
 #include <csignal>
