@@ -507,6 +507,21 @@ TEST_F(LogTest, ADamagedRecordIsNamedAndNothingIsServed) {
               AllOf(HasSubstr("shard 1"), HasSubstr(file.filename().string())));
 }
 
+TEST_F(LogTest, ADamagedManifestOfTheCheckpointThatALogNeedsIsNamed) {
+  Start();
+  AwaitFirstCheckpoint();
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "a"}).ok());
+  cluster_->KillShard(1);
+  const std::string manifest = storage_.Path("checkpoints/mixed/a/manifest.json");
+  std::filesystem::resize_file(manifest, 9);
+  ASSERT_TRUE(cluster_->RestartShard(1).ok());
+  const absl::Status status =
+      emberd::Await([&] { return Digest(*client_, model_).status(); }, Answered);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("shard 1"), HasSubstr(manifest)));
+}
+
 // Limits that were set in training are in the log, and in the state that the next segment begins
 // with.
 TEST_F(LogTest, LimitsOfAModelComeBack) {

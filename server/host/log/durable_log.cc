@@ -13,6 +13,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
@@ -445,6 +446,7 @@ class ShardRecovery {
     return absl::DataLossError(absl::StrCat(
         "the log needs a checkpoint of model '", rows.model(), "' that is no longer in ",
         checkpoints_, " (checkpoint_id ", absl::Hex(rows.checkpoint_id()),
+        list.damaged().empty() ? "" : "; damaged there: ", absl::StrJoin(list.damaged(), "; "),
         "); bring it back, or move the shards' folders away and restore another checkpoint"));
   }
 
