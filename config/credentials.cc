@@ -50,7 +50,9 @@ absl::Status Bad(absl::string_view field, const std::string& path, absl::string_
 
 absl::StatusOr<std::string> Read(absl::string_view field, const std::string& path) {
   absl::StatusOr<std::string> text = ReadFile(path);
-  return text.ok() ? text : Bad(field, path, text.status().message());
+  if (absl::IsNotFound(text.status())) return Bad(field, path, text.status().message());
+  RETURN_IF_ERROR(Annotate(text.status(), absl::StrCat(field, ": ", path)));
+  return text;
 }
 
 // The first of a file. Those behind it must be intact, too: the web server refuses the whole file

@@ -28,8 +28,9 @@ struct PemFiles {
   int days_left = 0;
 };
 
-// INVALID_ARGUMENT: a file cannot be read or holds something else, a certificate in it is damaged,
-// or the key is not that of the first certificate. Certificates may be expired.
+// INVALID_ARGUMENT: a file is not there or holds something else, a certificate in it is damaged, or
+// the key is not that of the first certificate. FAILED_PRECONDITION: the machine cannot read one of
+// the files. Certificates may be expired.
 absl::StatusOr<PemFiles> LoadPemFiles(const PemPaths& paths);
 
 // The token in a file of one line; white space around it does not count. INVALID_ARGUMENT begins

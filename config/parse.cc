@@ -291,6 +291,14 @@ absl::StatusOr<Config> Load(const std::string& path,
   return Annotate(config.status(), path);
 }
 
+absl::Status CannotRead(int error) {
+  const std::string reason = std::generic_category().message(error);
+  if (error == ENOENT) return absl::NotFoundError(reason);
+  if (IsWrongPath(error)) return absl::InvalidArgumentError(reason);
+  return absl::FailedPreconditionError(
+      absl::StrCat(reason, "; this machine fails, not the path: look at its kernel's log"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -299,14 +307,12 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
     return absl::InvalidArgumentError("is a folder; name a file in it");
   }
   std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    const std::string reason = std::generic_category().message(errno);
-    return errno == ENOENT ? absl::NotFoundError(reason) : absl::InvalidArgumentError(reason);
-  }
+  if (!file) return CannotRead(errno);
   std::ostringstream text;
   // Inserting no characters at all is a failure to a stream, but an empty file is a file.
   if (file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
-  if (file.bad() || text.bad()) return absl::InvalidArgumentError("cannot be read");
+  // Where reading fails on the way, it is the target that says so.
+  if (file.bad() || !text) return CannotRead(EIO);
   return text.str();
 }
 

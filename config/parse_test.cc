@@ -194,6 +194,15 @@ TEST_F(LoadTest, AMissingFileIsNotFound) {
   EXPECT_EQ(model.status().message(), path_ + ": No such file or directory");
 }
 
+// Would catch: a process that its service manager does not start again (exit status 2), though its
+// description is right and only the disk fails; and a description that is cut where reading fails.
+TEST(Load, AFailureOfTheMachineIsNoWrongPath) {
+  const auto model = LoadModel("/proc/self/mem");  // nothing is at address 0
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(model.status().message()),
+              testing::StartsWith("/proc/self/mem: Input/output error; "));
+}
+
 TEST(Load, ADirectoryIsAnError) {
   EXPECT_EQ(LoadModel(testing::TempDir()).status().code(), absl::StatusCode::kInvalidArgument);
 }

@@ -11,7 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -68,16 +67,11 @@ absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path) {
 
 namespace {
 
-// What is wrong with a path or its rights. Others may pass, as of a disk that does not answer yet.
-constexpr int kErrorsOfPaths[] = {EACCES, EISDIR,  ELOOP, ENAMETOOLONG,
-                                  ENOENT, ENOTDIR, EPERM, EROFS};
-
 absl::Status Unusable(const std::string& field, const std::string& path, const char* what,
                       int error) {
   const std::string text =
       absl::StrCat(field, ": ", path, " ", what, ": ", std::generic_category().message(error));
-  return absl::c_linear_search(kErrorsOfPaths, error) ? absl::InvalidArgumentError(text)
-                                                      : absl::UnavailableError(text);
+  return IsWrongPath(error) ? absl::InvalidArgumentError(text) : absl::UnavailableError(text);
 }
 
 // Rights alone do not tell: nobody can write to some file systems.

@@ -113,8 +113,8 @@ std::shared_ptr<grpc::AuthMetadataProcessor> MakeCallGuard(std::shared_ptr<const
 class Security {
  public:
   // Of a checked description. Reads all files that it names; INVALID_ARGUMENT or NOT_FOUND names
-  // the field and the file that is wrong. `metrics` must outlive it and counts what is refused;
-  // null: nothing is counted.
+  // the field and the file that is wrong, FAILED_PRECONDITION that which the machine cannot read.
+  // `metrics` must outlive it and counts what is refused; null: nothing is counted.
   static absl::StatusOr<std::shared_ptr<Security>> Create(const v1::SecurityConfig& config,
                                                           ops::Metrics* metrics = nullptr);
 

@@ -107,6 +107,20 @@ TEST(CommandLineTest, AShardWhoseLogCannotBeReadIsNotStarted) {
   EXPECT_EQ(outcome.out, "");
 }
 
+// A service manager starts it again, as after 1, and does not after 2.
+TEST(CommandLineTest, AFileThatTheMachineCannotReadIsNoWrongUsage) {
+  const TempDir directory = TempDir::Create().value();
+  const std::string config = directory.path() + "/cluster.textproto";
+  std::ofstream(config) << "shards { address: '127.0.0.1:0' }\n"
+                           "coordinators { address: '127.0.0.1:0' }\n"
+                           "security { tls { certificate_file: '/proc/self/mem' key_file: '/k' "
+                           "ca_file: '/c' } }\n";
+  const Outcome certificate = RunEmberd({"shard", "--config", config});
+  EXPECT_EQ(certificate.status, 1);
+  EXPECT_THAT(certificate.err, HasSubstr("security.tls.certificate_file: /proc/self/mem: Input"));
+  EXPECT_EQ(RunEmberd({"shard", "--config", "/proc/self/mem"}).status, 1);
+}
+
 struct BadCase {
   const char* name;
   std::vector<std::string> arguments;
