@@ -21,6 +21,8 @@ class FileDescriptor {
   }
 
   int get() const { return descriptor_; }
+  // It is the caller's to close from now on.
+  int Release() { return std::exchange(descriptor_, -1); }
   void Close() {
     if (descriptor_ >= 0) close(descriptor_);
     descriptor_ = -1;

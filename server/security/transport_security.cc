@@ -66,10 +66,10 @@ absl::Status Replace(int fd, absl::string_view content) {
 class RenewableFiles {
  public:
   static absl::StatusOr<std::unique_ptr<RenewableFiles>> Create(const config::PemFiles& files) {
-    ASSIGN_OR_RETURN(const FileDescriptor identity, MemoryFile(Identity(files)));
-    ASSIGN_OR_RETURN(const FileDescriptor authorities, MemoryFile(files.ca));
-    return std::unique_ptr<RenewableFiles>(new RenewableFiles(
-        fcntl(identity.get(), F_DUPFD_CLOEXEC, 0), fcntl(authorities.get(), F_DUPFD_CLOEXEC, 0)));
+    ASSIGN_OR_RETURN(FileDescriptor identity, MemoryFile(Identity(files)));
+    ASSIGN_OR_RETURN(FileDescriptor authorities, MemoryFile(files.ca));
+    return std::unique_ptr<RenewableFiles>(
+        new RenewableFiles(identity.Release(), authorities.Release()));
   }
 
   ~RenewableFiles() {
