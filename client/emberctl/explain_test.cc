@@ -140,6 +140,26 @@ TEST_F(ExplainTest, SaysNothingOfMinibatchesWhereNoCutHelps) {
   EXPECT_THAT(outcome.err, HasSubstr("RESOURCE_EXHAUSTED: table 't'"));
   EXPECT_THAT(outcome.out, HasSubstr("4/1 !"));
   EXPECT_THAT(outcome.out, Not(HasSubstr("within its limits")));
+  const Outcome json =
+      ExplainJsonBatch(R"({"f": {"ids": [1, 1, 1, 1]}})", {"--sparsecores", "1", "--json"});
+  EXPECT_EQ(json.code, kRefused);
+  const Json found = Json::parse(json.out);
+  EXPECT_EQ(found["stacks"][0]["ids_per_partition"], Json::parse("[[4]]"));
+  EXPECT_TRUE(found["num_minibatches"].is_null());
+  EXPECT_TRUE(found["split_mask"].is_null());
+  EXPECT_TRUE(found["bucket_to_minibatch"].is_null());
+  EXPECT_TRUE(found["statistics"]["num_minibatches"].is_null());
+}
+
+// Would catch: the number of the batch without cuts, where there are some.
+TEST_F(ExplainTest, WritesHowManyMinibatchesThereAre) {
+  const Outcome outcome =
+      ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--shards", "2", "--json"});
+  ASSERT_EQ(outcome.code, kOk) << outcome.err;
+  const Json found = Json::parse(outcome.out);
+  EXPECT_GT(found["num_minibatches"], 1);
+  EXPECT_EQ(found["num_minibatches"], found["statistics"]["num_minibatches"]);
+  EXPECT_EQ(found["num_minibatches"], found["bucket_to_minibatch"].back().get<int>() + 1);
 }
 
 TEST_F(ExplainTest, ShowsTheFullestPairsOfLargeClusters) {

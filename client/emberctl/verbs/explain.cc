@@ -315,7 +315,9 @@ void PrintReport(const Explanation& explanation, bool fits, std::ostream& out) {
 //     slot, mini-batch) with row_pointers (exact ends of the shard's partitions), embedding_ids,
 //     sample_ids and gains. Pads are 2147483647, 2147483647 and "NaN",
 //   programs (see ProgramsJson).
-void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
+// Where the batch does not fit, what tells of mini-batches is null, and the buffers are those of
+// the batch without cuts.
+void PrintExplanationJson(const Explanation& explanation, bool fits, std::ostream& out) {
   Json stacks = Json::array();
   for (int k = 0; k < static_cast<int>(explanation.costs.size()); ++k) {
     stacks.push_back(StackJson(explanation, k));
@@ -324,7 +326,7 @@ void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
   for (int b = 0; b < preprocess::kBuckets; ++b) {
     minibatch_of.push_back(preprocess::MinibatchOf(explanation.cuts, b));
   }
-  const Json all = {
+  Json all = {
       {"model", explanation.model.name()},
       {"plan", MessageJson(preprocess::PlanToProto(explanation.model, explanation.plan))},
       {"statistics", MessageJson(explanation.batch.statistics())},
@@ -333,6 +335,12 @@ void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
       {"bucket_to_minibatch", minibatch_of},
       {"stacks", std::move(stacks)},
       {"programs", ProgramsJson(explanation)}};
+  if (!fits) {
+    for (const char* name : {"num_minibatches", "split_mask", "bucket_to_minibatch"}) {
+      all[name] = nullptr;
+    }
+    all["statistics"]["num_minibatches"] = nullptr;
+  }
   out << Dump(all) << "\n";
 }
 
@@ -411,12 +419,13 @@ absl::Status Explain(Session& session, absl::Span<const BatchFile> files, bool t
   }
   const Explanation explanation = {shown, shown_plan, *batches[0], cuts,
                                    preprocess::BatchCost(shown_plan, *batches[0])};
+  const bool fits = &limits == &shown;
   if (tensorflow) {
     PrintTensorFlowJson(plan, batches, session.out);
   } else if (session.json) {
-    PrintExplanationJson(explanation, session.out);
+    PrintExplanationJson(explanation, fits, session.out);
   } else {
-    PrintReport(explanation, &limits == &shown, session.out);
+    PrintReport(explanation, fits, session.out);
   }
   return absl::OkStatus();
 }
