@@ -2,10 +2,10 @@
 
 #include <cassert>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
-#include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
@@ -16,8 +16,6 @@
 
 namespace emberd::rpc {
 namespace {
-
-using google::protobuf::io::CodedOutputStream;
 
 // Wire types of protobuf that are written here.
 constexpr int kWireVarint = 0;
@@ -76,9 +74,16 @@ absl::StatusOr<grpc::ByteBuffer> EncodeMessage(const google::protobuf::Message& 
   return bytes;
 }
 
-size_t LengthDelimitedSize(int field, size_t length) {
-  return CodedOutputStream::VarintSize64(static_cast<uint64_t>(field) << 3) +
-         CodedOutputStream::VarintSize64(length) + length;
+std::string BeginFields(std::initializer_list<OpenField> fields, size_t bytes) {
+  std::string begin;
+  for (auto field = std::rbegin(fields); field != std::rend(fields); ++field) {
+    WireEncoder encoder;
+    encoder.BeginField(field->number, field->begin.size() + begin.size() + bytes);
+    encoder.Raw(field->begin);
+    encoder.Raw(begin);
+    begin = encoder.FinishText();
+  }
+  return begin;
 }
 
 WireEncoder::WireEncoder() = default;

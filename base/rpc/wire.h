@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,8 +37,15 @@ struct SharedBytes {
   std::shared_ptr<const void> owner;
 };
 
-// Bytes of a length-delimited field of `length` bytes, with its tag.
-size_t LengthDelimitedSize(int field, size_t length);
+// A message, or bytes, in a field of the message around it: the field's number, and what of it, in
+// serialized form, comes before the field with which it ends.
+struct OpenField {
+  int number;
+  std::string begin;
+};
+// What comes before the `bytes` bytes with which all of `fields` end, each of which is in the one
+// before it.
+std::string BeginFields(std::initializer_list<OpenField> fields, size_t bytes);
 
 // Builds one message as a list of slices. Small pieces are gathered into a scratch string, large
 // ones are referenced.

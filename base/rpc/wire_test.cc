@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/status.h"
+#include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
 
 namespace emberd::rpc {
@@ -46,17 +47,24 @@ TEST(WireEncoderTest, LargeBytesAreReferencedAndGivenBack) {
   EXPECT_EQ(payload.use_count(), 1) << "the reference leaked";
 }
 
-TEST(WireEncoderTest, SizesMatchProtobufs) {
-  for (const size_t length :
-       {size_t{0}, size_t{1}, size_t{127}, size_t{128}, size_t{16'383}, size_t{16'384}}) {
+TEST(WireEncoderTest, FieldsBeginAsProtobufWritesThem) {
+  for (const size_t length : {1, 127, 128, 16'383, 16'384}) {
+    v1::FeatureActivation activation;
+    activation.set_feature("f");
     v1::Tensor tensor;
-    tensor.set_data(std::string(length, 'x'));
-    if (length > 0) {
-      EXPECT_EQ(LengthDelimitedSize(v1::Tensor::kDataFieldNumber, length), tensor.ByteSizeLong());
-    }
-    WireEncoder encoder;
-    encoder.BytesField(3, std::string(length, 'x'));
-    EXPECT_EQ(encoder.Finish().Length(), LengthDelimitedSize(3, length));
+    tensor.set_dtype(v1::FLOAT32);
+    tensor.add_shape(7);
+    const std::string begin =
+        BeginFields({{v1::LookupResponse::kActivationsFieldNumber, activation.SerializeAsString()},
+                     {v1::FeatureActivation::kActivationFieldNumber, tensor.SerializeAsString()},
+                     {v1::Tensor::kDataFieldNumber, ""}},
+                    length);
+    const std::string data(length, 'x');
+    tensor.set_data(data);
+    *activation.mutable_activation() = tensor;
+    v1::LookupResponse response;
+    *response.add_activations() = activation;
+    EXPECT_EQ(begin + data, response.SerializeAsString());
   }
 }
 

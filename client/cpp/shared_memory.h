@@ -21,12 +21,6 @@ namespace emberd::client {
 // is there gives it in far less; without it, the step goes by TCP.
 inline constexpr absl::Duration kSendPatience = absl::Milliseconds(500);
 
-// Tensors in shared memory begin at multiples of so many bytes of their block.
-inline constexpr size_t kTensorAlignment = 64;
-inline size_t AlignTensor(size_t bytes) {
-  return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
-}
-
 // Thread-safe.
 class SharedMemory {
  public:

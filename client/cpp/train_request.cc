@@ -3,8 +3,6 @@
 #include <limits>
 #include <utility>
 
-#include <grpcpp/support/slice.h>
-
 #include "absl/strings/str_cat.h"
 #include "base/rpc/wire.h"
 #include "base/status.h"
@@ -60,25 +58,10 @@ std::string GradientHead(const v1::FeatureGradient& gradient, int64_t rows, int6
                          WireType type, size_t bytes) {
   v1::Tensor tensor;
   SetHead(WireDataType(type), {rows, dim}, &tensor);
-  const std::string tensor_head = tensor.SerializeAsString();
-  const size_t tensor_size =
-      tensor_head.size() + rpc::LengthDelimitedSize(v1::Tensor::kDataFieldNumber, bytes);
-  const std::string gradient_head = gradient.SerializeAsString();
-  rpc::WireEncoder head;
-  head.BeginField(
-      v1::TrainUpdate::kGradientsFieldNumber,
-      gradient_head.size() +
-          rpc::LengthDelimitedSize(v1::FeatureGradient::kGradientFieldNumber, tensor_size));
-  head.Raw(gradient_head);
-  head.BeginField(v1::FeatureGradient::kGradientFieldNumber, tensor_size);
-  head.Raw(tensor_head);
-  head.BeginField(v1::Tensor::kDataFieldNumber, bytes);
-  return head.FinishText();
-}
-
-grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
-  const grpc::Slice slice(message.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
+  return rpc::BeginFields({{v1::TrainUpdate::kGradientsFieldNumber, gradient.SerializeAsString()},
+                           {v1::FeatureGradient::kGradientFieldNumber, tensor.SerializeAsString()},
+                           {v1::Tensor::kDataFieldNumber, ""}},
+                          bytes);
 }
 
 // No message may have more bytes than protobuf can count.
@@ -114,7 +97,7 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
   group->set_pipelined(options.pipelined);
   group->set_first_step(options.first_step);
   group->set_step_timeout_ms(absl::ToInt64Milliseconds(options.step_timeout));
-  return Serialize(request);
+  return *rpc::EncodeMessage(request);  // it is small
 }
 
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
@@ -145,14 +128,14 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     if (bytes > 0 && bytes + size > kTrainMessageBytes) {
       request.mutable_lookup()->set_continues(true);
       if (messages.empty()) NameBlocks(*expected, id_bytes, request.mutable_lookup());
-      messages.push_back(Serialize(request));
+      ASSIGN_OR_RETURN(messages.emplace_back(), rpc::EncodeMessage(request));
       begin();
     }
     *request.mutable_lookup()->add_features() = std::move(ids);
     bytes += size;
   }
   if (messages.empty()) NameBlocks(*expected, id_bytes, request.mutable_lookup());
-  messages.push_back(Serialize(request));
+  ASSIGN_OR_RETURN(messages.emplace_back(), rpc::EncodeMessage(request));
   return messages;
 }
 

@@ -11,7 +11,6 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/client_callback.h>
-#include <grpcpp/support/proto_buffer_reader.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -333,10 +332,8 @@ class GrpcTrainStream final : public TrainStream {
   }
 
   absl::Status OnMessage(grpc::ByteBuffer* message) {
-    grpc::ProtoBufferReader reader(message);
-    if (!reader.status().ok()) return rpc::FromGrpcStatus(reader.status());
     v1::TrainResponse response;
-    if (response.ParseFromZeroCopyStream(&reader)) {
+    if (rpc::DecodeMessage(*message, &response).ok()) {
       switch (response.response_case()) {
         case v1::TrainResponse::kStarted:
           return OnStarted(response.started());

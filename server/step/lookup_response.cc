@@ -14,51 +14,40 @@
 namespace emberd::step {
 namespace {
 
-using rpc::LengthDelimitedSize;
-using v1::FeatureActivation;
-
 // One FeatureActivation as a field of a message.
 class ActivationField {
  public:
   // `output` must outlive it. `feature`: index in the config. `field`: its number in the message.
   ActivationField(const LookupOutput& output, int feature, int field)
-      : name_(output.model->config.features(feature).name()),
-        field_(field),
-        data_{absl::string_view(output.activations.features[feature].bytes.data(),
+      : data_{absl::string_view(output.activations.features[feature].bytes.data(),
                                 output.activations.features[feature].bytes.size()),
               output.activations.owner} {
-    v1::Tensor head;
-    head.set_dtype(output.activations.dtype);
+    v1::FeatureActivation activation;
+    activation.set_feature(output.model->config.features(feature).name());
+    v1::Tensor tensor;
+    tensor.set_dtype(output.activations.dtype);
     const int64_t samples = output.activations.features[feature].samples;
     const auto shape = output.model->ActivationShape(feature, samples);
-    head.mutable_shape()->Assign(shape.begin(), shape.end());
-    tensor_head_ = head.SerializeAsString();
-    tensor_size_ =
-        tensor_head_.size() + LengthDelimitedSize(v1::Tensor::kDataFieldNumber, data_.bytes.size());
-    size_ = LengthDelimitedSize(FeatureActivation::kFeatureFieldNumber, name_.size()) +
-            LengthDelimitedSize(FeatureActivation::kActivationFieldNumber, tensor_size_);
+    tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+    head_ = rpc::BeginFields(
+        {{field, activation.SerializeAsString()},
+         {v1::FeatureActivation::kActivationFieldNumber, tensor.SerializeAsString()},
+         {v1::Tensor::kDataFieldNumber, ""}},
+        data_.bytes.size());
   }
 
   // Bytes of the whole field, tag included.
-  size_t size() const { return LengthDelimitedSize(field_, size_); }
+  size_t size() const { return head_.size() + data_.bytes.size(); }
 
   // The elements are referenced.
   void AppendTo(rpc::WireEncoder* encoder) const {
-    encoder->BeginField(field_, size_);
-    encoder->BytesField(FeatureActivation::kFeatureFieldNumber, name_);
-    encoder->BeginField(FeatureActivation::kActivationFieldNumber, tensor_size_);
-    encoder->Raw(tensor_head_);
-    encoder->BeginField(v1::Tensor::kDataFieldNumber, data_.bytes.size());
+    encoder->Raw(head_);
     encoder->Raw(data_);
   }
 
  private:
-  const std::string& name_;
-  const int field_;
   const rpc::SharedBytes data_;
-  std::string tensor_head_;  // the tensor without its data, serialized
-  size_t tensor_size_ = 0;
-  size_t size_ = 0;
+  std::string head_;  // the field without the elements, with which it ends
 };
 
 // Cuts features into messages of about 1 MiB: each but the last ends with the activation that

@@ -13,10 +13,6 @@
 namespace emberd::step {
 namespace {
 
-constexpr uint64_t kAlignment = 64;
-
-uint64_t RoundUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 // Takes the tensors of a request out of a block, one after the other.
 class BlockReader {
  public:
@@ -29,7 +25,7 @@ class BlockReader {
           absl::StrCat(path, ".data has ", tensor->data().size(),
                        " bytes; it must be empty where shared.ids is set"));
     }
-    const uint64_t begin = RoundUp(next_);
+    const uint64_t begin = AlignTensor(next_);
     if (begin > size_ || static_cast<uint64_t>(bytes) > size_ - begin) {
       return absl::InvalidArgumentError(absl::StrCat("shared.ids.size is ", size_, "; ", path,
                                                      " of ", bytes, " bytes goes beyond it"));
@@ -86,7 +82,7 @@ ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const in
     const size_t row = model.TableOfFeature(feature).embedding_dim() * ElementSize(dtype);
     layout.offsets[feature] = end;
     layout.strides[feature] = row;
-    end += concat ? row : RoundUp(samples[feature] * row);
+    end += concat ? row : AlignTensor(samples[feature] * row);
   }
   if (concat) {
     for (size_t& stride : layout.strides) stride = end;
@@ -103,8 +99,8 @@ std::shared_ptr<const SharedOutput> TakeOutput(const ServedModel& model,
   std::iota(order.begin(), order.end(), 0);
   auto output = std::make_shared<SharedOutput>();
   output->layout = LayOutActivations(model, samples, order, dtype, /*concat=*/false);
-  const size_t bytes = RoundUp(std::max<size_t>(output->layout.bytes, 1));
-  output->memory.reset(static_cast<char*>(std::aligned_alloc(kAlignment, bytes)), std::free);
+  const size_t bytes = AlignTensor(std::max<size_t>(output->layout.bytes, 1));
+  output->memory.reset(static_cast<char*>(std::aligned_alloc(kTensorAlignment, bytes)), std::free);
   return output;
 }
 
@@ -150,7 +146,7 @@ absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const Regio
                                                                      const ServedModel& model) {
   if (!shared.has_activations()) return nullptr;
   const v1::SharedBlock& block = shared.activations();
-  if (block.offset() % kAlignment != 0) {
+  if (block.offset() % kTensorAlignment != 0) {
     return absl::InvalidArgumentError(absl::StrCat("shared.activations.offset is ", block.offset(),
                                                    "; it must be a multiple of 64"));
   }
