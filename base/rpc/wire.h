@@ -1,5 +1,5 @@
-// Statuses and messages as gRPC carries them. Messages whose payload must not be copied are written
-// by an encoder that lets large fields stay where they are.
+// Statuses and messages as gRPC carries them, and how processes connect. Messages whose payload
+// must not be copied are written by an encoder that lets large fields stay where they are.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 
 namespace grpc {
 class ByteBuffer;
+class ChannelArguments;
 class Slice;
 class Status;
 }  // namespace grpc
@@ -30,6 +31,12 @@ absl::Status FromGrpcStatus(const grpc::Status& status);
 absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
 // RESOURCE_EXHAUSTED: protobuf writes no message of 2 GiB and more.
 absl::StatusOr<grpc::ByteBuffer> EncodeMessage(const google::protobuf::Message& message);
+
+// For a connection of one user of this process to a process in its own network: messages of any
+// size, no proxy. A peer that fell silent, because the network was cut or its machine is gone, is
+// given up some 25 s after its last sign of life. The kernel alone would try for a quarter of an
+// hour, and on a starved machine an answer may take seconds.
+grpc::ChannelArguments ConnectionArguments();
 
 // Bytes that stay where they are until the last reference to `owner` goes.
 struct SharedBytes {

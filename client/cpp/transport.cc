@@ -36,12 +36,6 @@ constexpr int kMaxLanes = 32;
 // A small lookup takes about as long as it takes to wake who waits for it.
 constexpr absl::Duration kWatch = absl::Microseconds(200);
 
-// A coordinator that fell silent, because the network was cut or its machine is gone, is given up
-// this long after its last sign of life, and calls turn to the next one. The kernel alone would try
-// for a quarter of an hour.
-constexpr int kKeepaliveMs = 10'000;
-constexpr int kKeepaliveTimeoutMs = 15'000;
-
 // Whether a connection is there by `until`; false as soon as it is refused.
 bool Connects(grpc::Channel& channel, absl::Time until) {
   grpc_connectivity_state state;
@@ -53,22 +47,12 @@ bool Connects(grpc::Channel& channel, absl::Time until) {
 }
 
 grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);  // unlimited here; the server has a limit of its own
-  arguments.SetMaxSendMessageSize(-1);
+  grpc::ChannelArguments arguments = rpc::ConnectionArguments();
   // gRPC pauses by itself between attempts to connect, and fails calls meanwhile. These pauses stay
   // short, so that ours decide how soon a server that is back gets to be used.
   const int pause = static_cast<int>(absl::ToInt64Milliseconds(options.initial_backoff));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, pause);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, pause);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
-  // Clients in one process do not share a connection: its flow control would couple them.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // Coordinators stand in the trainer's own network.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (options.tls.has_value() && !options.tls->server_name.empty()) {
     arguments.SetSslTargetNameOverride(options.tls->server_name);
   }

@@ -511,11 +511,6 @@ constexpr int kConnectTimeoutMs = 5000;
 constexpr int kMaxReconnectMs = 500;
 // So is one that comes back under another address. gRPC would ask for it every 30 seconds.
 constexpr int kMinResolveMs = 1000;
-// A connection that fell silent, because the network was cut or the shard's machine is gone, is
-// given up this long after its last sign of life. The kernel alone would try for a quarter of an
-// hour. On a starved machine an answer may take seconds.
-constexpr int kKeepaliveMs = 10'000;
-constexpr int kKeepaliveTimeoutMs = 15'000;
 
 // As many small gathers are under way without gRPC; more go by gRPC.
 constexpr int kMaxLanes = 32;
@@ -526,22 +521,12 @@ std::shared_ptr<const security::Security> SecurityOf(const RemoteShardOptions& o
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
-  grpc::ChannelArguments arguments;
-  // Shards stand in the coordinator's own network.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetMaxSendMessageSize(-1);
+  grpc::ChannelArguments arguments = rpc::ConnectionArguments();
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
   // Also the least time that one attempt to connect gets: a busy machine needs more than the pause.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kMinResolveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
-  // Several clusters may live in one process: connections are not shared.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   security::Security::Metadata metadata = {
       {rpc::kShardPlaceKey, options.place.SerializeAsString()}};
   return SecurityOf(options)->Connect(options.address, arguments, std::move(metadata));
