@@ -129,14 +129,14 @@ absl::StatusOr<Model> Declare(Transport& transport, const absl::StatusOr<v1::Mod
   return model;
 }
 
-// `sink` may be empty.
+// With the deadline and the sink of the options.
+template <typename Options>
 absl::StatusOr<v1::CheckpointProgress> RunCheckpointCall(Transport& transport,
                                                          const google::protobuf::Message& request,
-                                                         absl::Duration deadline,
-                                                         const ProgressSink& sink) {
-  return RunWithProgress(&transport, request, deadline,
+                                                         const Options& options) {
+  return RunWithProgress(&transport, request, options.deadline,
                          [&](const v1::CheckpointProgress& progress) {
-                           if (sink) sink(DecodeProgress(progress));
+                           if (options.progress) options.progress(DecodeProgress(progress));
                          });
 }
 
@@ -331,8 +331,7 @@ absl::StatusOr<SavedCheckpoint> Client::SaveCheckpoint(const std::string& model,
   request.set_model(model);
   request.set_name(options.name);
   request.set_incremental(options.incremental);
-  ASSIGN_OR_RETURN(const auto result,
-                   RunCheckpointCall(*transport_, request, options.deadline, options.progress));
+  ASSIGN_OR_RETURN(const auto result, RunCheckpointCall(*transport_, request, options));
   return SavedCheckpoint{DecodeCheckpoint(result.checkpoint()),
                          absl::Microseconds(result.pause_us())};
 }
@@ -345,8 +344,7 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& mode
   if (!options.config.empty()) {
     ASSIGN_OR_RETURN(*request.mutable_config(), config::ParseModel(options.config));
   }
-  ASSIGN_OR_RETURN(const auto result,
-                   RunCheckpointCall(*transport_, request, options.deadline, options.progress));
+  ASSIGN_OR_RETURN(const auto result, RunCheckpointCall(*transport_, request, options));
   return DecodeCheckpoint(result.checkpoint());
 }
 
@@ -363,8 +361,7 @@ absl::StatusOr<CheckpointInfo> Client::ServeCheckpoint(const std::string& model,
                      "\" is not allowed; it must be FLOAT32, BFLOAT16 or FLOAT16"));
   }
   request.set_storage_dtype(dtype);
-  ASSIGN_OR_RETURN(const auto result,
-                   RunCheckpointCall(*transport_, request, options.deadline, options.progress));
+  ASSIGN_OR_RETURN(const auto result, RunCheckpointCall(*transport_, request, options));
   return DecodeCheckpoint(result.checkpoint());
 }
 

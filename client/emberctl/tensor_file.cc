@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <system_error>
 
 #include <fcntl.h>
@@ -94,31 +93,21 @@ std::string Take(std::ifstream& stream, size_t size) {
   return bytes;
 }
 
-// How many float32 a matrix has; -1 if that is no sensible number.
-int64_t Elements(const std::vector<int64_t>& shape) {
-  int64_t elements = 1;
-  for (const int64_t size : shape) {
-    if (size < 0 || (size > 0 && elements > std::numeric_limits<int64_t>::max() / 8 / size)) {
-      return -1;
-    }
-    elements *= size;
-  }
-  return elements;
-}
-
 // `values` bytes of the file begin at tensor->offset.
 absl::Status SetShape(std::vector<int64_t> shape, int64_t values, TensorInFile* tensor) {
   if (shape.size() == 1) shape.push_back(1);
-  const int64_t elements = Elements(shape);
-  if (shape.size() != 2 || elements < 0) {
+  int64_t needed = sizeof(float);
+  bool countable = true;
+  for (const int64_t size : shape) countable &= !__builtin_mul_overflow(needed, size, &needed);
+  if (shape.size() != 2 || !countable) {
     return Bad(tensor->path,
                absl::StrCat("\"", tensor->name, "\" has the shape [", absl::StrJoin(shape, ", "),
                             "]; it must be a matrix of rows"));
   }
-  if (elements * static_cast<int64_t>(sizeof(float)) != values) {
+  if (needed != values) {
     return Bad(tensor->path,
                absl::StrCat("\"", tensor->name, "\" has ", values, " bytes, but its ",
-                            "shape needs ", elements * sizeof(float), "; is the file cut off?"));
+                            "shape needs ", needed, "; is the file cut off?"));
   }
   tensor->rows = shape[0];
   tensor->columns = shape[1];
