@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "absl/types/span.h"
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "config/shared_tables.h"
@@ -28,8 +27,7 @@ constexpr size_t kLongestCheckpointName = 128;
 
 // What follows the bytes that it is the checksum of.
 std::string ChecksumField(absl::string_view before) {
-  const uint32_t crc = ExtendCrc32c(0, absl::MakeConstSpan(before.data(), before.size()));
-  return absl::StrFormat(",\n \"crc32c\": \"%08x\"\n}\n", crc);
+  return absl::StrFormat(",\n \"crc32c\": \"%08x\"\n}\n", ExtendCrc32c(0, before));
 }
 
 absl::Status CheckFiles(const v1::CheckpointManifest& manifest) {

@@ -181,9 +181,7 @@ absl::Status PartitionFileReader::ReadHeader() {
     return files::DamagedFile(path_, "it is too short for its header");
   std::string header(header_size_, '\0');
   RETURN_IF_ERROR(files::ReadAt(file_, path_, 0, header.data(), header_size_));
-  if (ExtendCrc32c(0, absl::MakeConstSpan(header.data(), header.size())) != info_.header_crc32c()) {
-    return WrongChecksum(path_);
-  }
+  if (ExtendCrc32c(0, header) != info_.header_crc32c()) return WrongChecksum(path_);
   const auto prefix = absl::string_view(header).substr(0, kSafetensorsPrefix);
   const auto size = SafetensorsHeaderSize(prefix, info_.bytes());
   if (!size.ok()) return files::DamagedFile(path_, size.status().message());
@@ -379,7 +377,7 @@ absl::Status PartitionFileWriter::AppendBytes(absl::Span<const char> bytes) {
 
 absl::Status PartitionFileWriter::Flush() {
   const absl::string_view bytes(buffer_.data(), std::exchange(buffered_, 0));
-  data_crc32c_ = ExtendCrc32c(data_crc32c_, absl::MakeConstSpan(bytes.data(), bytes.size()));
+  data_crc32c_ = ExtendCrc32c(data_crc32c_, bytes);
   // The last bytes of a file are seldom whole pages.
   if (direct_ && bytes.size() != kBufferBytes) SetDirect(false);
   const int64_t offset = header_size_ + data_bytes_;
@@ -419,7 +417,7 @@ absl::StatusOr<v1::CheckpointFile> PartitionFileWriter::Finish() {
   file.set_partition(array_.partition);
   file.set_rows(rows_);
   file.set_bytes(header_size_ + data_bytes_);
-  file.set_header_crc32c(ExtendCrc32c(0, absl::MakeConstSpan(header.data(), header.size())));
+  file.set_header_crc32c(ExtendCrc32c(0, header));
   file.set_data_crc32c(data_crc32c_);
   return file;
 }

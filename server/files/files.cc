@@ -19,7 +19,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/crc32c.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -32,10 +31,6 @@ namespace fs = std::filesystem;
 
 // File systems take 255 bytes; the rest is for what stands around the name.
 constexpr size_t kLongestName = 180;
-
-uint32_t Crc32c(absl::string_view bytes) {
-  return ExtendCrc32c(0, absl::MakeConstSpan(bytes.data(), bytes.size()));
-}
 
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder, bool folders) {
   std::vector<std::string> names;
@@ -207,7 +202,7 @@ absl::StatusOr<v1::CheckpointFile> WriteListedFile(const std::string& folder,
   v1::CheckpointFile file;
   file.set_path(name);
   file.set_bytes(static_cast<int64_t>(bytes.size()));
-  file.set_data_crc32c(Crc32c(bytes));
+  file.set_data_crc32c(ExtendCrc32c(0, bytes));
   return file;
 }
 
@@ -217,7 +212,7 @@ absl::StatusOr<std::string> ReadListedFile(const std::string& folder,
   ASSIGN_OR_RETURN(const FileDescriptor descriptor, OpenNamedFile(path, file.bytes()));
   std::string bytes(file.bytes(), '\0');
   RETURN_IF_ERROR(ReadAt(descriptor, path, 0, bytes.data(), file.bytes()));
-  if (Crc32c(bytes) == file.data_crc32c()) return bytes;
+  if (ExtendCrc32c(0, bytes) == file.data_crc32c()) return bytes;
   return DamagedFile(path, "its checksum is not that of the manifest: it was changed");
 }
 

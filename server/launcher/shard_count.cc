@@ -202,8 +202,7 @@ class QuietCluster {
 };
 
 std::string ChecksumLine(absl::string_view text) {
-  return absl::StrCat("# crc32c ",
-                      absl::Hex(ExtendCrc32c(0, absl::MakeConstSpan(text.data(), text.size()))));
+  return absl::StrCat("# crc32c ", absl::Hex(ExtendCrc32c(0, text)));
 }
 
 // The file `moving`: a line with the checksum of the others, and these.

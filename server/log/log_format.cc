@@ -9,7 +9,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/types/span.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "server/files/files.h"
@@ -50,7 +49,7 @@ static_assert(sizeof(FrameHead) == kFrameHeadBytes && offsetof(FrameHead, sequen
 template <class Head>
 uint32_t ChecksumBehind(absl::string_view bytes) {
   constexpr size_t kSkip = offsetof(Head, crc32c) + sizeof(Head::crc32c);
-  return ExtendCrc32c(0, absl::MakeConstSpan(bytes.data() + kSkip, bytes.size() - kSkip));
+  return ExtendCrc32c(0, bytes.substr(kSkip));
 }
 
 // Segments of the files with this ending.
