@@ -6,10 +6,7 @@
 #include <map>
 #include <vector>
 
-#include <google/protobuf/text_format.h>
-
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/command_line.h"
@@ -46,12 +43,6 @@ void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape
       ->capture_default_str();
 }
 
-int64_t PartitionBytes(const v1::ModelPlan& plan) {
-  int64_t bytes = 0;
-  for (const v1::StackPlan& stack : plan.stacks()) bytes += stack.bytes_per_partition();
-  return bytes;
-}
-
 std::string MissingMemory(const v1::GetStatusResponse& cluster) {
   const auto missing = [](const v1::ShardStatus& shard) {
     return shard.memory_bytes() == 0 ? 0 : shard.table_bytes() - shard.memory_bytes();
@@ -66,23 +57,6 @@ std::string MissingMemory(const v1::GetStatusResponse& cluster) {
                       " of memory: ", Bytes(missing(*worst)),
                       " do not fit. The shard will refuse lookups of new rows before that. Add "
                       "memory or shards, or store rows in 16 bits");
-}
-
-Padding PaddingOf(const v1::StackPlan& stack, const v1::TablePlan& table) {
-  return {table.vocabulary_size() * table.embedding_dim(),
-          table.padded_vocabulary_size() * stack.embedding_dim()};
-}
-
-Padding PaddingOf(const v1::ModelPlan& plan) {
-  Padding all;
-  for (const v1::StackPlan& stack : plan.stacks()) {
-    for (const v1::TablePlan& table : stack.tables()) {
-      const Padding one = PaddingOf(stack, table);
-      all.weights += one.weights;
-      all.cells += one.cells;
-    }
-  }
-  return all;
 }
 
 std::string SizeText(const v1::ModelPlan& plan) {
@@ -124,49 +98,6 @@ void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out) {
 
 void PrintWarnings(const v1::ModelPlan& plan, std::ostream& out) {
   for (const std::string& warning : plan.warnings()) out << "warning: " << warning << "\n";
-}
-
-CellLine TableHeadings() {
-  return {"MODEL",     "TABLE", "VOCABULARY", "DIM",      "COMBINER",
-          "OPTIMIZER", "SLOTS", "STACK",      "SHARED AS"};
-}
-
-const v1::StackPlan* StackOf(const v1::DescribeModelResponse& model, const v1::TableConfig& table) {
-  const std::string& stored = config::StoredTable(model.config(), table).name();
-  for (const v1::StackPlan& stack : model.plan().stacks()) {
-    for (const v1::TablePlan& placed : stack.tables()) {
-      if (placed.name() == stored) return &stack;
-    }
-  }
-  return nullptr;
-}
-
-void AppendTableLines(const v1::DescribeModelResponse& model, Table* lines) {
-  for (const v1::TableConfig& table : model.config().tables()) {
-    const v1::StackPlan* stack = StackOf(model, table);
-    if (stack == nullptr) continue;
-    lines->push_back(
-        {model.config().name(), table.name(), table.vocabulary_size(), table.embedding_dim(),
-         v1::Combiner_Name(table.combiner()), stack->optimizer(),
-         stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","), stack->name(),
-         table.has_resource() ? config::ResourceText(table.resource()) : "-"});
-  }
-}
-
-void PrintTraining(const v1::ModelConfig& model, std::ostream& out) {
-  google::protobuf::TextFormat::Printer printer;
-  printer.SetSingleLineMode(true);
-  const auto text = [&printer](const google::protobuf::Message& message) {
-    std::string line;
-    printer.PrintToString(message, &line);
-    absl::StripAsciiWhitespace(&line);
-    return line;
-  };
-  Table lines = {{"TABLE", "INITIALIZER", "OPTIMIZER"}};
-  for (const v1::TableConfig& table : model.tables()) {
-    lines.push_back({table.name(), text(table.initializer()), text(table.optimizer())});
-  }
-  PrintColumns(lines, out);
 }
 
 int64_t Batches(const v1::CountSketch& sketch) {

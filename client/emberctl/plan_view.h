@@ -30,21 +30,9 @@ absl::StatusOr<v1::ClusterConfig> ClusterOf(const ClusterShape& shape);
 // Adds --cluster, --shards and --sparsecores, which all need `needed`.
 void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape* shape);
 
-// Bytes of weights and slots; partitions are alike.
-int64_t PartitionBytes(const v1::ModelPlan& plan);
-
 // What the fullest shard could not hold if every row of its tables were touched: a sentence, or
 // nothing if all have the memory.
 std::string MissingMemory(const v1::GetStatusResponse& cluster);
-
-// Weights that somebody asked for, and cells that hold them: rows are padded for the partitions,
-// columns for the width.
-struct Padding {
-  int64_t weights = 0;
-  int64_t cells = 0;
-};
-Padding PaddingOf(const v1::StackPlan& stack, const v1::TablePlan& table);
-Padding PaddingOf(const v1::ModelPlan& plan);
 
 // "2 shards x 2 SparseCores = 4 partitions"
 std::string SizeText(const v1::ModelPlan& plan);
@@ -55,14 +43,6 @@ void PrintStacks(const v1::ModelPlan& plan, std::ostream& out);
 // One line per feature, in stack order.
 void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out);
 void PrintWarnings(const v1::ModelPlan& plan, std::ostream& out);
-
-// The table of a model's tables: its headings, and a line for each that the plan has placed.
-CellLine TableHeadings();
-void AppendTableLines(const v1::DescribeModelResponse& model, Table* lines);
-// One line per table: its optimizer and its initial values, with all parameters.
-void PrintTraining(const v1::ModelConfig& model, std::ostream& out);
-// The stack of a table; null if the plan does not hold it.
-const v1::StackPlan* StackOf(const v1::DescribeModelResponse& model, const v1::TableConfig& table);
 
 // Limits of partitions from what batches needed.
 

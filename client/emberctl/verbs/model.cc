@@ -2,6 +2,8 @@
 #include <utility>
 #include <vector>
 
+#include <google/protobuf/text_format.h>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -82,6 +84,52 @@ void PrintSlots(const v1::DescribeModelResponse& model, std::ostream& out) {
     lines.push_back({slot.table(), slot.slot(), absl::StrJoin(slot.shape(), " x ")});
   }
   out << "\n";
+  PrintColumns(lines, out);
+}
+
+// The table of a model's tables: its headings, and a line for each that the plan has placed.
+CellLine TableHeadings() {
+  return {"MODEL",     "TABLE", "VOCABULARY", "DIM",      "COMBINER",
+          "OPTIMIZER", "SLOTS", "STACK",      "SHARED AS"};
+}
+
+// The stack of a table; null if the plan does not hold it.
+const v1::StackPlan* StackOf(const v1::DescribeModelResponse& model, const v1::TableConfig& table) {
+  const std::string& stored = config::StoredTable(model.config(), table).name();
+  for (const v1::StackPlan& stack : model.plan().stacks()) {
+    for (const v1::TablePlan& placed : stack.tables()) {
+      if (placed.name() == stored) return &stack;
+    }
+  }
+  return nullptr;
+}
+
+void AppendTableLines(const v1::DescribeModelResponse& model, Table* lines) {
+  for (const v1::TableConfig& table : model.config().tables()) {
+    const v1::StackPlan* stack = StackOf(model, table);
+    if (stack == nullptr) continue;
+    lines->push_back(
+        {model.config().name(), table.name(), table.vocabulary_size(), table.embedding_dim(),
+         v1::Combiner_Name(table.combiner()), stack->optimizer(),
+         stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","), stack->name(),
+         table.has_resource() ? config::ResourceText(table.resource()) : "-"});
+  }
+}
+
+// One line per table: its optimizer and its initial values, with all parameters.
+void PrintTraining(const v1::ModelConfig& model, std::ostream& out) {
+  google::protobuf::TextFormat::Printer printer;
+  printer.SetSingleLineMode(true);
+  const auto text = [&printer](const google::protobuf::Message& message) {
+    std::string line;
+    printer.PrintToString(message, &line);
+    absl::StripAsciiWhitespace(&line);
+    return line;
+  };
+  Table lines = {{"TABLE", "INITIALIZER", "OPTIMIZER"}};
+  for (const v1::TableConfig& table : model.tables()) {
+    lines.push_back({table.name(), text(table.initializer()), text(table.optimizer())});
+  }
   PrintColumns(lines, out);
 }
 

@@ -54,6 +54,37 @@ absl::StatusOr<Planned> PlanOfDeclared(Session& session, const std::string& name
   return planned;
 }
 
+// Bytes of weights and slots; partitions are alike.
+int64_t PartitionBytes(const v1::ModelPlan& plan) {
+  int64_t bytes = 0;
+  for (const v1::StackPlan& stack : plan.stacks()) bytes += stack.bytes_per_partition();
+  return bytes;
+}
+
+// Weights that somebody asked for, and cells that hold them: rows are padded for the partitions,
+// columns for the width.
+struct Padding {
+  int64_t weights = 0;
+  int64_t cells = 0;
+};
+
+Padding PaddingOf(const v1::StackPlan& stack, const v1::TablePlan& table) {
+  return {table.vocabulary_size() * table.embedding_dim(),
+          table.padded_vocabulary_size() * stack.embedding_dim()};
+}
+
+Padding PaddingOf(const v1::ModelPlan& plan) {
+  Padding all;
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    for (const v1::TablePlan& table : stack.tables()) {
+      const Padding one = PaddingOf(stack, table);
+      all.weights += one.weights;
+      all.cells += one.cells;
+    }
+  }
+  return all;
+}
+
 void PrintMemory(const Planned& planned, std::ostream& out) {
   const int64_t partition_bytes = PartitionBytes(planned.plan);
   Table lines = {{"MEMORY OF", "SIZE", "BUDGET", "USED"}};
