@@ -31,6 +31,8 @@ absl::StatusOr<v1::TokenFile> LoadTokenFile(const std::string& path);
 // All that stands in a file. Errors say why it cannot be read; NOT_FOUND: there is none;
 // FAILED_PRECONDITION: the path is right, but the machine cannot read the file.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
+// Whether a description is JSON, and not text proto.
+bool IsJson(absl::string_view text);
 
 // Checks every value and reference, then writes every default into the message: afterwards each
 // optional field is present, each table has its own optimizer, initializer, combiner and storage

@@ -278,8 +278,7 @@ absl::Status Parse(absl::string_view text, Message* message) {
         "\"a:1\" }) or JSON ({\"shards\": [{\"address\": \"a:1\"}]}). config/samples has examples "
         "of both");
   }
-  const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(body), "{");
-  return is_json ? ParseJson(body, message) : ParseTextProto(body, message);
+  return IsJson(body) ? ParseJson(body, message) : ParseTextProto(body, message);
 }
 
 template <typename Config>
@@ -300,6 +299,10 @@ absl::Status CannotRead(int error) {
 }
 
 }  // namespace
+
+bool IsJson(absl::string_view text) {
+  return absl::StartsWith(absl::StripLeadingAsciiWhitespace(WithoutLeadingComments(text)), "{");
+}
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::error_code ignored;

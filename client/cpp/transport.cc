@@ -324,10 +324,7 @@ std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator
   };
   const std::optional<lanes::Answer> answer = call->Receive(deadline);
   if (!answer.has_value()) return std::nullopt;
-  if (!answer->status.ok()) {
-    return grpc::Status(static_cast<grpc::StatusCode>(answer->status.code()),
-                        std::string(answer->status.message()));
-  }
+  if (!answer->status.ok()) return rpc::ToGrpcStatus(answer->status);
   if (!response->ParseFromArray(answer->body.data(), static_cast<int>(answer->body.size()))) {
     return grpc::Status(grpc::INTERNAL, "the answer of the coordinator cannot be read");
   }

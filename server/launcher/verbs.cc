@@ -13,10 +13,8 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <sys/file.h>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/file_descriptor.h"
@@ -67,22 +65,13 @@ absl::StatusOr<FileDescriptor> LockFolderOf(const std::filesystem::path& file,
   return lock;
 }
 
-// As config/ tells the formats apart: comments may stand before the bracket.
-bool IsJson(absl::string_view text) {
-  for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    line = absl::StripLeadingAsciiWhitespace(line);
-    if (!line.empty() && line[0] != '#') return line[0] == '{';
-  }
-  return false;
-}
-
 // What stands in the file; empty if there is none.
 absl::StatusOr<std::string> OldText(const std::string& path) {
   const absl::StatusOr<std::string> text = config::ReadFile(path);
   if (absl::IsNotFound(text.status()) || (text.ok() && text->empty())) return "";
   RETURN_IF_ERROR(Annotate(text.status(), path));
   RETURN_IF_ERROR(Annotate(config::ParseTokenFile(*text).status(), path));
-  if (IsJson(*text)) {
+  if (config::IsJson(*text)) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": tokens can be added to text protos, not to JSON"));
   }

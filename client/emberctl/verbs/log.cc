@@ -23,12 +23,6 @@ struct LogShowOptions {
   int64_t limit = 0;  // 0: none
 };
 
-// Ends reading, without being an error.
-const absl::Status& Enough() {
-  static const absl::Status* const enough = new absl::Status(absl::CancelledError("enough"));
-  return *enough;
-}
-
 std::string ColumnOr(const std::string& text) { return text.empty() ? "-" : text; }
 
 // Padded by hand: a log is too long to be laid out before its first line is written.
@@ -78,9 +72,11 @@ absl::Status ShowOne(Session& session, const LogShowOptions& options, const std:
     PrintHeading(session.out);
   }
   int64_t shown = 0;
+  bool enough = false;  // which ends reading, without being an error
   const auto summary = log::ShowLog(folder, [&](const LogEntry& entry) {
     if (entry.sequence < options.from) return absl::OkStatus();
-    if (options.limit > 0 && shown == options.limit) return Enough();
+    enough = options.limit > 0 && shown == options.limit;
+    if (enough) return absl::CancelledError("enough");
     ++shown;
     if (session.json) {
       session.out << Dump(JsonOf(folder, entry)) << "\n";
@@ -89,7 +85,7 @@ absl::Status ShowOne(Session& session, const LogShowOptions& options, const std:
     }
     return absl::OkStatus();
   });
-  if (summary.status() == Enough()) return absl::OkStatus();
+  if (enough) return absl::OkStatus();
   RETURN_IF_ERROR(summary.status());
   if (!session.json && summary->torn_bytes > 0) {
     session.out << Bytes(summary->torn_bytes)
