@@ -15,7 +15,7 @@
 #include "server/coordinator/train/train_stream.h"
 #include "server/ops/metric_registry.h"
 #include "server/ops/samples.h"
-#include "server/rpc/admission.h"
+#include "server/rpc/budgets.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::coordinator {

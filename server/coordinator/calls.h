@@ -24,7 +24,7 @@
 #include "base/blocking_pool.h"
 #include "base/steady_time.h"
 #include "server/ops/metrics.h"
-#include "server/rpc/admission.h"
+#include "server/rpc/budgets.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"
 

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "base/machine_memory.h"
 #include "base/mutex.h"
-#include "server/rpc/memory_budget.h"
+#include "server/rpc/budgets.h"
 
 namespace emberd::host {
 

@@ -15,7 +15,7 @@
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/host/shard_backend.h"
-#include "server/rpc/memory_budget.h"
+#include "server/rpc/budgets.h"
 #include "server/rpc/message.h"
 #include "shard/types.h"
 

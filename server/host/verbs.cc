@@ -19,7 +19,7 @@
 #include "server/host/shard_backend.h"
 #include "server/host/shard_codec.h"
 #include "server/host/shard_host.h"
-#include "server/rpc/memory_budget.h"
+#include "server/rpc/budgets.h"
 
 namespace emberd::host {
 namespace {

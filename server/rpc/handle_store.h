@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "server/rpc/memory_budget.h"
+#include "server/rpc/budgets.h"
 
 namespace emberd::rpc {
 

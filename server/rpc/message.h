@@ -20,7 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/rpc/wire.h"
-#include "server/rpc/memory_budget.h"
+#include "server/rpc/budgets.h"
 
 namespace google::protobuf::io {
 class CodedInputStream;

@@ -1,9 +1,11 @@
-// How much a process takes on at once: requests, their bytes and those of what they produce, of all
+// How much a process takes on at once. A MemoryBudget counts bytes: of requests, of what is made of
+// them, and of answers until they are sent. An Admission counts requests and their bytes, of all
 // clients and of each.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,18 +14,63 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "emberd/v1/cluster.pb.h"
-#include "server/rpc/memory_budget.h"
 
 namespace emberd::rpc {
 
-// Thread-safe. Costs one short lock a request, and atomic additions for bytes that come later.
+// Bytes taken from a budget, given back when it goes, on any thread. May outlive the MemoryBudget.
+// Not thread-safe.
+class MemoryRoom {
+ public:
+  MemoryRoom() = default;  // no bytes, of no budget
+  MemoryRoom(MemoryRoom&& other) noexcept { *this = std::move(other); }
+  MemoryRoom& operator=(MemoryRoom&& other) noexcept {
+    std::swap(account_, other.account_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MemoryRoom();
+
+  int64_t bytes() const { return bytes_; }
+  // As MemoryBudget::Take.
+  absl::Status Grow(int64_t bytes, absl::string_view what);
+  void Shrink(int64_t bytes);
+
+ private:
+  friend class MemoryBudget;
+  struct Account;
+
+  std::shared_ptr<Account> account_;
+  int64_t bytes_ = 0;
+};
+
+// Thread-safe; costs one atomic addition. Copies are of the same budget.
+class MemoryBudget {
+ public:
+  // Counts, and refuses nothing.
+  MemoryBudget() : MemoryBudget(std::numeric_limits<int64_t>::max(), "memory") {}
+  // `name`: what sets the limit, for errors: "budgets.in_flight_bytes".
+  MemoryBudget(int64_t limit, std::string name);
+
+  // RESOURCE_EXHAUSTED says how many bytes `what` ("a request") needs, how many are free, and the
+  // limit.
+  absl::StatusOr<MemoryRoom> Take(int64_t bytes, absl::string_view what) const;
+
+  int64_t used() const;
+
+ private:
+  std::shared_ptr<MemoryRoom::Account> account_;
+};
+
+// Admits a request if the process's budget and its client's have room. Thread-safe. Costs one
+// short lock a request, and atomic additions for bytes that come later.
 class Admission {
  private:
   struct Client {
     int requests = 0;
-    rpc::MemoryBudget budget;
+    MemoryBudget budget;
     bool left = false;  // it is in left_
 
     bool Idle() const { return requests == 0 && budget.used() == 0; }
@@ -31,15 +78,15 @@ class Admission {
   using Clients = std::map<std::string, Client>;
   // The same bytes of the process's budget and of the client's.
   struct Room {
-    rpc::MemoryRoom process;
-    rpc::MemoryRoom client;
+    MemoryRoom process;
+    MemoryRoom client;
   };
 
  public:
   // `budgets` is complete. `memory`: the process's budget, which others may take from as well; else
   // it has its own of budgets.in_flight_bytes.
   explicit Admission(const v1::BudgetConfig& budgets);
-  Admission(const v1::BudgetConfig& budgets, rpc::MemoryBudget memory);
+  Admission(const v1::BudgetConfig& budgets, MemoryBudget memory);
 
   // What one request holds, given back when it goes. Not thread-safe. The Admission outlives it.
   class Grant {
@@ -72,7 +119,7 @@ class Admission {
  private:
   absl::StatusOr<Room> TakeRoom(const Client& client, int64_t bytes, absl::string_view what) const;
 
-  const rpc::MemoryBudget budget_;
+  const MemoryBudget budget_;
   const int64_t max_client_bytes_;
   const int max_client_requests_;
 
