@@ -13,7 +13,7 @@
 #include "emberd/v1/admin_service.pb.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/train/train_stream.h"
-#include "server/ops/metric_registry.h"
+#include "server/ops/metrics.h"
 #include "server/ops/samples.h"
 #include "server/rpc/budgets.h"
 #include "server/rpc/call_context.h"

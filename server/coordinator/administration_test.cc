@@ -19,7 +19,7 @@
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/coordinator_server.h"
 #include "server/host/shard_backend.h"
-#include "server/ops/metric_registry.h"
+#include "server/ops/metrics.h"
 
 namespace emberd::coordinator {
 namespace administration_test {

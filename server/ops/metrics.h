@@ -17,11 +17,16 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include <prometheus/client_metric.h>
 #include <prometheus/collectable.h>
 #include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
+#include <prometheus/registry.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -29,7 +34,7 @@
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
-#include "server/ops/metric_registry.h"
+#include "server/ops/metric_catalogue.h"
 #include "server/ops/rpc_names.h"
 
 namespace emberd::ops {
@@ -39,13 +44,47 @@ namespace emberd::ops {
 std::optional<int64_t> ResidentBytes();
 std::optional<int64_t> HugePageBytes();
 
+// The catalogue's metrics as prometheus-cpp families. A child is made when it is first asked for;
+// it lives as long as the registry. Asking takes a lock: keep the reference. Label values are given
+// in the catalogue's order; another number of them, or another type than the catalogue's, is a
+// mistake in the calling code and ends the process.
+class MetricRegistry {
+ public:
+  MetricRegistry();
+
+  // Nothing, or of the catalogue's type.
+  using Child = std::variant<std::monostate, prometheus::Counter*, prometheus::Gauge*,
+                             prometheus::Histogram*>;
+  Child Get(MetricId id, const std::vector<std::string>& label_values);
+
+  prometheus::Counter& counter(MetricId id, const std::vector<std::string>& label_values) {
+    return *std::get<prometheus::Counter*>(Get(id, label_values));
+  }
+  prometheus::Gauge& gauge(MetricId id, const std::vector<std::string>& label_values) {
+    return *std::get<prometheus::Gauge*>(Get(id, label_values));
+  }
+  prometheus::Histogram& histogram(MetricId id, const std::vector<std::string>& label_values) {
+    return *std::get<prometheus::Histogram*>(Get(id, label_values));
+  }
+
+  std::shared_ptr<prometheus::Collectable> collectable() const { return registry_; }
+
+ private:
+  using Family =
+      std::variant<prometheus::Family<prometheus::Counter>*, prometheus::Family<prometheus::Gauge>*,
+                   prometheus::Family<prometheus::Histogram>*>;
+
+  std::shared_ptr<prometheus::Registry> registry_;
+  std::vector<Family> families_;  // by MetricId
+};
+
 class Metrics;
 
-// The metrics of the catalogue that have just these labels, for one value of each. They are there,
-// as 0, from the begin.
+// All metrics of the catalogue that have exactly these labels, for one value of each label. They
+// begin at 0.
 class LabelledMetrics {
  public:
-  // `gauges`: false: there are none of them, and setting one does nothing.
+  // Without `gauges`, it has no gauges, and Set does nothing.
   LabelledMetrics(MetricRegistry& registry, const std::vector<std::string>& names,
                   const std::vector<std::string>& values, bool gauges = true);
   // A gauge.
@@ -302,6 +341,29 @@ class StageTimer {
   Metrics* const metrics_;
   const Stage stage_;
   const std::chrono::steady_clock::time_point start_;
+};
+
+// What the metrics say at one moment, for those who read them in the process itself.
+class MetricSnapshot {
+ public:
+  struct Series {
+    std::vector<std::string> labels;  // values, in the catalogue's order
+    double value = 0;                 // of a counter or gauge
+    prometheus::ClientMetric::Histogram histogram;
+  };
+
+  // Of what Metrics::collectables gives. Names that the catalogue does not have are left out.
+  explicit MetricSnapshot(const std::vector<std::weak_ptr<prometheus::Collectable>>& collectables);
+
+  // Those that exist so far, by labels.
+  const std::vector<Series>& All(MetricId id) const { return series_[static_cast<size_t>(id)]; }
+  // Null if there is none.
+  const Series* Find(MetricId id, const std::vector<std::string>& labels) const;
+  // 0 if there is none.
+  double Value(MetricId id, const std::vector<std::string>& labels) const;
+
+ private:
+  std::vector<std::vector<Series>> series_;  // by MetricId
 };
 
 }  // namespace emberd::ops
