@@ -437,10 +437,11 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
 ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host)
     : host_(std::move(host)),
       place_(options.cluster, options.shard_index),
-      regions_(rpc::MakeShardRegions(options.cluster)),
+      regions_(rpc::MakeRegions(options.cluster, rpc::LocalPeers::kCoordinators)),
       security_(options.security),
       lanes_(MakeGatherHandler(host_.get(), security_.get())),
-      local_(rpc::ServeCoordinators(options.cluster, regions_.get(), &lanes_)),
+      local_(rpc::ServeLocally(options.cluster, rpc::LocalPeers::kCoordinators, regions_.get(),
+                               &lanes_)),
       shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), &rendezvous_, &place_,
                                                         regions_.get(), local_.get(),
                                                         &options.threads->blocking)) {}

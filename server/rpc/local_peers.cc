@@ -16,23 +16,9 @@
 namespace emberd::rpc {
 namespace {
 
-std::unique_ptr<RegionServer> MakeRegions(const v1::ClusterConfig& cluster,
-                                          RegionServer::Options options) {
-  if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
-  options.max_bytes = cluster.budgets().shared_memory_bytes();
-  return std::make_unique<RegionServer>(std::move(options));
-}
-
-std::unique_ptr<LocalServer> ServeLocally(const v1::ClusterConfig& cluster, const char* peers,
-                                          LocalServer::Options options, RegionServer* regions,
-                                          LaneServer* lanes) {
-  if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
-  auto server = LocalServer::Start(std::move(options), regions, lanes);
-  if (server.ok()) return *std::move(server);
-  ops::Log(ops::LogLevel::kWarning,
-           absl::StrCat("no memory is shared with ", peers, ", and all their calls go by gRPC"),
-           {{"reason", std::string(server.status().message())}});
-  return nullptr;
+// Of sockets and files, for people.
+std::string NameOf(LocalPeers peers) {
+  return peers == LocalPeers::kClients ? "emberd" : "emberd-shard";
 }
 
 constexpr uint32_t kUnknown = 0;
@@ -53,24 +39,27 @@ std::vector<std::string> AddressesOf(const v1::ClusterConfig& cluster) {
 
 }  // namespace
 
-std::unique_ptr<RegionServer> MakeClientRegions(const v1::ClusterConfig& cluster) {
-  return MakeRegions(cluster, {.name = "emberd"});
+std::unique_ptr<RegionServer> MakeRegions(const v1::ClusterConfig& cluster, LocalPeers peers) {
+  if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
+  RegionServer::Options options{.name = NameOf(peers)};
+  options.max_bytes = cluster.budgets().shared_memory_bytes();
+  if (peers == LocalPeers::kCoordinators) options.max_lent_by_peer = 256;
+  return std::make_unique<RegionServer>(std::move(options));
 }
 
-std::unique_ptr<RegionServer> MakeShardRegions(const v1::ClusterConfig& cluster) {
-  return MakeRegions(cluster, {.name = "emberd-shard", .max_lent_by_peer = 256});
-}
-
-std::unique_ptr<LocalServer> ServeClients(const v1::ClusterConfig& cluster, RegionServer* regions,
-                                          LaneServer* lanes) {
-  return ServeLocally(cluster, "clients",
-                      {.name = "emberd", .any_user = cluster.share_with_any_user()}, regions,
-                      lanes);
-}
-
-std::unique_ptr<LocalServer> ServeCoordinators(const v1::ClusterConfig& cluster,
-                                               RegionServer* regions, LaneServer* lanes) {
-  return ServeLocally(cluster, "coordinators", {.name = "emberd-shard"}, regions, lanes);
+std::unique_ptr<LocalServer> ServeLocally(const v1::ClusterConfig& cluster, LocalPeers peers,
+                                          RegionServer* regions, LaneServer* lanes) {
+  if (cluster.transport() == v1::ClusterConfig::TCP) return nullptr;
+  const bool clients = peers == LocalPeers::kClients;
+  LocalServer::Options options{.name = NameOf(peers)};
+  options.any_user = clients && cluster.share_with_any_user();
+  auto server = LocalServer::Start(std::move(options), regions, lanes);
+  if (server.ok()) return *std::move(server);
+  ops::Log(ops::LogLevel::kWarning,
+           absl::StrCat("no memory is shared with ", clients ? "clients" : "coordinators",
+                        ", and all their calls go by gRPC"),
+           {{"reason", std::string(server.status().message())}});
+  return nullptr;
 }
 
 LocalPeer LocalPeerOf(const grpc::ServerContextBase& context) {

@@ -26,15 +26,15 @@ class ServerContextBase;
 
 namespace emberd::rpc {
 
-// For clients and for coordinators. Null where the cluster's transport is TCP.
-std::unique_ptr<RegionServer> MakeClientRegions(const v1::ClusterConfig& cluster);
-std::unique_ptr<RegionServer> MakeShardRegions(const v1::ClusterConfig& cluster);
+// Whom a process serves so: a coordinator its clients, a shard its coordinators.
+enum class LocalPeers { kClients, kCoordinators };
+
+// The memory that it shares with them. Null where the cluster's transport is TCP.
+std::unique_ptr<RegionServer> MakeRegions(const v1::ClusterConfig& cluster, LocalPeers peers);
 // Lets them in, for memory and for lanes. Null where the transport is TCP, or the system does not
 // let us: all goes by gRPC then.
-std::unique_ptr<LocalServer> ServeClients(const v1::ClusterConfig& cluster, RegionServer* regions,
-                                          LaneServer* lanes);
-std::unique_ptr<LocalServer> ServeCoordinators(const v1::ClusterConfig& cluster,
-                                               RegionServer* regions, LaneServer* lanes);
+std::unique_ptr<LocalServer> ServeLocally(const v1::ClusterConfig& cluster, LocalPeers peers,
+                                          RegionServer* regions, LaneServer* lanes);
 
 // Who makes a gRPC call.
 LocalPeer LocalPeerOf(const grpc::ServerContextBase& context);

@@ -15,16 +15,14 @@ namespace local_peers_test {
 TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
   v1::ClusterConfig cluster;
   cluster.mutable_budgets()->set_shared_memory_bytes(1 << 20);
-  for (const bool shard : {false, true}) {
-    const auto make = shard ? &MakeShardRegions : &MakeClientRegions;
-    const auto serve = shard ? &ServeCoordinators : &ServeClients;
+  for (const LocalPeers peers : {LocalPeers::kClients, LocalPeers::kCoordinators}) {
     cluster.set_transport(v1::ClusterConfig::TCP);
-    EXPECT_EQ(make(cluster), nullptr);
-    EXPECT_EQ(serve(cluster, nullptr, nullptr), nullptr);
+    EXPECT_EQ(MakeRegions(cluster, peers), nullptr);
+    EXPECT_EQ(ServeLocally(cluster, peers, nullptr, nullptr), nullptr);
     cluster.set_transport(v1::ClusterConfig::AUTO);
-    const auto regions = make(cluster);
+    const auto regions = MakeRegions(cluster, peers);
     ASSERT_NE(regions, nullptr);
-    const auto local = serve(cluster, regions.get(), nullptr);
+    const auto local = ServeLocally(cluster, peers, regions.get(), nullptr);
     const auto invitation = InvitePeer(local.get(), {});
     ASSERT_TRUE(invitation.ok()) << invitation.status();
     auto arena = SharedArena::Connect(invitation->socket(), invitation->ticket(),
@@ -35,7 +33,7 @@ TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
     EXPECT_EQ((*arena)->Take(1 << 20), nullptr) << "over the budget";
     // A coordinator lends a shard what a client has; a client has nothing to lend.
     const auto region = *SharedRegion::Create("emberd-test", 4096);
-    EXPECT_EQ((*arena)->LendRegion(7, *region), shard);
+    EXPECT_EQ((*arena)->LendRegion(7, *region), peers == LocalPeers::kCoordinators);
   }
   EXPECT_EQ(InvitePeer(nullptr, {}).status(),
             absl::UnimplementedError("this process shares no memory"));
