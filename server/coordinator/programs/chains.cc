@@ -8,7 +8,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/coordinator/model_registry.h"
-#include "server/coordinator/programs/elementwise.h"
 #include "server/coordinator/programs/program_spec.h"
 #include "server/coordinator/unary_steps.h"
 #include "server/host/mutation_votes.h"

@@ -49,10 +49,16 @@ class LookedUpBatch {
 class Program;
 using ProgramPtr = std::shared_ptr<const Program>;
 
+// What a tensor takes with its data, its name and its objects.
+int64_t TensorBytes(const v1::NamedTensor& tensor);
+
 // What a value takes besides its tensors, so that none is free.
 inline constexpr int64_t kValueBytes = 512;
 // What a handle takes, of a value that is there already, too.
 inline constexpr int64_t kHandleBytes = 256;
+
+// More tensors than a tuple may have: programs that are chained multiply them.
+inline constexpr int64_t kMaxTupleTensors = 65'536;
 
 struct Value {
   // A batch, and the LOOKUP that it was prepared for.
@@ -113,6 +119,23 @@ class Handles;
 // and for too many parts or levels; NOT_FOUND for what is no handle.
 absl::StatusOr<std::shared_ptr<Value>> ReadTuple(step::BatchStore* store, Handles* handles,
                                                  v1::Literal literal);
+
+// What ELEMENTWISE programs compute: scale * (a + b), scale * (a - b) and scale * a.
+
+// The results of all outputs of a completed spec, named like the tensors of their `a`. The
+// arguments have as many tensors as operands name, and sizes that fit their shapes.
+// INVALID_ARGUMENT: tensors differ in shape or type, or a size is outside of its range.
+absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec, const std::vector<Tensors>& arguments);
+
+// What each of Compute's results will take, before any is made; the same arguments, and the same
+// errors for sizes.
+absl::StatusOr<std::vector<int64_t>> ResultBytes(const v1::ProgramSpec& spec,
+                                                 const std::vector<Tensors>& arguments);
+
+// How many tensors the result has, at most kMaxTupleTensors. INVALID_ARGUMENT if there were more,
+// if an operand names one that its argument does not have, or a and b differ in number.
+// `counts[i]`: tensors of argument i.
+absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<int>& counts);
 
 // Values under handles that clients hold. A handle belongs to a client and lives as long as this
 // client is heard of: a trainer that died releases nothing.
