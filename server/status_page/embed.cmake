@@ -1,6 +1,6 @@
-# cmake -P embed.cmake OUTPUT FILE...: writes a C++ source with the contents of the files, by name; see page_files.h.
+# cmake -P embed.cmake OUTPUT FILE...: writes a C++ source with the contents of the files, the PageFiles of status_page.h.
 set(OUTPUT ${CMAKE_ARGV3})
-set(TEXT "// Made by embed.cmake from the files of the page.\n#include \"server/status_page/page_files.h\"\n\n")
+set(TEXT "// Made by embed.cmake from the files of the page.\n#include \"server/status_page/status_page.h\"\n\n")
 string(APPEND TEXT "namespace emberd::status_page {\n\nstd::vector<PageFile> PageFiles() {\n  return {\n")
 math(EXPR LAST "${CMAKE_ARGC} - 1")
 foreach(i RANGE 4 ${LAST})

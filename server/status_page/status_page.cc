@@ -21,7 +21,6 @@
 #include "base/suggest.h"
 #include "config/address.h"
 #include "config/fold_numbers.h"
-#include "server/status_page/page_files.h"
 
 namespace emberd::status_page {
 namespace {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +29,13 @@
 #include "server/security/security.h"
 
 namespace emberd::status_page {
+
+// One of the files of page/, as it was when this was built.
+struct PageFile {
+  std::string_view name;  // "index.html"
+  std::string_view content;
+};
+std::vector<PageFile> PageFiles();
 
 // What one coordinator of a cluster says of itself. The one that serves the page comes first, and
 // it alone tells about shards.

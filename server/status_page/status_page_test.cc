@@ -15,7 +15,6 @@
 
 #include "absl/time/clock.h"
 #include "base/testing/await.h"
-#include "server/status_page/page_files.h"
 
 namespace emberd::status_page {
 namespace status_page_test {
