@@ -26,7 +26,6 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/budgets.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/spans.h"
 
 namespace emberd::coordinator {
 

@@ -25,7 +25,6 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/message.h"
 #include "server/rpc/message_stream.h"
-#include "server/rpc/spans.h"
 
 namespace emberd::host {
 namespace {

@@ -18,7 +18,6 @@
 #include "server/host/shard_server.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/spans.h"
 #include "server/status_page/status_page.h"
 
 namespace emberd::launcher {

@@ -28,7 +28,7 @@
 #include "server/launcher/verbs.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
-#include "server/rpc/spans.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::launcher {
 namespace {

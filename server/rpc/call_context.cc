@@ -1,11 +1,19 @@
 #include "server/rpc/call_context.h"
 
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/server_context.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "absl/random/random.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "server/ops/logging.h"
 
 namespace emberd::rpc {
 namespace {
@@ -27,6 +35,44 @@ bool AreDigits(absl::string_view text) {
 
 bool AreIdDigits(absl::string_view text) {
   return AreDigits(text) && text.find_first_not_of('0') != absl::string_view::npos;
+}
+
+using Json = nlohmann::json;
+
+struct Exporter {
+  int file = -1;
+  std::string path;
+  std::string process;
+};
+
+int OpenToAppend(const std::string& path) {
+  return open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+}
+
+// Made once, and never deleted: calls may end when the process does.
+std::atomic<const Exporter*> the_exporter = nullptr;
+
+Json Attribute(const std::string& key, const std::string& value) {
+  return {{"key", key}, {"value", {{"stringValue", value}}}};
+}
+
+// Spans are measured by the steady clock, and shown with dates.
+std::string Nanoseconds(absl::Time time) {
+  return absl::StrCat(absl::ToUnixNanos(absl::FromChrono(ToSystemTime(time))));
+}
+
+void Write(const Exporter& exporter, Json span) {
+  const Json resource = {
+      {"attributes",
+       {Attribute("service.name", "emberd"), Attribute("service.instance.id", exporter.process)}}};
+  const Json scope = {{"scope", {{"name", "emberd"}}}, {"spans", {std::move(span)}}};
+  const Json request = {
+      {"resourceSpans", {{{"resource", resource}, {"scopeSpans", Json::array({scope})}}}}};
+  // In one piece, so that processes may share the file. A message may be any bytes.
+  const std::string line =
+      absl::StrCat(request.dump(-1, ' ', false, Json::error_handler_t::replace), "\n");
+  // A disk that is full loses spans, and nothing else.
+  [[maybe_unused]] const ssize_t written = write(exporter.file, line.data(), line.size());
 }
 
 }  // namespace
@@ -71,6 +117,84 @@ std::string TraceOf(absl::string_view sent) {
 void SendTrace(absl::string_view trace, grpc::ClientContext* context) {
   if (trace.empty()) return;
   context->AddMetadata(kMetadataKey, std::string(trace));
+}
+
+absl::Status SetUpSpans(const std::string& path, const std::string& process) {
+  if (path.empty()) return absl::OkStatus();
+  const int file = OpenToAppend(path);
+  if (file < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "logging.span_file: '", path, "' cannot be opened for appending: ", std::strerror(errno)));
+  }
+  the_exporter.store(new Exporter{file, path, process});
+  return absl::OkStatus();
+}
+
+void ReopenSpans() {
+  const Exporter* const exporter = the_exporter.load();
+  if (exporter == nullptr) return;
+  const int file = OpenToAppend(exporter->path);
+  if (file < 0) {
+    ops::Log(ops::LogLevel::kError, "spans go on in their old file",
+             {{"file", exporter->path}, {"reason", std::strerror(errno)}});
+    return;
+  }
+  dup3(file, exporter->file, O_CLOEXEC);  // in place: a span is written to the old file or the new
+  close(file);
+}
+
+bool SpansAreOn() { return the_exporter.load(std::memory_order_relaxed) != nullptr; }
+
+Span::Span(CallContext* context, std::string_view name, Kind kind, bool has_parent,
+           absl::Time began)
+    : context_(SpansAreOn() ? context : nullptr),
+      name_(name),
+      kind_(kind),
+      has_parent_(has_parent),
+      began_(began) {
+  if (context_ == nullptr) return;
+  parent_ = context_->trace();
+  if (!IsTrace(parent_)) {
+    context_ = nullptr;
+    return;
+  }
+  context_->SetTrace(NewSpanOf(parent_));
+}
+
+void Span::Set(std::string_view key, std::string_view value) {
+  if (context_ != nullptr) attributes_.emplace_back(key, value);
+}
+
+void Span::End(const absl::Status& status) {
+  const Exporter* const exporter = the_exporter.load();
+  if (context_ == nullptr || exporter == nullptr) return;
+  const std::string trace = context_->trace();
+  Json span = {{"traceId", std::string(TraceId(trace))},
+               {"spanId", std::string(SpanId(trace))},
+               {"name", std::string(name_)},
+               {"kind", static_cast<int>(kind_)},
+               {"startTimeUnixNano", Nanoseconds(began_)},
+               {"endTimeUnixNano", Nanoseconds(SteadyNow())}};
+  if (has_parent_) span["parentSpanId"] = std::string(SpanId(parent_));
+  for (const auto& [key, value] : attributes_) span["attributes"].push_back(Attribute(key, value));
+  if (!status.ok()) span["status"] = {{"code", 2}, {"message", std::string(status.message())}};
+  Write(*exporter, std::move(span));
+  context_->SetTrace(parent_);
+  context_ = nullptr;
+}
+
+void TimedWork::End() const {
+  if (SpansAreOn()) {
+    CallContext context(absl::InfiniteFuture(), trace_);
+    const Span span(&context, ops::RpcName(rpc_), Span::Kind::kInternal, /*has_parent=*/true,
+                    began_);
+  }
+  const absl::Duration took = SteadyNow() - began_;
+  if (took <= slow_) return;
+  ops::Log(ops::LogLevel::kWarning, "slow call",
+           {{"rpc", ops::RpcName(rpc_)},
+            {"ms", absl::ToInt64Milliseconds(took)},
+            {"trace", TraceId(trace_)}});
 }
 
 }  // namespace emberd::rpc

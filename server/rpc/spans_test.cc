@@ -1,4 +1,4 @@
-#include "server/rpc/spans.h"
+#include "server/rpc/call_context.h"
 
 #include <filesystem>
 #include <fstream>

@@ -11,7 +11,7 @@
 #include "server/coordinator/programs/program_spec.h"
 #include "server/coordinator/unary_steps.h"
 #include "server/host/mutation_votes.h"
-#include "server/rpc/spans.h"
+#include "server/rpc/call_context.h"
 #include "server/step/request_reader.h"
 
 namespace emberd::coordinator {
