@@ -71,8 +71,13 @@ void Write(const Exporter& exporter, Json span) {
   // In one piece, so that processes may share the file. A message may be any bytes.
   const std::string line =
       absl::StrCat(request.dump(-1, ' ', false, Json::error_handler_t::replace), "\n");
+  static auto* const log = new ops::RateLimitedLog(absl::Minutes(1));
+  const ssize_t written = write(exporter.file, line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) return;
   // A disk that is full loses spans, and nothing else.
-  [[maybe_unused]] const ssize_t written = write(exporter.file, line.data(), line.size());
+  log->Log(ops::LogLevel::kWarning, "a span was not written",
+           {{"file", exporter.path},
+            {"reason", written < 0 ? std::strerror(errno) : "the disk took only a part of it"}});
 }
 
 }  // namespace
@@ -134,13 +139,12 @@ void ReopenSpans() {
   const Exporter* const exporter = the_exporter.load();
   if (exporter == nullptr) return;
   const int file = OpenToAppend(exporter->path);
-  if (file < 0) {
+  // In place: each span is written to the old file or to the new one.
+  if (file < 0 || dup3(file, exporter->file, O_CLOEXEC) < 0) {
     ops::Log(ops::LogLevel::kError, "spans go on in their old file",
              {{"file", exporter->path}, {"reason", std::strerror(errno)}});
-    return;
   }
-  dup3(file, exporter->file, O_CLOEXEC);  // in place: a span is written to the old file or the new
-  close(file);
+  if (file >= 0) close(file);
 }
 
 bool SpansAreOn() { return the_exporter.load(std::memory_order_relaxed) != nullptr; }
