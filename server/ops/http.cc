@@ -124,8 +124,8 @@ bool HasBody(MHD_Connection* connection) {
   return false;
 }
 
-// Basic makes a browser ask whoever sits there, again and again where a page polls by script: that
-// is only for what was typed into the address bar.
+// Basic makes a browser ask its user for a password, and again and again where a page polls by
+// script. So only what was typed into the address bar is answered with it.
 bool MayAskPerson(MHD_Connection* connection) {
   const char* const mode =
       MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Sec-Fetch-Mode");
@@ -267,7 +267,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
 }
 
 MHD_Daemon* HttpServer::Launch(const std::optional<HttpTls>& tls) {
-  // The library closes the one that it does not start to serve.
+  // A copy, for the library closes it if it does not start.
   const int listening = fcntl(listening_.get(), F_DUPFD_CLOEXEC, 0);
   if (listening < 0) return nullptr;
   std::vector<MHD_OptionItem> tls_options = {{MHD_OPTION_END, 0, nullptr}};
@@ -326,8 +326,8 @@ HttpServer::HttpServer(HttpOptions options, std::string host, int port)
     : options_(std::move(options)), host_(std::move(host)), port_(port) {}
 
 // The library crashes if it is stopped while it refuses what is no HTTP. So it is stopped when
-// nobody can send anything any more: no connection is taken, and those that are there hear no more,
-// which ends them.
+// nothing can come any more: first no connection is taken, and those that are there are closed for
+// reading, which ends them.
 HttpServer::~HttpServer() {
   Retire();
   {

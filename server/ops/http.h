@@ -81,9 +81,9 @@ class HttpServer {
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options);
   ~HttpServer();  // at once, but for routes in progress
 
-  // Clients that connect from now on meet `tls`, those that are there stay as they are. Only where
-  // HttpOptions.tls was set, and with an authority of clients if that had one. An error: the old
-  // one stays.
+  // Connections that come from now on get `tls`; those that are there keep what they have. Only
+  // where HttpOptions.tls was set; if that had a client_ca, `tls` must have one. After an error,
+  // all stays as it was.
   absl::Status Renew(HttpTls tls);
 
   int port() const { return port_; }
@@ -93,7 +93,7 @@ class HttpServer {
   struct Callbacks;
 
   HttpServer(HttpOptions options, std::string host, int port);
-  // Ends those of `retired_` that serve nobody any more.
+  // Ends those of `retired_` that have no connections any more.
   void StopIdle();
   // `daemon_`, if there is one, takes no more connections.
   void Retire();

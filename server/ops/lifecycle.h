@@ -26,10 +26,10 @@ namespace emberd::ops {
 // The first signal asks for shutdown; the second one ends the process at once with status 1.
 class ShutdownSignal {
  public:
-  // With `stop_on_eof`, the end of standard input asks for shutdown, too: whoever holds the other
-  // end of the pipe has closed it, or has died, however it did. What comes before is not looked at.
-  // With `on_hangup`, SIGHUP calls that, on the thread of this, and is blocked as the others are;
-  // without, it ends the process, as ever.
+  // With `stop_on_eof`, the end of standard input asks for shutdown, too: the process at the other
+  // end of the pipe has closed it, or has died in whatever way. Input before the end is ignored.
+  // With `on_hangup`, SIGHUP is blocked as the others are, and calls that, on a thread of this
+  // object; without, SIGHUP ends the process, as by default.
   static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create(
       bool stop_on_eof = false, std::function<void()> on_hangup = nullptr);
   ~ShutdownSignal();  // the signals are unblocked again

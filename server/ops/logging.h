@@ -60,13 +60,13 @@ struct LogField {
 // TEXT, INFO, standard error.
 absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& process);
 
-// Makes a new file under the name of logging.file, if there is one, and goes on in it: after
-// somebody has moved it, as logrotate does. If that fails, the old one stays, and says why.
-// Thread-safe.
+// To be called after somebody, such as logrotate, has moved logging.file, if there is one: makes a
+// new file under its name, and goes on in that. If that fails, the log goes on in the old one, and
+// says why. Thread-safe.
 void ReopenLog();
 
-// While one lives, what gRPC says on this thread is left out of the log: for calls whose failure is
-// told better by whoever makes them.
+// While one lives, what gRPC says on this thread is left out of the log. For calls of gRPC whose
+// failure the caller reports better.
 class QuietGrpc {
  public:
   QuietGrpc();

@@ -97,7 +97,7 @@ class LabelledMetrics {
   void Observe(MetricId id, double value) { Of<prometheus::Histogram>(id)->Observe(value); }
   // A counter.
   void Add(MetricId id, double more = 1) { Of<prometheus::Counter>(id)->Increment(more); }
-  // A counter of what somebody else counts. Not thread-safe.
+  // Brings a counter to a total that is counted elsewhere. Not thread-safe.
   void SetTotal(MetricId id, double total) {
     Add(id, total - Of<prometheus::Counter>(id)->Value());
   }
@@ -314,7 +314,7 @@ class Metrics {
   absl::Mutex mutex_;
   std::map<std::string, std::unique_ptr<ServerMetrics>> servers_ ABSL_GUARDED_BY(mutex_);
   std::map<int, std::unique_ptr<ShardLinkMetrics>> links_ ABSL_GUARDED_BY(mutex_);
-  // By labels, of which there are so many: models come and go without bound.
+  // By labels, because their number has a bound, and that of models has none.
   std::map<std::pair<std::string, Labels>, std::unique_ptr<ModelMetrics>> models_
       ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<int, Labels>, std::unique_ptr<ShardModelMetrics>> shard_models_

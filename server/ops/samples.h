@@ -19,7 +19,7 @@ namespace emberd::ops {
 // Thread-safe.
 class Samples {
  public:
-  static constexpr size_t kNewest = 1024;  // so many count
+  static constexpr size_t kNewest = 1024;  // samples of each kind that are kept
 
   void Add(std::string_view name, double seconds);
 

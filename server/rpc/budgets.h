@@ -20,8 +20,8 @@
 
 namespace emberd::rpc {
 
-// Bytes taken from a budget, given back when it goes, on any thread. May outlive the MemoryBudget.
-// Not thread-safe.
+// Bytes that were taken from a budget. Its destructor gives them back, on any thread, and may run
+// after that of the MemoryBudget. Not thread-safe.
 class MemoryRoom {
  public:
   MemoryRoom() = default;  // no bytes, of no budget
@@ -83,8 +83,8 @@ class Admission {
   };
 
  public:
-  // `budgets` is complete. `memory`: the process's budget, which others may take from as well; else
-  // it has its own of budgets.in_flight_bytes.
+  // `budgets` is complete. `memory` is the process's budget, which others may take from as well;
+  // without it, the Admission makes one of budgets.in_flight_bytes.
   explicit Admission(const v1::BudgetConfig& budgets);
   Admission(const v1::BudgetConfig& budgets, MemoryBudget memory);
 
@@ -125,7 +125,8 @@ class Admission {
 
   mutable absl::Mutex mutex_;
   Clients clients_ ABSL_GUARDED_BY(mutex_);  // those with requests, or with bytes
-  // Those whose last request has gone before its answer; each request looks at one of them.
+  // Clients whose requests have ended, but whose answers have bytes yet. Each request looks at one
+  // of them, and forgets it if it has none any more.
   std::deque<Clients::iterator> left_ ABSL_GUARDED_BY(mutex_);
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -34,9 +34,9 @@ namespace emberd::rpc {
 
 // The caller's trace context, or a new one if it sent none or nonsense.
 std::string TraceOf(const grpc::ServerContextBase& context);
-// The same of a call that came another way, with this.
+// The same for a call that did not come by gRPC; `sent`: what its caller sent.
 std::string TraceOf(absl::string_view sent);
-// As the caller sent it, which may be nonsense; empty: it sent none. Lives as long as the call.
+// As the caller sent it, unchecked; empty if it sent none. Lives as long as the call.
 absl::string_view SentTrace(const grpc::ServerContextBase& context);
 // Sends the trace context along. Does nothing if it is empty.
 void SendTrace(absl::string_view trace, grpc::ClientContext* context);
@@ -47,7 +47,7 @@ absl::string_view SpanId(absl::string_view trace);
 // The same trace with a new span in place of its own.
 std::string NewSpanOf(absl::string_view trace);
 
-// For what processes are to tell apart. Never 0.
+// An id that no process is likely to make again. Never 0.
 uint64_t RandomId();
 
 // "00-" 32 hex digits "-" 16 hex digits "-" 2 hex digits, ids not zero.
@@ -71,13 +71,13 @@ class CallContext {
     trace_ = std::move(trace);
   }
 
-  // Room for `bytes` of what the request produces, called `what` in errors. It is given back with
-  // the last reference to the result; unless it is `brief`, the call may have one till its end. May
-  // wait for the caller to take what it was given before.
+  // Takes `bytes` of the budgets for something that the request produces, `what` in errors. They
+  // are given back with the last reference to the result; unless `brief`, the call may keep one
+  // until it ends. May wait until the caller has taken its earlier answers.
   using Room = std::shared_ptr<const void>;
   using RoomMaker =
       std::function<absl::StatusOr<Room>(int64_t bytes, absl::string_view what, bool brief)>;
-  // Before anybody calls MakeRoom; without it, there is always room.
+  // To be called before MakeRoom, which always succeeds without a maker.
   void SetRoomMaker(RoomMaker maker) { room_maker_ = std::move(maker); }
   absl::StatusOr<Room> MakeRoom(int64_t bytes, absl::string_view what, bool brief = false) const {
     return room_maker_ == nullptr ? Room() : room_maker_(bytes, what, brief);
@@ -153,16 +153,17 @@ class LinkedContext {
 // ExportTraceServiceRequest in JSON, which names the span that it is a part of. Without a file,
 // they cost nothing.
 
-// Call once at the start of a process, which is called `process` in the spans. Empty: no spans.
-// INVALID_ARGUMENT if the file cannot be opened for appending.
+// To be called once, at the start of a process, which the spans call `process`. With an empty
+// `path`, there are no spans. INVALID_ARGUMENT if the file cannot be opened for appending.
 absl::Status SetUpSpans(const std::string& path, const std::string& process);
 bool SpansAreOn();
-// Makes a new file under the name of the file of spans, if there is one, and goes on in it, as
-// after logrotate has moved the old one. If that fails, the old one stays. Thread-safe.
+// To be called after somebody, such as logrotate, has moved the file of spans: makes a new file
+// under its name, and goes on in that. If that fails, spans go on in the old one. Thread-safe.
 void ReopenSpans();
 
-// From its creation to its end, on one thread: what is done meanwhile for the context is a part of
-// it, here and in the processes that are called. Spans of one context end in reverse order.
+// One span, from its creation to its end, on one thread. Spans that are made for the context
+// meanwhile, here or in processes that are called, are parts of it. Spans of one context end in
+// reverse order.
 class Span {
  public:
   enum class Kind { kInternal = 1, kServer = 2 };
@@ -186,12 +187,12 @@ class Span {
   Kind kind_;
   bool has_parent_;
   absl::Time began_;
-  std::string parent_;  // the context's trace of before
+  std::string parent_;  // the context's trace before this span
   std::vector<std::pair<std::string, std::string>> attributes_;
 };
 
-// Pieces of a shard's own work for a call of a step. Each is a span without parts, under the span
-// that `trace` names, and a line in the log if it took longer than `slow`.
+// Times pieces of a shard's own work for a call of a step. Each gets a span under the span that
+// `trace` names, and a line in the log if it took longer than `slow`.
 class TimedWork {
  public:
   TimedWork(absl::Duration slow, ops::Rpc rpc, std::string trace)

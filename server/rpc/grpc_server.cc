@@ -28,9 +28,10 @@
 #include "server/ops/logging.h"
 
 namespace emberd::rpc {
-// Takes the connections of a gRPC server. gRPC's own listener hears no more of connections once it
-// could not take one for want of a descriptor; this one goes on when there are some, and leaves the
-// last few to the process's own files.
+
+// Takes the connections of a gRPC server. gRPC's own listener never takes another connection after
+// it could not take one because no file descriptor was free. This one goes on when there are some,
+// and leaves the last few to the process's own files.
 //
 // Thread-safe, but for Start and Stop.
 class Acceptor {
@@ -63,14 +64,14 @@ class Acceptor {
 
 namespace {
 
-// How often it is looked whether descriptors have become free.
+// How often it looks whether descriptors have become free.
 constexpr int kPauseMs = 50;
 
-// Of what the process may have, for its files and for what it connects to.
+// How many of the process's descriptors are left to its files and to what it connects to.
 rlim_t Reserve(rlim_t limit) { return std::clamp<rlim_t>(limit / 8, 4, 64); }
 
-// Whether one more connection leaves enough for the rest of the process. A descriptor is the
-// lowest that is free, so a low one says so.
+// Whether one more connection leaves enough descriptors for the rest of the process. The system
+// gives the lowest one that is free, so if that is low, enough are free.
 bool HasDescriptors(int descriptor, rlimit* limit) {
   if (getrlimit(RLIMIT_NOFILE, limit) != 0) return true;
   const FileDescriptor next(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
@@ -103,7 +104,8 @@ Listening ListenOn(const sockaddr* address, socklen_t size) {
   FileDescriptor listener(
       socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1, off = 0;
-  // A second process on the same port fails all the same.
+  // For a port that was used a moment ago. One that another process listens at is refused all the
+  // same.
   setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   // Connections inherit it.
   setsockopt(listener.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -148,7 +150,7 @@ constexpr int kMinPingMs = 5000;
 // For what connections themselves need, of the memory that gRPC may take.
 constexpr int64_t kConnectionBytes = int64_t{16} << 20;
 
-// Who has connected and does not speak HTTP/2 by then is a stranger, and is sent away.
+// A peer that has not begun to speak HTTP/2 so long after it connected is sent away.
 constexpr int kStrangerMs = 20'000;
 
 }  // namespace
@@ -160,7 +162,7 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const config::Address
   absl::ConsumePrefix(&host, "[");
   absl::ConsumeSuffix(&host, "]");
   std::vector<std::string> hosts = {std::string(host)};
-  // All interfaces are those of both protocols, where the machine has both.
+  // All interfaces: of IPv4 and of IPv6, where the machine has both.
   if (address.is_wildcard()) hosts = {"::", "0.0.0.0"};
   std::string fault = "cannot be used: its host is not known";
   for (const std::string& name : hosts) {
@@ -226,7 +228,7 @@ bool Acceptor::AcceptAll(int listener) {
     }
     const int error = enough ? errno : EMFILE;
     const bool out = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-    if (!out) continue;  // who was about to connect has gone
+    if (!out) continue;  // the peer has gone already
     out_of_descriptors_.Log(ops::LogLevel::kWarning,
                             "connections wait: no file descriptors are left for them",
                             {{"address", address_},
@@ -251,8 +253,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   if (options.max_calls_per_connection > 0) {
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_calls_per_connection);
   }
-  // Where it is used up, gRPC reads less and ends calls that hold much: messages that never end
-  // would fill the memory before anybody hears of them.
+  // When the quota is used up, gRPC reads less, and ends calls that hold much. Without one,
+  // messages that never end would fill the memory before any service hears of them.
   builder.SetResourceQuota(grpc::ResourceQuota("emberd").Resize(
       static_cast<size_t>(options.receive_bytes + kConnectionBytes)));
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kStrangerMs);

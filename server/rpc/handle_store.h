@@ -1,4 +1,4 @@
-// Things that stay on a server under a handle for a while: a budget, an expiry, and one user at a
+// Values that a server keeps under handles: within a budget, until they expire, for one user at a
 // time.
 #pragma once
 
@@ -48,7 +48,7 @@ class HandleStore {
   // Whether half of the budget would be left with so many bytes more.
   bool HasPlenty(int64_t bytes) const { return this->bytes() + bytes <= options_.max_bytes / 2; }
 
-  // Bytes that something else than its values takes of the budget.
+  // Takes bytes of the budget for something else than the values of the store.
   absl::StatusOr<BudgetShare> Reserve(int64_t bytes) const {
     ASSIGN_OR_RETURN(MemoryRoom room, budget_.Take(bytes, "the value of the handle"));
     return std::make_shared<const MemoryRoom>(std::move(room));
@@ -89,7 +89,7 @@ class HandleStore {
     if (found != entries_.end()) found->second.expiry = expiry;
   }
 
-  // What never expires.
+  // Handles that never expire.
   std::vector<uint64_t> Endless() const {
     absl::MutexLock lock(&mutex_);
     std::vector<uint64_t> handles;

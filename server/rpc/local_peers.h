@@ -1,6 +1,7 @@
-// What processes on one machine have beside gRPC, as the description of the cluster says: memory
-// that a coordinator gives to clients, and a shard to coordinators (base/region_server.h), and
-// small calls of them (base/lane_server.h). See shared_memory.proto.
+// What processes on one machine have beside gRPC, if the description of the cluster allows it:
+// memory that a coordinator shares with clients, and a shard with coordinators
+// (base/region_server.h), and lanes for their small calls (base/lane_server.h). See
+// shared_memory.proto.
 #pragma once
 
 #include <memory>
@@ -41,9 +42,9 @@ LocalPeer LocalPeerOf(const grpc::ServerContextBase& context);
 // What ShareMemory answers. UNIMPLEMENTED if `server` is null.
 absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(LocalServer* server, LocalPeer peer);
 
-// Serves one method on lanes: `number` there, the literal "/package.Service/Method" to gRPC, which
-// checks the same of every call: UNAUTHENTICATED or PERMISSION_DENIED. `security` may be null: then
-// nothing is.
+// Serves one method on lanes. `number` is its number there, `method` its name in gRPC, a literal:
+// "/package.Service/Method". `security` checks each call as it checks those of gRPC:
+// UNAUTHENTICATED or PERMISSION_DENIED; if it is null, nothing is checked.
 LaneServer::Handler ServeOnLanes(v1::LaneMethod number, absl::string_view method,
                                  const security::Security* security, LaneServer::Handler handler);
 

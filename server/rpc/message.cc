@@ -30,7 +30,7 @@ constexpr uint32_t kPayloadTag =
 
 constexpr size_t kPayloadAlignment = 64;
 
-// What a message of up to this size takes is that of the call that brings it.
+// A message of up to this size is not counted: the call that brings it takes more.
 constexpr size_t kSmallMessage = 4096;
 
 absl::Status Malformed(absl::string_view what) {

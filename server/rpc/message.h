@@ -31,8 +31,8 @@ class ByteBuffer;
 
 namespace emberd::rpc {
 
-// Bytes of payload in one part: large enough to amortise a message, small enough to overlap (limits
-// are flat between 0.5 and 2 MiB).
+// Bytes of payload in one part: large enough to amortise a message, small enough to overlap (any
+// size between 0.5 and 2 MiB does as well).
 inline constexpr size_t kPartBytes = size_t{1} << 20;
 
 // A message to send: the payload is the concatenation of its pieces, none of which is copied.
@@ -57,11 +57,11 @@ std::deque<grpc::ByteBuffer> SplitMessage(OutgoingMessage message, size_t part_b
 // The only part of a small message, copied into one piece.
 std::string JoinMessage(const OutgoingMessage& message);
 
-// What both ends of a stream take in.
+// What one end of a stream may receive.
 struct MessageLimits {
   int64_t max_bytes = 0;  // of one message: budgets.max_message_bytes
-  // Messages take their bytes from it when their size is known, and give them back with the last
-  // reference to their payload. Small ones take none: a decision gets through when all is full.
+  // A message takes its bytes from it when its size is known, and gives them back with the last
+  // reference to its payload. Small ones take none, so that a decision gets through in any case.
   MemoryBudget memory = {};
 };
 

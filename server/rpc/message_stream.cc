@@ -40,8 +40,8 @@ void ServerMessageStream::OnReadDone(bool ok) {
 
 void ServerMessageStream::OnWriteDone(bool ok) {
   if (!ok) {
-    // Not close_after_write_: the subclass may still hold something for this call, which OnPeerGone
-    // gives back.
+    // If not close_after_write_, the subclass may still hold something for this call; OnPeerGone
+    // gives it back.
     outgoing_.clear();
     if (close_after_write_) {
       Close(absl::CancelledError("the caller is gone"));
@@ -85,7 +85,7 @@ ClientMessageCall::ClientMessageCall(MessageChannel* channel, const MessageLimit
 void ClientMessageCall::Start(const std::string& method, const CallContext& context) {
   client_context_.set_deadline(ToSystemTime(context.deadline()));
   SendTrace(context.trace(), &client_context_);
-  // With the first message, in one piece.
+  // Sent with the first message, in one piece.
   client_context_.set_initial_metadata_corked(true);
   channel_->stub_.PrepareBidiStreamingCall(&client_context_, method, grpc::StubOptions(), this);
   // Send runs outside of reactions: the hold keeps OnDone away until no more of that can happen.

@@ -38,7 +38,7 @@ class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   // A whole message is there. Runs on a gRPC thread: must not block.
   virtual void OnMessage(IncomingMessage message) = 0;
-  // The peer ended the stream, or broke it, where a message was awaited. Ends with Close.
+  // The peer ended or broke the stream while a message was awaited. Must call Close.
   virtual void OnPeerGone() {
     Close(absl::CancelledError("the caller ended the stream before its message"));
   }
@@ -60,7 +60,7 @@ class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void OnCancel() final { cancelled_.store(true, std::memory_order_relaxed); }
   void OnDone() final { delete this; }
 
-  // Reads, work and writes take turns, so these are touched by one thread at a time.
+  // Reads, work and writes take turns, so one thread at a time uses these.
   MessageAssembler assembler_;
   grpc::ByteBuffer incoming_;
   std::deque<grpc::ByteBuffer> outgoing_;
@@ -73,8 +73,8 @@ class MessageChannel {
  public:
   explicit MessageChannel(const std::shared_ptr<grpc::Channel>& channel)
       : channel_(channel), stub_(channel) {}
-  // Waits until the calls of streams that have gone away are over: the last of them must not be
-  // what lets the channel go, on a thread that the channel waits for.
+  // Waits until all calls are over, also those whose streams are gone. Otherwise the last call
+  // would delete the channel, on one of the threads that this deletion waits for.
   ~MessageChannel();
 
  private:
@@ -109,7 +109,7 @@ class ClientMessageCall : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
   MessageChannel* const channel_;
   grpc::ClientContext client_context_;
-  MessageAssembler assembler_;  // touched by OnReadDone alone
+  MessageAssembler assembler_;  // used by OnReadDone alone
   grpc::ByteBuffer incoming_;
 
   absl::Mutex mutex_;

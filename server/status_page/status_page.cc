@@ -25,7 +25,7 @@
 namespace emberd::status_page {
 namespace {
 
-// One that comes back is found soon.
+// So that a coordinator that comes back is found soon.
 constexpr int kFirstReconnectMs = 200;
 constexpr int kMaxReconnectMs = 2000;
 
@@ -64,8 +64,8 @@ absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
   return json;
 }
 
-// What `make` gives, made anew only when the last one is older than kMaxAge. Thread-safe; who asks
-// meanwhile waits.
+// Keeps what `make` gives, and calls it again only when that is older than kMaxAge. Thread-safe;
+// all who ask meanwhile wait.
 class Cached {
  public:
   explicit Cached(std::function<absl::StatusOr<std::string>()> make) : make_(std::move(make)) {}
@@ -88,10 +88,10 @@ class Cached {
   ops::HttpAnswer answer_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The models whose stacks `stats` lists, but those that cannot be described, as one that has just
-// been dropped: the others and the figures are there all the same. While a shard is
-// silent, a model that only other coordinators know takes seconds, so that after a second no more
-// are asked for. Those of this coordinator come first in `stats`, and are known at once.
+// The models whose stacks `stats` lists. One that cannot be described, such as one that has just
+// been dropped, is left out, and the page shows the others. While a shard is silent, it takes
+// seconds to describe a model that only other coordinators know, so after one second no more are
+// asked for. This coordinator's own models come first in `stats`, and are described at once.
 std::vector<v1::DescribeModelResponse> Models(const Source& source,
                                               const v1::GetStatsResponse& stats) {
   std::set<std::string> asked;

@@ -56,7 +56,7 @@ v1::GetStatsResponse Merge(const ClusterFigures& figures);
 // the certificate and the token that coordinators show to shards. Thread-safe.
 class Peers {
  public:
-  // A coordinator that takes longer does not answer.
+  // A coordinator that takes longer counts as one that does not answer.
   static constexpr absl::Duration kPatience = absl::Seconds(1);
 
   // Of all coordinators of a complete description but number `self`. Those whose address says only

@@ -35,7 +35,7 @@ step::PreparedLookup ForModel(const step::PreparedLookup& prepared,
                               const step::ServedModelPtr& now) {
   if (prepared.model == now) return prepared;
   step::PreparedLookup result = prepared;
-  // The preprocessor that made the batch has its memory.
+  // The memory of the batch belongs to the preprocessor that made it.
   const auto owner = std::make_shared<step::PreparedLookup>(prepared);
   result.batch = {owner, prepared.batch.get()};
   result.model = now;
@@ -115,7 +115,7 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const ValuePtr& batch, rpc::CallC
   if (!found.ok()) {
     const absl::Status status =
         resources_->registry->Explain(model->id, model->history, found.status());
-    // Reset since this coordinator heard of it: with the rows of now.
+    // The model was reset since this coordinator heard of it: once more, with its new rows.
     if (!absl::IsAborted(status) || absl::IsAborted(found.status())) return status;
     ASSIGN_OR_RETURN(model, Find(program, context));
     found = look_up(model);

@@ -56,8 +56,8 @@ class ProgramRunner {
   std::atomic<uint64_t> sequence_ = 0;
 };
 
-// One plan, by one thread: Check, then Run. What an operation makes goes when it is not needed any
-// more.
+// One plan, by one thread: Check, then Run. What an operation makes is freed as soon as no other
+// operation needs it.
 class Chain {
  public:
   // `chained`: it is a caller's plan, not the execution of one program. What it is given must
@@ -71,8 +71,8 @@ class Chain {
         chained_(chained),
         max_answer_bytes_(max_answer_bytes) {}
 
-  // Finds all programs and data, prepares batches, and checks that the parts fit together. Nothing
-  // has changed after it.
+  // Finds all programs and data, prepares batches, and checks that the operations fit together.
+  // Changes nothing.
   absl::Status Check(rpc::CallContext* context);
   // An error names the updates that were made, and donates nothing. CANCELLED or DEADLINE_EXCEEDED,
   // before the next operation: nobody waits any more.
@@ -83,7 +83,7 @@ class Chain {
   const std::vector<v1::MadeUpdate>& updates() const { return updates_; }
   // Whether a LOOKUP is in it. After Check.
   bool looks_up() const;
-  // How many handles results get, if values are returned or not.
+  // How many handles the results get.
   int64_t handles() const;
 
  private:
@@ -98,7 +98,7 @@ class Chain {
     ProgramPtr program;
     ValuePtr value;  // a literal; of a program, once it ran
     ValuePtr batch;  // that a LOOKUP looks up, or an UPDATE that donates, again
-    int uses = 0;    // that are still to come
+    int uses = 0;    // by operations that are still to come
   };
 
   absl::Status CheckPositions();
@@ -109,8 +109,8 @@ class Chain {
   absl::Status CheckUpdate(int position, const Op& found, const Op& gradients);
   absl::Status CheckElementwise(int position, const std::vector<Op>& arguments);
   absl::Status CheckOutputs(int position);
-  // Of a tensor, from 1, or of all for 0, of what PartOf gives: those that are known before it
-  // runs.
+  // Bytes of a tensor, counted from 1, of what PartOf gives, or of all of them for 0, as far as
+  // they are known before the plan runs.
   static int64_t KnownBytes(const Op& part, int tensor);
   // Counts what a result takes in the answer. RESOURCE_EXHAUSTED: all together take too much.
   absl::Status CountAnswer(const v1::ChainedOutput& output, int64_t bytes);
@@ -119,13 +119,13 @@ class Chain {
   // What `op` makes at a place: a ChainedInput, or a ChainedOutput.
   template <typename Place>
   absl::StatusOr<Op> PartOf(int op, const Place& place) const;
-  // Of data with a handle: what the handle has now, in this chain.
+  // Of data with a handle: the value that the handle has now, in this chain.
   const ValuePtr& ValueOf(int position) const;
   absl::StatusOr<std::vector<ValuePtr>> Arguments(int position) const;
   absl::Status RunOp(int position, rpc::CallContext* context);
-  // Gives the data that the program at `position` takes over their new values.
+  // Puts results of the program at `position` in the place of the data that was donated for them.
   void Donate(int position);
-  // Has all that names the lookup of `before`, which was updated, read the rows as they are now.
+  // The batch of `before` was updated: looks it up again, and renews all values of its old lookup.
   absl::Status LookUpAgain(int position, const Value& before, rpc::CallContext* context);
   absl::Status TakeOutputs(int position, rpc::CallContext* context);
   v1::MutationId MutationOf(int position) const;

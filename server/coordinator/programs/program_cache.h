@@ -1,7 +1,7 @@
-// Compiled programs by key and by handle. Each key is compiled once at a time; each success is a
-// reference. The newest programs stay without references; one that is pushed out lives on until its
-// last reference is given back, or until nobody has used it for the lease, and comes back when it
-// is compiled again.
+// Compiled programs by key and by handle. A key is compiled by one call at a time; each call that
+// succeeds takes a reference. The newest programs stay even without references. An older one stays
+// until its last reference is given back, or until nobody has used it for the lease; when it is
+// compiled again, it is one of the newest.
 #pragma once
 
 #include <cstdint>
@@ -79,10 +79,10 @@ class ProgramCache {
   absl::StatusOr<Compiled> Compile(const std::string& key, const Factory& factory);
 
   absl::StatusOr<ProgramPtr> Find(uint64_t handle);
-  // Also of a client's own handle.
+  // The same, also for a client's own handle.
   absl::StatusOr<ProgramPtr> Find(uint64_t handle, Handles* handles);
-  // Whether as many references may be given back, a handle once for each time that it is named.
-  // NOT_FOUND names the first that may not.
+  // Whether references may be given back: one for each time that a handle is named. NOT_FOUND names
+  // the first handle that has too few.
   absl::Status CheckRelease(const std::vector<uint64_t>& handles);
   // Gives references back, all or none.
   absl::Status Release(const std::vector<uint64_t>& handles);

@@ -23,7 +23,7 @@ struct ProgramOptions {
   CpuPool* cpu = nullptr;
   int64_t bytes_per_sparsecore = 0;  // for the rows of models, and for buffers of programs
   int64_t max_message_bytes = 0;     // of an answer
-  const std::atomic<bool>* draining = nullptr;  // nothing is looked up; null: it never is so
+  const std::atomic<bool>* draining = nullptr;  // true: nothing is looked up; null: never true
 };
 
 // Thread-safe. Methods block until the answer is there. Errors: see program_service.proto.
@@ -54,8 +54,9 @@ class Programs {
   // Checks a plan and runs it. Returns the share of the budget for the handles of its results.
   absl::StatusOr<rpc::BudgetShare> Run(const v1::ExecutionConfig& config, Chain* chain,
                                        rpc::CallContext* context);
-  // The answer to an UPDATE whose handles are gone: it has released them and its answer was lost,
-  // or they went with a coordinator. From the record of updates, else `no_handle`.
+  // The answer to an UPDATE whose handles are gone, because it has released them and its answer was
+  // lost, or because they went with a coordinator. It comes from the record of updates; if that has
+  // none, it is `no_handle`.
   absl::StatusOr<v1::ExecuteResponse> Repeat(const v1::ExecuteRequest& request,
                                              const Program& program, const absl::Status& no_handle,
                                              rpc::CallContext* context);

@@ -54,10 +54,10 @@ int64_t TensorBytes(const v1::NamedTensor& tensor);
 
 // What a value takes besides its tensors, so that none is free.
 inline constexpr int64_t kValueBytes = 512;
-// What a handle takes, of a value that is there already, too.
+// What each handle takes, also another one of the same value.
 inline constexpr int64_t kHandleBytes = 256;
 
-// More tensors than a tuple may have: programs that are chained multiply them.
+// Tensors of a tuple, at most: each program of a chain may multiply them.
 inline constexpr int64_t kMaxTupleTensors = 65'536;
 
 struct Value {
@@ -81,16 +81,17 @@ struct Value {
 
   // Of a batch and of what a lookup found, with all of their parts.
   std::shared_ptr<const v1::BatchStatistics> statistics;
-  // Of what a lookup found, the first is that of the batch alone. Tensors have shares of their own,
-  // which go with them.
+  // Of the budget. Of what a lookup found, the first is that of the batch alone. Each tensor keeps
+  // a share of its own.
   std::vector<rpc::BudgetShare> shares;
 
   int64_t bytes() const;
 };
 using ValuePtr = std::shared_ptr<const Value>;
 
-// The whole for 0, element k - 1 for k, of tensors a tuple with it; `place` has output_index, and
-// inner ones. INVALID_ARGUMENT if there is none; `what` names the value in errors.
+// The whole value for 0; for k, its element k - 1, or a tuple of its tensor k - 1. A `place` has an
+// output_index, and inner ones for elements of elements. INVALID_ARGUMENT if there is no such
+// element; `what` names the value in errors.
 absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
                                    const std::string& what);
 template <typename Place>
@@ -104,13 +105,14 @@ absl::StatusOr<ValuePtr> ElementAt(const ValuePtr& value, const Place& place,
 }
 // What a lookup found without its activations: the batch alone, with its own share of the budget.
 ValuePtr BatchAlone(const Value& found);
-// A value that has some of what a lookup found, with the same of what another lookup has found.
+// A copy of `value`, a part of what a lookup found, with the same part of `found`, what a later one
+// found.
 ValuePtr Renewed(const Value& value, const Value& found);
 
 // A tuple of these tensors. RESOURCE_EXHAUSTED if the budget has no room.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store, Tensors tensors);
-// Of tensors that are made only when the budget has room for them. `bytes`: the TensorBytes of
-// each, in advance.
+// A tuple of the tensors that `make` gives, which is called when the budget has room for them.
+// `bytes`: the TensorBytes that each will have.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(step::BatchStore* store,
                                                  const std::vector<int64_t>& bytes,
                                                  absl::FunctionRef<absl::StatusOr<Tensors>()> make);
@@ -137,8 +139,8 @@ absl::StatusOr<std::vector<int64_t>> ResultBytes(const v1::ProgramSpec& spec,
 // `counts[i]`: tensors of argument i.
 absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<int>& counts);
 
-// Values under handles that clients hold. A handle belongs to a client and lives as long as this
-// client is heard of: a trainer that died releases nothing.
+// Values under handles that clients hold. A handle belongs to a client. It is released when nothing
+// was heard of this client for a while, because a trainer that died releases nothing.
 
 // Random, never 0, with the number of the coordinator in the highest 12 bits.
 uint64_t NewHandle(int coordinator);
@@ -175,7 +177,7 @@ class Handles {
     ValuePtr value;
     rpc::BudgetShare share;
   };
-  // All that belongs to clients of whom `gone` says so, by name and when they were heard of.
+  // Releases all handles of the clients for whose name and last sign of life `gone` is true.
   template <typename Gone>
   int64_t ReleaseClients(const Gone& gone);
 

@@ -25,7 +25,7 @@ using internal::v1::OpenGroupRequest;
 using internal::v1::OpenGroupResponse;
 
 constexpr int kOpenAttempts = 5;
-// Two who got into each other's way should not do so again.
+// Two coordinators that got into each other's way should not do so again.
 constexpr absl::Duration kMostOpenPause = absl::Milliseconds(20);
 
 using OpenAnswers = std::vector<OpenGroupResponse>;
@@ -49,8 +49,8 @@ absl::StatusOr<OpenAnswers> TakeNumber(const step::ShardSet& shards, OpenGroupRe
   }
 }
 
-// A step was decided if any shard has made it, and then all hold it or have made it.
-// Fills in the step that all shards have reached then.
+// A step was decided if any shard has made it; then the other shards hold it, or have made it, too.
+// Makes it on those that hold it, and tells `opened` the step that all shards have reached.
 absl::Status FinishStep(const step::ShardSet& shards, const OpenGroupRequest& request,
                         const OpenAnswers& answers, rpc::CallContext* context,
                         OpenedGroup* opened) {
@@ -115,10 +115,10 @@ class Dropping {
         host_(group::HostOf({model.id, group}, static_cast<int>(shards.size()))) {}
 
   absl::StatusOr<bool> Run() {
-    // Nothing is begun while somebody is at work, or a shard is not there.
+    // Fails before anything changes, if a rank is at work or a shard is not there.
     RETURN_IF_ERROR(DropOn(host_, {absl::StrCat(group_, "#")}));
     ASSIGN_OR_RETURN(const std::vector<std::string> names, FindNames());
-    for (const std::string& name : names) RETURN_IF_ERROR(Settle(name));
+    for (const std::string& name : names) RETURN_IF_ERROR(FinishLastStep(name));
     // The host first, which may refuse.
     RETURN_IF_ERROR(DropOn(host_, names));
     for (size_t shard = 0; shard < shards_.size(); ++shard) {
@@ -134,7 +134,7 @@ class Dropping {
     return request;
   }
 
-  // As the shards have them: those that any of them knows.
+  // The names of the group that any shard knows.
   absl::StatusOr<std::vector<std::string>> FindNames() {
     internal::v1::OpenGroupRequest request = OpenRequest(absl::StrCat(group_, "#0"));
     request.set_ranks(group::kMaxGroupSize);
@@ -152,9 +152,10 @@ class Dropping {
     return std::vector<std::string>(names.begin(), names.end());
   }
 
-  // In a generation of its own: from now on neither parts nor words come from the ranks that were,
-  // though their coordinators may have sent some. What is still held then was made nowhere.
-  absl::Status Settle(const std::string& name) {
+  // Opens a generation of its own. From then on, the shards take neither parts nor decisions of the
+  // earlier ranks, which their coordinators may have sent. A step that is still held was made
+  // nowhere.
+  absl::Status FinishLastStep(const std::string& name) {
     internal::v1::OpenGroupRequest request = OpenRequest(name);
     request.set_size(1);
     ASSIGN_OR_RETURN(const OpenedGroup opened, OpenGroup(shards_, request, context_));
@@ -170,7 +171,7 @@ class Dropping {
         RETURN_IF_ERROR(shards_[shard].DecideStep(decision, context_).status());
       }
       if (!answers[shard].known()) continue;
-      // It is made, but may be on its way to the rows.
+      // It is decided, but may not have reached the rows.
       decision.set_step(answers[shard].next_step() - 1);
       decision.set_commit(true);
       RETURN_IF_ERROR(shards_[shard].DecideStep(decision, context_).status());
@@ -246,8 +247,6 @@ absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards, OpenGroupReq
   opened.ranks = MergeRanks(answers);
   return opened;
 }
-
-// Forgetting a group of trainers whose run is over, on all shards.
 
 absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
                                                 const std::string& group,
@@ -429,7 +428,8 @@ void GroupMember::Leave(const std::string& reason, bool finished) {
   request.set_reason(reason);
   request.set_finished(finished);
   if (!finished || !bounded()) return resources_.collective->Leave(request);
-  // The host hears of it by the leave, but may be started again.
+  // The leave tells the host, which forgets it when it is started again. So the shards are told,
+  // too.
   internal::v1::OpenGroupRequest told = OpenRequest();
   told.set_generation(opened_.generation);
   told.set_opener(opened_.opener);

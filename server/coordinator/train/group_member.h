@@ -23,7 +23,7 @@
 
 namespace emberd::coordinator {
 
-// Beginning a group anew on the shards, for its ranks or for who drops it, and dropping it.
+// A generation of a group that was begun on the shards, by its ranks or by DropGroup.
 struct OpenedGroup {
   uint64_t generation = 0;  // nobody else's: see group_steps.h
   uint64_t opener = 0;
@@ -90,16 +90,18 @@ class GroupMember {
   // If any does: the cuts that all ranks make, each having said which ones it needs.
   absl::StatusOr<uint64_t> CutsOfAll(int64_t step, uint64_t mine, rpc::CallContext* context,
                                      RankWait* wait);
-  // Returns when all shards hold the parts of all ranks, if each rank says so only of its own.
+  // Returns when every rank has called it. A rank calls it when all shards hold its part; so all
+  // hold the parts of all ranks then.
   absl::Status AllStaged(int64_t step, rpc::CallContext* context, RankWait* wait);
-  // BOUNDED: waits until no other rank is too far behind for step `step` to begin. Others: whether
-  // the rank is still known where the ranks meet, for one that needs no others hears of it here.
+  // BOUNDED: waits until no other rank is too far behind for step `step` to begin. Ranks that wait
+  // for no others: asks whether they are still known where the ranks meet, because they hear of
+  // that nowhere else.
   absl::Status WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait);
   // BOUNDED: every step before `next_step` is done.
   absl::Status TellProgress(int64_t next_step, rpc::CallContext* context);
 
-  // Once; of later calls only one with `finished` does something: the trainer ended its stream in
-  // order.
+  // `finished`: the trainer ended its stream in order. Only the first call counts, and a later one
+  // with `finished`.
   void Leave(const std::string& reason, bool finished);
 
  private:
@@ -123,7 +125,7 @@ class GroupMember {
   const uint64_t membership_;  // the generation at the host of the group, which counts its own
   // ASYNC and BOUNDED ranks are groups of their own to the shards.
   const std::string shard_group_;
-  // On the shards. SYNC: rank 0 has opened it, and the others know of it what they were told.
+  // On the shards. SYNC: rank 0 has opened it, and has told the others what they know of it.
   OpenedGroup opened_;
   int64_t next_step_ = 0;
 

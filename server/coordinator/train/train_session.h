@@ -36,13 +36,13 @@ class StreamCheckpoints {
   StreamCheckpoints(Checkpoints* checkpoints, step::ServedModelPtr model)
       : checkpoints_(checkpoints), model_(std::move(model)) {}
 
-  // Before the part, which is the stream's own, is given to any shard. Names of "" ask for nothing.
-  // Another save of the model is waited for until `until`, unless the stream is `over`.
+  // To be called before `part`, the stream's own, is given to any shard. An empty name asks for
+  // nothing. Waits until `until` for another save of the model to end, unless the stream is `over`.
   void BeforeStep(const std::string& name, const host::GroupPart& part, absl::Time until,
                   absl::FunctionRef<bool()> over, rpc::CallContext* context);
-  // The part's step has been made on all shards. Returns when the moment is fixed.
+  // To be called when that step has been made on all shards. Returns when the moment is fixed.
   void AfterStep(rpc::CallContext* context);
-  // Says what became of one that was asked for, if that is known and has not been said.
+  // Tells the outcome of one checkpoint, if there is one that has not been told.
   void Tell(v1::TrainUpdateResult* result);
 
  private:
@@ -75,7 +75,7 @@ struct TrainLookupOutput {
 // every call that waits, returns it, and the group hears of it.
 class TrainSession {
  public:
-  // Lookups admitted before the update of an earlier step has been. More would only pile up.
+  // Lookups that are admitted before the update of an earlier step is. More would only pile up.
   static constexpr int64_t kMaxLookupsAhead = 8;
 
   // `resources` and `context` must outlive the session; `context` carries the stream's
@@ -102,10 +102,10 @@ class TrainSession {
 
   // Whether a request has failed, or the trainer is gone.
   bool failed() { return !Failure().ok(); }
-  // No request is under way, and no more will come. The trainer may not have heard so: who has may
-  // begin another group of the name at once.
+  // To be called when no request is under way, and no more will come, and before the trainer hears
+  // of that: then it may begin another group of the same name at once.
   void Leave() { member_->Leave("its trainer has ended the stream", /*finished=*/false); }
-  // The same, and it has heard so.
+  // To be called when the trainer has heard of the end.
   void Finish();
   void Fail(const absl::Status& status);
 

@@ -131,7 +131,7 @@ void TrainStream::EndIfSilent(absl::Duration silence) {
     has_start = has_start_;
     if (!has_start) silence = std::min(silence, kMaxSilenceBeforeStart);
     if (done_ || working_ > 0 || SteadyNow() - last_sign_ < silence) return;
-    // What is to be written before the status will not be taken either.
+    // The trainer would not take what must be written before the status, either.
     if (writing_ || no_more_) {
       server_context_->TryCancel();
       return;
@@ -279,7 +279,7 @@ void TrainStream::RunUpdates() {
     }
     auto result = session->Update(work->request);
     {
-      // Who has the answer may send as much again at once.
+      // Before the answer goes: with it, the trainer may send as much again at once.
       absl::MutexLock lock(&mutex_);
       grant_.ReleaseBytes(work->request.bytes);
     }

@@ -40,8 +40,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void Begin() { StartRead(&incoming_); }
   // Takes no more requests; what is not answered fails with `status`, and the stream ends with it.
   void Stop(const absl::Status& status);
-  // While draining, no step begins, and the stream ends once those that have begun are done: whose
-  // lookup was taken, and whose update has not been answered.
+  // While draining, no step begins, and the stream ends when all that have begun are done. A step
+  // begins when its lookup is taken, and is done when its update has been answered.
   void SetDraining(bool draining);
   // Ends the stream with DEADLINE_EXCEEDED if the trainer has neither sent nor taken anything for
   // so long, and no request of it is being worked on.
@@ -78,7 +78,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // Waits until the trainer has taken enough of its answers. See CallContext.
   absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void WorkerDone();
-  // All is answered that the trainer had sent when it half-closed.
+  // The trainer has half-closed the stream, and all that it had sent is answered.
   bool AtEnd() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return end_place_ == write_place_ && !writing_ && !finished_;
   }
@@ -95,7 +95,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   std::optional<absl::Status> WriteDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the call; only with what WriteDue returned, or after setting finished_.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // One of the reactor and the two threads is done with this object; the last deletes it.
+  // Called by the reactor and both threads when they are done with this object; the last deletes
+  // it.
   void Unref();
 
   TrainStreams* const streams_;
@@ -106,7 +107,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   rpc::CallContext context_;
 
   grpc::ByteBuffer incoming_;  // belongs to the read in progress
-  TrainAssembler assembler_;   // touched by reads alone
+  TrainAssembler assembler_;   // used by reads alone
   bool begun_ = false;         // the same
 
   absl::Mutex mutex_;
@@ -116,8 +117,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t open_steps_ ABSL_GUARDED_BY(mutex_) = 0;       // begun and not done
   int64_t pending_updates_ ABSL_GUARDED_BY(mutex_) = 0;  // taken and not answered
-  // Of the first lookup that was refused while earlier steps went on: its answer is the end, and
-  // waits for them.
+  // Of the first lookup that was refused while earlier steps went on: the stream ends there, after
+  // them.
   std::optional<int64_t> refused_place_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> lookups_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> updates_ ABSL_GUARDED_BY(mutex_);
@@ -146,7 +147,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
 class TrainStreams {
  public:
   struct Limits {
-    int max_streams = 0;     // at once; each has two threads, and its generation one
+    int max_streams = 0;     // at once; each has two threads
     absl::Duration silence;  // timeouts.silent_stream_ms
   };
   // `resources`, `threads` and what `environment` points to must outlive it.
@@ -160,7 +161,7 @@ class TrainStreams {
   void Stop();
   // While draining, streams end with UNAVAILABLE between two steps, and new ones at once.
   void SetDraining(bool draining);
-  // Ends those that wait for a trainer who has been silent for too long. To be called often.
+  // Ends those whose trainer has been silent for too long. To be called often.
   void EndSilent();
   // Those that have begun and are not over.
   int count() const;
