@@ -107,11 +107,16 @@ class ModelRegistry {
   // the model was reset, or dropped and declared again.
   absl::Status Explain(uint64_t model_id, uint64_t history, const absl::Status& status);
 
-  // Calls call(model), and explains a DATA_LOSS. A model that was reset or declared again since
-  // this coordinator heard of it, or serves another checkpoint, is called again.
+  // Calls call(model) on the model that find() gives, and explains a DATA_LOSS. If the model was
+  // reset or declared again since this coordinator heard of it, or serves another checkpoint, it is
+  // found and called again.
+  template <typename Finder, typename Call>
+  auto OnModel(const Finder& find, const Call& call) -> decltype(call(step::ServedModelPtr()));
   template <typename Call>
   auto OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
-      -> decltype(call(step::ServedModelPtr()));
+      -> decltype(call(step::ServedModelPtr())) {
+    return OnModel([&] { return Find(model_id, context); }, call);
+  }
 
   // Learns of all models that shards have, looks for lost ones, and takes back what failed
   // declarations have left. Call it before the first request, and then every second.
@@ -227,11 +232,11 @@ class ModelRegistry {
   absl::flat_hash_map<uint64_t, Known> models_ ABSL_GUARDED_BY(mutex_);
 };
 
-template <typename Call>
-auto ModelRegistry::OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
+template <typename Finder, typename Call>
+auto ModelRegistry::OnModel(const Finder& find, const Call& call)
     -> decltype(call(step::ServedModelPtr())) {
   for (int calls_left = 3; calls_left >= 0; --calls_left) {
-    ASSIGN_OR_RETURN(const auto model, Find(model_id, context));
+    ASSIGN_OR_RETURN(const auto model, find());
     auto result = call(model);
     if (result.ok()) return result;
     absl::Status status = Explain(model->id, model->history, result.status());

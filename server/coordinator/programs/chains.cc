@@ -104,24 +104,17 @@ absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const ProgramPtr& program, v1::L
 
 absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const ValuePtr& batch, rpc::CallContext* context) {
   const Program& program = *batch->prepared_for;
-  const auto look_up = [&](const step::ServedModelPtr& model) {
-    OwnedBatch owned;
-    v1::StepTimes times;
-    return resources_->path->LookUp(ForModel(*batch->prepared, model), program.spec().inference(),
-                                    context, &owned, &times);
-  };
-  ASSIGN_OR_RETURN(auto model, Find(program, context));
-  auto found = look_up(model);
-  if (!found.ok()) {
-    const absl::Status status =
-        resources_->registry->Explain(model->id, model->history, found.status());
-    // The model was reset since this coordinator heard of it: once more, with its new rows.
-    if (!absl::IsAborted(status) || absl::IsAborted(found.status())) return status;
-    ASSIGN_OR_RETURN(model, Find(program, context));
-    found = look_up(model);
-    if (!found.ok())
-      return resources_->registry->Explain(model->id, model->history, found.status());
-  }
+  step::ServedModelPtr model;
+  auto found = resources_->registry->OnModel(
+      [&] { return Find(program, context); },
+      [&](const step::ServedModelPtr& now) {
+        model = now;
+        OwnedBatch owned;
+        v1::StepTimes times;
+        return resources_->path->LookUp(ForModel(*batch->prepared, now), program.spec().inference(),
+                                        context, &owned, &times);
+      });
+  if (!found.ok()) return found.status();
   std::shared_ptr<LookedUpBatch> looked_up;
   if (found->batch_handle != 0) {
     looked_up = std::make_shared<LookedUpBatch>(resources_->path, model->id, found->batch_handle);
