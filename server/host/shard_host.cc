@@ -49,10 +49,12 @@ bool IsTiny(const GatherCommand& command) {
 
 void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
   for (const shard::StackSums& stack : result.stacks) {
-    metrics->AddSums(stack.stack, stack.rows_gathered, stack.bytes());
+    (*metrics)[stack.stack].Add(ops::MetricId::kRowsGathered, stack.rows_gathered);
+    (*metrics)[stack.stack].sent_sums->Increment(stack.bytes());
   }
   for (const shard::StackRows& stack : result.rows) {
-    metrics->AddRows(stack.stack, stack.rows_gathered, stack.bytes());
+    (*metrics)[stack.stack].Add(ops::MetricId::kRowsGathered, stack.rows_gathered);
+    (*metrics)[stack.stack].sent_rows->Increment(stack.bytes());
   }
 }
 
@@ -209,7 +211,8 @@ void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
   ops::ShardModelMetrics* metrics = models_.FactsOf(model_id).metrics;
   if (metrics == nullptr) return;
   for (const shard::ApplyResult::Stack& stack : result.stacks) {
-    metrics->AddUpdated(stack.stack, stack.rows_updated, stack.rows_skipped);
+    (*metrics)[stack.stack].Add(ops::MetricId::kRowsUpdated, stack.rows_updated);
+    (*metrics)[stack.stack].Add(ops::MetricId::kRowsSkipped, stack.rows_skipped);
   }
 }
 
@@ -436,7 +439,7 @@ void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& pa
   ops::ShardModelMetrics* metrics = models_.FactsOf(model_id).metrics;
   if (metrics == nullptr) return;
   for (const shard::CheckedPart::Stack& stack : part.stacks()) {
-    metrics->AddReceivedBytes(stack.entries->stack, stack.gradient_bytes);
+    (*metrics)[stack.entries->stack].Add(ops::MetricId::kShardReceivedBytes, stack.gradient_bytes);
   }
 }
 

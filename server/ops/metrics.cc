@@ -312,10 +312,9 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
                                        const std::vector<std::string>& stacks) {
   absl::MutexLock lock(&mutex_);
   const Labels of_stacks = LabelsOf(model, stacks);
-  std::unique_ptr<ShardModelMetrics>& metrics = shard_models_[{shard, of_stacks}];
-  if (metrics != nullptr) return metrics.get();
+  ShardModelMetrics& metrics = shard_models_[{shard, of_stacks}];
+  if (!metrics.empty()) return &metrics;
   const std::string index = std::to_string(shard);
-  metrics = std::make_unique<ShardModelMetrics>();
   for (std::vector<std::string> labels : of_stacks) {
     labels.insert(labels.begin(), index);
     const auto sent = [&](const char* mode) -> prometheus::Counter* {
@@ -323,10 +322,10 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
       with_mode.push_back(mode);
       return &registry_.counter(MetricId::kShardSentBytes, with_mode);
     };
-    metrics->stacks_.push_back({LabelledMetrics(registry_, {"shard", "model", "stack"}, labels),
-                                sent("partial_sums"), sent("unique_rows")});
+    metrics.push_back({LabelledMetrics(registry_, {"shard", "model", "stack"}, labels),
+                       sent("partial_sums"), sent("unique_rows")});
   }
-  return metrics.get();
+  return &metrics;
 }
 
 LabelledMetrics Metrics::Partition(int shard, int partition) {

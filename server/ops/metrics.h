@@ -161,35 +161,13 @@ class ModelMetrics : public LabelledMetrics {
   std::vector<LabelledMetrics> stacks_;
 };
 
-// Work of one shard on one model. `stack` is the index in the list that Metrics::ShardModel was
-// given.
-class ShardModelMetrics {
- public:
-  void AddReceivedBytes(int stack, int64_t bytes) {
-    stacks_[stack].Add(MetricId::kShardReceivedBytes, static_cast<double>(bytes));
-  }
-  // What a lookup gathered and sent of a stack, either as partial sums or as unique rows.
-  void AddSums(int stack, int64_t rows, int64_t sent_bytes) {
-    stacks_[stack].Add(MetricId::kRowsGathered, static_cast<double>(rows));
-    stacks_[stack].sent_sums->Increment(sent_bytes);
-  }
-  void AddRows(int stack, int64_t rows, int64_t sent_bytes) {
-    stacks_[stack].Add(MetricId::kRowsGathered, static_cast<double>(rows));
-    stacks_[stack].sent_rows->Increment(sent_bytes);
-  }
-  void AddUpdated(int stack, int64_t rows, int64_t skipped) {
-    stacks_[stack].Add(MetricId::kRowsUpdated, static_cast<double>(rows));
-    stacks_[stack].Add(MetricId::kRowsSkipped, static_cast<double>(skipped));
-  }
-
- private:
-  friend class Metrics;
-  struct Stack : LabelledMetrics {
-    prometheus::Counter* sent_sums;
-    prometheus::Counter* sent_rows;
-  };
-  std::vector<Stack> stacks_;
+// Work of one shard on one stack of a model: metrics with the labels "shard", "model" and "stack".
+struct ShardStackMetrics : LabelledMetrics {
+  prometheus::Counter* sent_sums;  // bytes of kShardSentBytes, as partial sums
+  prometheus::Counter* sent_rows;  // ... and as unique rows
 };
+// Of each stack that Metrics::ShardModel was given.
+using ShardModelMetrics = std::vector<ShardStackMetrics>;
 
 // Calls by method and status code, and what they took. Handles are made on first use.
 class CallMetrics {
@@ -317,8 +295,7 @@ class Metrics {
   // By labels, because their number has a bound, and that of models has none.
   std::map<std::pair<std::string, Labels>, std::unique_ptr<ModelMetrics>> models_
       ABSL_GUARDED_BY(mutex_);
-  std::map<std::pair<int, Labels>, std::unique_ptr<ShardModelMetrics>> shard_models_
-      ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<int, Labels>, ShardModelMetrics> shard_models_ ABSL_GUARDED_BY(mutex_);
   std::set<std::vector<std::string>> stack_labels_ ABSL_GUARDED_BY(mutex_);  // given out so far
   std::set<std::pair<std::string, std::string>> table_labels_ ABSL_GUARDED_BY(mutex_);  // the same
   std::map<std::pair<std::string, std::string>, std::unique_ptr<GroupMetrics>> groups_

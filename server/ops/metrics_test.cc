@@ -74,11 +74,13 @@ void UseEverything(Metrics* metrics) {
   model->Add(MetricId::kExamples, 16);
   model->Add(MetricId::kBatchesRefused);
   model->SetLimits(1, 64, 32);
-  ShardModelMetrics* shard = metrics->ShardModel(1, "ctr", {"a", "b"});
-  shard->AddReceivedBytes(0, 12);
-  shard->AddSums(1, 5, 640);
-  shard->AddRows(1, 5, 64);
-  shard->AddUpdated(0, 4, 3);
+  ShardModelMetrics& shard = *metrics->ShardModel(1, "ctr", {"a", "b"});
+  shard[0].Add(MetricId::kShardReceivedBytes, 12);
+  shard[1].Add(MetricId::kRowsGathered, 5);
+  shard[1].sent_sums->Increment(640);
+  shard[1].sent_rows->Increment(64);
+  shard[0].Add(MetricId::kRowsUpdated, 4);
+  shard[0].Add(MetricId::kRowsSkipped, 3);
   metrics->Partition(1, 5).SetTotal(MetricId::kPartitionRowsGathered, 5);
   metrics->SetHotRowShares(1, "ctr", "clicks", {{1, 0.25}, {10, 0.5}});
   metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01);
