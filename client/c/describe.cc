@@ -10,10 +10,11 @@ using Json = nlohmann::json;
 
 // What is told whole, under the names of its fields.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TableInfo, name, vocabulary_size, embedding_dim, combiner, stack,
-                                   optimizer, slots, row_offset, shard_rotation)
+                                   optimizer, slots, quantization, row_offset, shard_rotation)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FeatureInfo, name, table, embedding_dim, output_shape)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StackInfo, name, embedding_dim, rows_per_partition,
                                    bytes_per_partition, tables)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelStatus, name, tables, stacks, table_bytes, lost)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ShardStatus, index, address, reachable, error, incarnation,
                                    uptime_ms, models, table_bytes, batches, batch_bytes,
                                    rows_gathered, rows_updated)
@@ -95,12 +96,7 @@ std::string Describe(const client::ClusterStatus& status) {
                {"models", Json::array()},   {"shards", Json::array()},
                {"batches", status.batches}, {"batch_bytes", status.batch_bytes}};
   for (const client::ModelStatus& model : status.models) {
-    json["models"].push_back({{"id", std::to_string(model.id)},
-                              {"name", model.name},
-                              {"tables", model.tables},
-                              {"stacks", model.stacks},
-                              {"table_bytes", model.table_bytes},
-                              {"lost", model.lost}});
+    json["models"].emplace_back(model)["id"] = std::to_string(model.id);
   }
   for (const client::ShardStatus& shard : status.shards) {
     Json& to = json["shards"].emplace_back(shard);

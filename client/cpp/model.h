@@ -87,6 +87,7 @@ struct TableInfo {
   // Row e is in partition (e + shard_rotation) mod P of its stack, there at e div P + row_offset.
   int64_t row_offset = 0;
   int32_t shard_rotation = 0;
+  std::vector<double> quantization = {};  // lower, upper and num_buckets; empty: off
 };
 
 struct FeatureInfo {

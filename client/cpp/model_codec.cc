@@ -129,6 +129,9 @@ void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Mode
     info.vocabulary_size = table.vocabulary_size();
     info.embedding_dim = table.embedding_dim();
     info.combiner = absl::AsciiStrToLower(v1::Combiner_Name(table.combiner()));
+    if (const v1::QuantizationConfig& given = table.quantization(); table.has_quantization()) {
+      info.quantization = {given.lower(), given.upper(), static_cast<double>(given.num_buckets())};
+    }
     if (const auto place = place_of.find(config::StoredTable(config, table).name());
         place != place_of.end()) {
       const auto& [stack, placed] = place->second;

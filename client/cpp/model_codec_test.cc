@@ -117,9 +117,13 @@ constexpr char kPlan[] = R"(
              tables { name: "b" } tables { name: "a" row_offset: 8 shard_rotation: 3 } optimizer: "adagrad" slots: "accumulator" })";
 
 TEST(DecodeModelTest, KeepsTheOrderOfTheConfig) {
-  absl::StatusOr<Model> model =
-      DecodeModel(5, true, Parse<v1::ModelConfig>(kConfig), Parse<v1::ModelPlan>(kPlan));
+  auto config = Parse<v1::ModelConfig>(kConfig);
+  config.mutable_tables(1)->mutable_quantization()->set_lower(-2);
+  config.mutable_tables(1)->mutable_quantization()->set_num_buckets(16777217);
+  absl::StatusOr<Model> model = DecodeModel(5, true, config, Parse<v1::ModelPlan>(kPlan));
   ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_THAT(model->tables[0].quantization, ElementsAre());
+  EXPECT_THAT(model->tables[1].quantization, ElementsAre(-2, 0, 16777217));
   EXPECT_EQ(model->id, 5u);
   EXPECT_TRUE(model->created);
   EXPECT_EQ(model->shards, 2);

@@ -13,6 +13,7 @@ import torch
 
 from ._records import check_mapping
 from .arrays import Floats, Ids, Ragged, Sparse, as_ints, as_ragged, as_row_ids, map_arrays, sparse_indices
+from .client import Model
 
 
 def to_array(value: Any, what: str) -> Any:
@@ -103,6 +104,17 @@ def learned_weights(ids: Any) -> Dict[str, torch.Tensor]:
     check_mapping(ids, "ids")
     given = {name: getattr(value, "weights", None) for name, value in ids.items() if type(value) is not torch.Tensor}
     return {name: weights for name, weights in given.items() if isinstance(weights, torch.Tensor) and weights.requires_grad}
+
+
+def rows_looked_up(model: Model, table: str, ids: npt.NDArray[Any]) -> Floats:
+    """Rows as a lookup takes them: with `quantization` of the table rounded, bit for bit as shards round them."""
+    rows, rounding = model.read_rows(table, ids), model.tables[table].quantization
+    if rounding is None:
+        return rows
+    lower, upper, last = np.float32(rounding.lower), np.float32(rounding.upper), np.float32(rounding.num_buckets - 1)
+    bucket = (np.clip(rows, lower, upper) - lower) * (last / (upper - lower))
+    rounded: Floats = np.floor(bucket + np.float32(0.5)) * ((upper - lower) / last) + lower
+    return rounded
 
 
 def pass_to_weights(activations: torch.Tensor, weights: torch.Tensor, ids: Ids, output_shape: Tuple[int, ...], combiner: str,

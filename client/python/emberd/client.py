@@ -25,7 +25,7 @@ from ._changing import ChangedModel
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
-from .config import ModelConfig
+from .config import ModelConfig, QuantizationConfig
 from .programs import Bundle, Program
 from .statistics import CallStatistics, HotRow, Limits, MemoryChange, ModelStatistics, ShardMemory
 
@@ -72,6 +72,7 @@ class Table:
     optimizer: str
     slots: Tuple[str, ...]
     combiner: str = ""  # of the rows of a sample: "mean", "sum" or "sqrtn"
+    quantization: Optional[QuantizationConfig] = None  # of looked-up rows; read_rows gives them as they are stored
 
 
 @dataclass(frozen=True)
@@ -425,7 +426,8 @@ class Model:
         self._known = found  # whether who has this object knows that it was there before
         self._unfilled = int(self.description["unfilled"])  # of a model that is being filled: which of its declarations this is; else 0
         self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],
-                                          one["optimizer"], tuple(one["slots"]), one["combiner"])
+                                          one["optimizer"], tuple(one["slots"]), one["combiner"],
+                                          _quantization(*one["quantization"]))
                        for one in self.description["tables"]}
         self.features = {one["name"]: Feature(one["name"], one["table"], one["embedding_dim"], tuple(one["output_shape"]))
                          for one in self.description["features"]}
@@ -671,6 +673,10 @@ class Model:
         [vocabulary_size, 1] of a slot with one value per row. Read large tables in parts: `export`,
         which has the errors too."""
         return np.concatenate([values for _, values in self.export(name, slot=slot)])
+
+
+def _quantization(lower: float = 0, upper: float = 0, num_buckets: float = 0) -> Optional[QuantizationConfig]:
+    return QuantizationConfig(lower, upper, int(num_buckets)) if num_buckets else None
 
 
 def _rows(call: Call) -> Floats:

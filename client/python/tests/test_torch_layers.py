@@ -92,6 +92,27 @@ class PretrainedTest(LayersCase):
                 with self.assertRaisesRegex(ValueError, r"row_splits: \["):
                     here(torch.tensor([4, 1, 4]), torch.tensor(offsets))
 
+    def test_weights_get_the_gradient_of_rounded_rows(self):
+        """Also of a model that is given: its description says how its tables round."""
+        rows = np.array([[0.3, -2.0], [0.8, 0.1], [-0.3, 5.0]], np.float32)
+        rounded = torch.tensor([[0.5, -1.0], [1.0, 0.0], [-0.5, 1.0]])
+        rounding = emberd.QuantizationConfig(-1, 1, 5)
+        declared = emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 3, 2, initializer=rows, quantization=rounding)],
+                                                       client=self.client, model="rounded")
+        self.assertEqual(declared.model.tables["t"].quantization, rounding)
+        with self.assertRaisesRegex(ValueError, r"tables: 't': quantization: .*num_buckets=6\) is not allowed; that of model 'rounded' is .*num_buckets=5\)"):
+            emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 3, 2, quantization=emberd.QuantizationConfig(-1, 1, 6))], model=declared.model)
+        for layer in (declared, emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 3, 2)], model=declared.model)):
+            weights = [torch.tensor([[1.0, 3.0, 0.5]], requires_grad=True) for _ in range(2)]
+            found = layer({"t": emberd.Dense(torch.tensor([[0, 1, 2]]), weights[0])})["t"]
+            expected = weights[1] @ rounded / weights[1].sum()
+            torch.testing.assert_close(found, expected)
+            for one in (found, expected):
+                (one * torch.tensor([1.0, 10.0])).sum().backward()
+            torch.testing.assert_close(weights[0].grad, weights[1].grad)
+            layer.optimizer().zero_grad()
+            layer.finish()
+
     def test_given_rows_are_not_kept(self):
         """They are on the cluster, and may be larger than what a trainer, or each copy of a layer, has room for."""
         rows = np.ones((20, 3), np.float32)

@@ -16,7 +16,8 @@ import torch.distributed
 
 from .. import _native, _records, config, errors
 from .._filling import is_given
-from .._jagged import Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, split_jagged, to_array
+from .._jagged import (Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, rows_looked_up,
+                       split_jagged, to_array)
 from .._pace import Paces
 from .._place import checked, serves
 from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, map_arrays
@@ -78,6 +79,12 @@ def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
     return rank, size
 
 
+def _are_alike(one: config.QuantizationConfig, other: Optional[config.QuantizationConfig]) -> bool:
+    """As float32, which a model has."""
+    return other is not None and all(np.float32(mine) == np.float32(its)
+                                     for mine, its in zip(dataclasses.astuple(one), dataclasses.astuple(other)))
+
+
 def _declared(described: config.ModelConfig, client: Optional[Client], model: Union[str, Model]) -> Model:
     if not isinstance(model, Model):
         if checked(client) is None:
@@ -91,6 +98,9 @@ def _declared(described: config.ModelConfig, client: Optional[Client], model: Un
                                          + (f"{there.vocabulary_size} x {there.embedding_dim}" if there else f"the tables {', '.join(model.tables)}"))
         if (one.combiner or there.combiner).lower() != there.combiner:
             raise errors.InvalidArgument(f"tables: {one.name!r}: combiner: {one.combiner!r} is not allowed; that of model {model.name!r} is {there.combiner!r}")
+        if one.quantization is not None and not _are_alike(one.quantization, there.quantization):
+            raise errors.InvalidArgument(f"tables: {one.name!r}: quantization: {one.quantization} is not allowed; that of model "
+                                         f"{model.name!r} is {there.quantization}")
     if {one.name: one.table for one in described.features} != {name: one.table for name, one in model.features.items()}:
         raise errors.InvalidArgument(f"features: they must be those of model {model.name!r}: {', '.join(model.features)}")
     return model
@@ -119,7 +129,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
     features: emberd.FeatureConfig; default: one for each table, of its name.
     model: the name under which the tables are declared; or an emberd.Model that has these tables and features, as the one that serves
-      a checkpoint: its optimizers are as they are there, and `client` is not needed. A table's combiner is that of the model, too; another one is refused.
+      a checkpoint: its optimizers are as they are there, and `client` is not needed. A table's combiner and quantization are those
+      of the model, too; others are refused.
     group: the name of the run: training under the same name continues the run; its first step warns of that, and of tables that another
       group has trained, unless `next_step` was asked for, or a state loaded or restored, before. rank and size default to those of
       torch.distributed, if that is initialized.
@@ -435,7 +446,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         for name, of_feature in weights.items():
             table = self.model.tables[self.model.features[name].table]
             result[name] = pass_to_weights(result[name], of_feature, prepared[name], self.model.features[name].output_shape,
-                                           table.combiner, functools.partial(self.model.read_rows, table.name))
+                                           table.combiner, functools.partial(rows_looked_up, self.model, table.name))
         return KeyedTensor(result) if is_jagged(ids) else result
 
     def _optimizer_of(self, table: config.TableConfig) -> Optional[config.Optimizer]:
