@@ -212,19 +212,15 @@ class ProgramResult(_Kept, Mapping[str, Array]):
         super().__init__(client, answer.kept(place), said.get("handle", "0"))
         self.statistics: Dict[str, Any] = _statistics(said.get("statistics", {}))
         self._shapes = shapes
-        found = self._shaped(answer, said)
+        found = _shaped(answer, said, shapes)
         self.tensors: Tuple[Array, ...] = tuple(one for _, one in found)
         self._arrays = dict(found)
-
-    def _shaped(self, answer: _Answer, said: Mapping[str, Any]) -> List[Tuple[str, Array]]:
-        return [(name, one.reshape(*self._shapes[name], one.shape[-1]) if name in self._shapes else one)
-                for name, one in answer.arrays(said.get("values", ()))]
 
     def read(self) -> Dict[str, Array]:
         """What the coordinator has of it, by name: nothing, unless an update was compiled with `aliases=[{}]` and was given this result. Then the
         activations of the same batch, with the rows as that update has left them. The arrays of this object stay as they were found."""
         answer = _Answer(self._client, "ReadHandle", {"handle": self._use()}, (), self._kept)
-        return dict(self._shaped(answer, answer.message))
+        return dict(_shaped(answer, answer.message, self._shapes))
 
     def __repr__(self) -> str:
         return f"emberd.ProgramResult({', '.join(f'{name}: {list(one.shape)}' for name, one in self._arrays.items())})"
@@ -237,6 +233,12 @@ class ProgramResult(_Kept, Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+
+def _shaped(answer: _Answer, said: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]]) -> List[Tuple[str, Array]]:
+    """shapes: of activations that have the shape of their ids."""
+    return [(name, one.reshape(*shapes[name], one.shape[-1]) if name in shapes else one)
+            for name, one in answer.arrays(said.get("values", ()))]
 
 
 class Bundle(_Kept):
@@ -263,12 +265,14 @@ class Bundle(_Kept):
     def read(self) -> Tuple[Any, ...]:
         """What the coordinator has: of each element a dict of its arrays by name, which is empty for a batch, or of a tuple a tuple of these."""
         answer = _Answer(self._client, "ReadHandle", {"handle": self._use()}, (), self._kept)
-        return cast(Tuple[Any, ...], _unbundled(answer, answer.message))
+        return cast(Tuple[Any, ...], _unbundled(answer, answer.message, self._shapes))
 
 
-def _unbundled(answer: _Answer, said: Mapping[str, Any]) -> Any:
+def _unbundled(answer: _Answer, said: Mapping[str, Any], shapes: Any) -> Any:
     elements = said.get("elements", ())
-    return tuple(_unbundled(answer, one) for one in elements) if elements else dict(answer.arrays(said.get("values", ())))
+    if not elements:
+        return dict(_shaped(answer, said, shapes))
+    return tuple(_unbundled(answer, one, of_one) for one, of_one in zip(elements, shapes))
 
 
 class BundlePart(_native.Uncopied):
@@ -286,15 +290,16 @@ class BundlePart(_native.Uncopied):
 
 
 def _shapes_in(one: Any) -> Any:
-    """Of an element of a bundle, a batch: of the activations that have the shape of their ids. Of a tuple: those of its elements."""
+    """Of an element of a bundle, a batch or its result: of the activations that have the shape of their ids. Of a tuple: those of
+    its elements."""
     if isinstance(one, (tuple, list)):
         return tuple(map(_shapes_in, cast(Sequence[Any], one)))
     if not isinstance(one, BundlePart):
-        return one._shapes if isinstance(one, (PreparedBatch, Bundle)) else {}
+        return one._shapes if isinstance(one, (PreparedBatch, ProgramResult, Bundle)) else {}
     found: Any = one._bundle._shapes
     try:
         for place in one._places:
-            found = found[place]
+            found = found[place] if isinstance(found, tuple) else found  # a tensor has its name where it is alone, too
     except LookupError:  # there is no such element, as the coordinator says
         return {}
     return found

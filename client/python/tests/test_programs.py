@@ -282,8 +282,10 @@ class ProgramsTest(ClusterTest):
         self.wait_for(lambda: self.handles() == 3)
 
     def test_a_batch_in_a_bundle_gives_activations_of_the_shape_of_its_ids(self):
-        lookup = self.compile(self.declare(), "lookup")
-        prepared = lookup.prepare({"t": emberd.Sequences(np.array([[1, 0, 3], [0, 2, 0]]), 0), "u": np.arange(4)})
+        model = self.declare()
+        ids = {"t": emberd.Sequences(np.array([[1, 0, 3], [0, 2, 0]]), 0), "u": np.arange(4)}
+        lookup = self.compile(model, "lookup")
+        prepared = lookup.prepare(ids)
         bundle = self.client.bundle({"x": [1]}, (prepared, prepared))
         outer = self.client.bundle(bundle, bundle[1])
         shapes = {name: one.shape for name, one in lookup(prepared).items()}
@@ -292,6 +294,14 @@ class ProgramsTest(ClusterTest):
         chain.add(lookup, bundle[1][1])
         for found in (lookup(bundle[1][0]), lookup(outer[0][1][1]), lookup(outer[1][0]), *chain.run()):
             self.assertEqual({name: one.shape for name, one in found.items()}, shapes)
+        found = lookup(prepared)
+        kept = self.client.bundle(found, ({"x": [1]}, found))
+        self.compile(model, "update", aliases=[{}])(kept[0], {"t": np.ones(shapes["t"], np.float32)})
+        read, nested = kept.read(), self.client.bundle(kept, kept[1], kept[0][0]).read()
+        expected = {name: (one.shape, one.tobytes()) for name, one in model.lookup(ids).items()}
+        for again in (read[0], read[1][1], nested[0][0], nested[0][1][1], nested[1][1]):
+            self.assertEqual({name: (one.shape, one.tobytes()) for name, one in again.items()}, expected)
+        self.assertEqual({name: one.shape for name, one in nested[2].items()}, {"t": shapes["t"]})
 
     def test_csr_of_a_batch(self):
         model = self.declare()
