@@ -40,24 +40,24 @@ def ids_of(batch: Any) -> Any:
 def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forget: Callable[[List[Sent]], None],
           begin: Optional[Callable[[], None]] = None) -> Iterator[Tuple[Sent, Any]]:
     """What `send` gave for a batch, and the batch. Before one is given, as many as `pace` says have been sent, its own included. `forget`
-    hears at the end of those that were sent and not given, as where a loop is left; `begin` is called before the first is sent. An error of
-    `batches` is raised once those before it have been given."""
+    hears at the end of those that were sent and not given, as where a loop is left; `begin` is called before the first is sent. An
+    error of `batches` or `send` is raised once those before it have been given."""
     waiting: Deque[Tuple[Sent, Any]] = deque()
     failure: Optional[Exception] = None
     if begin is not None:
         begin()
     pace.pause()
     try:
-        left = iter(batches)
+        left, end = iter(batches), object()
         while True:
             try:
-                batch = next(left)
-            except StopIteration:
-                break
+                batch = next(left, end)
+                if batch is end:
+                    break
+                waiting.append((send(batch), batch))
             except Exception as error:
                 failure = error
                 break
-            waiting.append((send(batch), batch))
             while len(waiting) >= pace.depth:
                 yield waiting.popleft()
                 pace.step()

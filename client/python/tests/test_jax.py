@@ -216,6 +216,19 @@ class JaxTest(ClusterTest):
             emb.finish()
             self.assertEqual(emb.model.read_rows("t", [1])[0, 0], 0.25 - (last + 1) * RATE)
 
+    def test_batches_before_one_that_cannot_be_sent_have_their_turn(self):
+        for pipelined in (False, True):
+            emb = self.make(f"unsent_{pipelined}", pipelined=pipelined)
+            for wrong, kind in (({"u": [1]}, emberd.InvalidArgument), ({"t": [0.5]}, TypeError)):
+                steps = []
+                with self.assertRaises(kind):
+                    for step, _ in emb.prefetch([{"t": [1]}, {"t": [2]}, {"t": [3]}, wrong, {"t": [4]}], depth=4):
+                        emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])})
+                        steps.append(step)
+                self.assertEqual(len(steps), 3)
+            emb.finish()
+            self.assertEqual(emb.model.read_rows("t", range(1, 5))[:, 0].tolist(), [0.25 - 2 * RATE] * 3 + [0.25])
+
     def test_a_batch_that_was_sent_ahead_and_is_refused_says_why(self):
         emb = self.make()
         given = emb.prefetch([{"t": [1]}, {"t": [ROWS]}, {"t": [2]}], depth=3)

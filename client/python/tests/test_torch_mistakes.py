@@ -119,16 +119,17 @@ class MistakesTest(Case):
             sparse.step()
             self.assertAlmostEqual(ebc.model.read_rows("t", [1])[0, 0], -0.5, places=5)
 
-    def test_batches_before_an_error_of_the_loader_have_their_turn(self):
-        def loader():
+    def test_batches_before_an_error_of_the_loader_or_of_ids_have_their_turn(self):
+        def loader(last):
             yield from ({"ids": {"t": torch.tensor([k])}} for k in range(5))
+            yield from last
             raise KeyError("a batch that cannot be read")
 
-        for depth in (1, 4):
-            ebc = self.make(model=f"broken_{depth}")
+        for depth, last, said in ((1, [], "cannot be read"), (4, [], "cannot be read"), (4, [{"label": 1}], "'ids'")):
+            ebc = self.make(model=f"broken_{depth}_{len(last)}")
             sparse = ebc.optimizer()
-            with self.assertRaisesRegex(KeyError, "cannot be read"):
-                for batch in emberd.torch.Prefetcher(loader(), ebc, depth=depth):
+            with self.assertRaisesRegex(KeyError, said):
+                for batch in emberd.torch.Prefetcher(loader(last), ebc, depth=depth, ids=lambda batch: batch["ids"]):
                     ebc(batch["ids"])["t"].sum().backward()
                     sparse.step()
             self.assertEqual((ebc.next_step, ebc.model.read_rows("t", range(6))[:, 0].tolist()), (5, [-1] * 5 + [0]))
