@@ -631,9 +631,12 @@ class InputsTest(Case):
                 else:
                     with self.assertRaisesRegex(REFUSED, "32|not compatible with expected shape"):
                         dequeue()
-            queue.enqueue({"a": tf.constant([5, 6])})
-            dequeue()
-            queue.apply_gradients({"a": 2 * tf.ones([2, 4])})
+            for ids in ([4, 4], [5, 6]):
+                queue.enqueue({"a": tf.constant(ids)})
+                dequeue()  # the first batch is given up
+                with self.assertRaisesRegex(REFUSED, "nan"):
+                    queue.apply_gradients({"a": tf.fill([2, 4], math.nan)})
+            queue.apply_gradients({"a": 2 * tf.ones([2, 4])})  # again, of the second one
             self.assertEqual((before - queue.model.table("t"))[:8, 0].tolist(), [0, 1, 1, 0, 0, 2, 2, 0])
 
     def test_what_is_refused(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -69,8 +69,10 @@ class InTurn:
                 return dict(self.trainer.look_up(ids))
             return self._begin(ids)
 
-    def update(self, ids: Ids, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None) -> None:
-        """An update of the rows of these ids: the step that has begun is used where it has the same."""
+    def update(self, ids: Ids, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
+               sent: Callable[[], object] = lambda: None) -> None:
+        """An update of the rows of these ids: the step that has begun is used where it has the same. sent: is called unless it
+        is refused, after which it may be given again."""
         with self._lock:
             if self._ids is None or not are_same(self._ids, ids):
                 self._begin(ids)
@@ -79,6 +81,7 @@ class InTurn:
             finally:
                 if not self.trainer.in_progress(self._number):  # its update has been sent, also where waiting for it was interrupted
                     self._ids = None
+                    sent()
 
     def _begin(self, ids: Ids) -> Dict[str, Floats]:
         self._ids = None

@@ -176,7 +176,8 @@ class BaseEmbedding:
             raise RuntimeError("apply_gradients: there is nothing to update yet; look up before, or call build")
         return self._in_turn
 
-    def _update(self, gradients: Any, prepared: Prepared) -> None:
+    def _update(self, gradients: Any, prepared: Prepared, sent: Callable[[], object] = lambda: None) -> None:
+        """sent: as in InTurn.update."""
         tf.nest.assert_same_structure(self._structure, gradients)
         given = {}
         for (name, feature), gradient in zip(self.features.items(), tf.nest.flatten(gradients)):
@@ -192,7 +193,7 @@ class BaseEmbedding:
         def on_host(*arrays: Any) -> Any:
             values, hyper = arrays[of_ids:of_ids + len(given)], arrays[of_ids + len(given):]
             in_turn.update(_ids(names, arrays[:of_ids]), dict(zip(given, values)),
-                           {name: {"learning_rate": float(rate)} for name, rate in zip(rates, hyper)})
+                           {name: {"learning_rate": float(rate)} for name, rate in zip(rates, hyper)}, sent)
             return np.int64(0)
 
         numpy_function(on_host, [*_arrays(prepared), *given.values(), *rates.values()], tf.int64)
@@ -427,6 +428,7 @@ class TPUEmbedding(BaseEmbedding):
         super().__init__(feature_config, optimizer, pipeline_execution_with_tensor_core)
         self._queue: Deque[Tuple[bool, List[Any]]] = deque()
         self._awaiting: Deque[List[Any]] = deque()
+        self._tried: Optional[List[Any]] = None  # the first of these, if its update has been refused
         self._taken: Tuple[bool, List[Any]] = (False, [])  # out of the queue by the last dequeue
         self._shapes: Optional[List[Any]] = None  # static ones of the activations, as far as they are known
 
@@ -476,6 +478,8 @@ class TPUEmbedding(BaseEmbedding):
         def on_host_afterwards() -> Any:
             training, arrays = self._taken
             if training:
+                if self._awaiting and self._awaiting[0] is self._tried:
+                    self._awaiting.popleft()  # it has been given up
                 self._awaiting.append(arrays)
             return np.int64(0)
 
@@ -488,14 +492,21 @@ class TPUEmbedding(BaseEmbedding):
 
     @as_it_is
     def apply_gradients(self, gradients: Any, name: Optional[str] = None) -> None:
-        """As TPUEmbeddingV2.apply_gradients has gradients."""
+        """As TPUEmbeddingV2.apply_gradients has gradients. Where they are refused, the batch stays for others, until the next one for
+        training is dequeued."""
 
         def on_host() -> List[Any]:
             if not self._awaiting:
                 raise RuntimeError("apply_gradients: nothing was dequeued that was enqueued for training")
-            return self._awaiting.popleft()
+            self._tried = self._awaiting[0]
+            return self._tried
 
-        self._update(gradients, self._with_shapes(numpy_function(on_host, [], [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features))))
+        def sent() -> None:
+            self._awaiting.popleft()
+            self._tried = None
+
+        kinds = [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features)
+        self._update(gradients, self._with_shapes(numpy_function(on_host, [], kinds)), sent)
 
     def _with_shapes(self, arrays: Any) -> Prepared:
         assert self._shapes is not None
