@@ -626,6 +626,25 @@ class SpecificationsTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "sharding_strategy: 'DIV' is not allowed"):
             utils.unshard_emb_table(sharded, 2, "DIV")
 
+    def test_features_have_copies_of_a_table_and_no_other_of_its_name(self):
+        def feature(name, **options):
+            given = {"vocabulary_size": 32, "embedding_dim": 8, "initializer": jax.nn.initializers.normal(0.5),
+                     "optimizer": embedding_spec.SGDOptimizerSpec(0.5), **options}
+            return embedding_spec.FeatureSpec(name, embedding_spec.TableSpec("t", **given), (8, 1), (8, 8))
+
+        copies = [feature("a"), feature("b")]
+        embedding.auto_stack_tables(copies, 1, 4)
+        self.assertEqual(list(embedding.get_table_specs(copies)), ["t"])
+        self.assertEqual([one.id_transformation.row_offset for one in copies], [0, 8])
+        self.assertEqual(copies[0].table_spec.setting_in_stack, copies[1].table_spec.setting_in_stack)
+        for name, value in (("vocabulary_size", 64), ("embedding_dim", 16), ("combiner", "sum"),
+                            ("initializer", jax.nn.initializers.zeros), ("initializer", jax.nn.initializers.normal(0.25)),
+                            ("optimizer", embedding_spec.SGDOptimizerSpec(0.25))):
+            for call in (embedding.get_table_specs, lambda features: embedding.auto_stack_tables(features, 1, 4),
+                         lambda features: embedding.prepare_feature_specs_for_training(features, 1, 4)):
+                with self.assertRaisesRegex(ValueError, f"table_spec: {name}: .* of feature 'b' is not .* of table 't'"):
+                    call([feature("a"), feature("b", **{name: value})])
+
     def test_tables_of_unequal_width(self):
         features = specs(names=("a",)) + specs(names=("b",), dim=12)
         with self.assertRaisesRegex(ValueError, "fail_on_excess_padding: the tables a, b have 8, 16 columns with padding"):

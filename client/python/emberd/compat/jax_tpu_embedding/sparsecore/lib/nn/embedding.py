@@ -81,13 +81,13 @@ def _check_leading(has_leading_dimension: bool) -> None:
 
 
 def get_table_specs(feature_specs: Any) -> Dict[str, TableSpec]:
-    """Tables by name."""
+    """Tables by name. Features may have copies of one. ValueError for different tables, and for features, of one name."""
     features: List[FeatureSpec] = jax.tree.leaves(feature_specs)
     names = [feature.name for feature in features]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise ValueError(f"feature_specs: the name {repeated[0]!r} is given to {names.count(repeated[0])} features")
-    return {feature.table_spec.name: feature.table_spec for feature in features}
+    return table_stacking._tables_of(features)
 
 
 def get_stacked_table_specs(feature_specs: Any) -> Dict[str, StackedTableSpec]:

@@ -3,6 +3,7 @@ by its own number of these: results do not depend on it."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections import defaultdict
@@ -44,8 +45,29 @@ def get_table_stacks(table_specs: Any) -> Dict[str, List[TableSpec]]:
     return dict(stacks)
 
 
+def _are_alike(*values: Any) -> bool:
+    """Of two fields. Each call of jax.nn.initializers.normal() makes another function, of the same code and numbers."""
+    def parts(value: Any) -> List[Any]:
+        defaults, cells = (getattr(value, name, None) or () for name in ("__defaults__", "__closure__"))
+        found = [getattr(value, "__code__", value), getattr(value, "__self__", None), *defaults,
+                 *(cell.cell_contents for cell in cells)]
+        return [one if isinstance(one, (int, float, str, tuple)) or dataclasses.is_dataclass(one) else id(one) for one in found]
+
+    return parts(values[0]) == parts(values[1])
+
+
 def _tables_of(features: Sequence[FeatureSpec]) -> Dict[str, TableSpec]:
-    return {feature.table_spec.name: feature.table_spec for feature in features}
+    """By name. ValueError where features have tables of one name that are no copies of one."""
+    tables: Dict[str, TableSpec] = {}
+    for feature in features:
+        pair = tables.setdefault(feature.table_spec.name, feature.table_spec), feature.table_spec
+        for name in (field.name for field in dataclasses.fields(TableSpec) if field.compare and pair[0] is not pair[1]):
+            first, other = (getattr(table, name) for table in pair)
+            if not _are_alike(first, other):
+                raise ValueError(f"table_spec: {name}: {other!r:.100} of feature {feature.name!r} is not allowed beside "
+                                 f"{first!r:.100} of another one of table {pair[0].name!r}; give both the same TableSpec, or "
+                                 "this table another name")
+    return tables
 
 
 def stack_name_of(table_names: Sequence[str], use_short_stack_names: bool = True) -> str:
