@@ -148,6 +148,10 @@ class ShapesTest(Case):
         for given in (gradient, gradient.reshape(12, 8)):
             variables = embedding.tpu_sparse_dense_matmul_grad({"t": given}, embedding.dense_input({"t": np.arange(12).reshape(4, 3)}, specs),
                                                                variables, specs)
+        for shape in ((3, 4, 8), (4, 3, 4), (12, 4), (8, 12), (4, 24)):
+            inputs = embedding.dense_input({"t": np.zeros((4, 3), np.int32)}, specs)
+            with self.assertRaisesRegex(ValueError, r"feature 't': a gradient of the shape .* activations, \[samples, 3, 8\]"):
+                embedding.tpu_sparse_dense_matmul_grad({"t": np.ones(shape)}, inputs, variables, specs)
         np.testing.assert_array_equal(jax_tpu_embedding.model_of(variables).read_rows("t", np.arange(13))[:, 0],
                                       [*(0.25 - np.arange(12.0)), 0.25])
 

@@ -269,8 +269,9 @@ class FunctionsTest(Case):
                 ([[0, 0], [1, 0], [2, 0]], [5, 6], r"indices of the shape \[3, 2\] are not allowed for values of the shape \[2\]"),
                 ([0, 1], [5, 6], r"indices of the shape \[2\] are not allowed"),
                 ([[0, 0], [3, 0]], [5, 6], r"indices: the sample 3 is not allowed; dense_shape\[0\] allows \[0, 3\)"),
-                ([[-1, 0], [0, 0]], [5, 6], "indices: the sample -1 is not allowed")):
-            with self.subTest(error), self.assertRaisesRegex(ValueError, "feature 't': " + error):
+                ([[-1, 0], [0, 0]], [5, 6], "indices: the sample -1 is not allowed"),
+                ([[0.5, 0], [1, 0]], [5, 6], "indices: float64 is not allowed")):
+            with self.subTest(error), self.assertRaisesRegex((TypeError, ValueError), "feature 't': " + error):
                 embedding.preprocess_sparse_dense_matmul_input_from_sparse_tensor(
                     [np.array(indices)], [np.array(values)], [np.array([3, 2])], features, 1, 1, num_sc_per_device=4)
         for samples, pointers in (([0, 0, 1, 1, 2, 2], [0, 2, 4, 6]), ([1], [0, 0, 1, 1]), ([], [0, 0, 0, 0])):
@@ -311,6 +312,7 @@ class FunctionsTest(Case):
     def test_ids_that_are_no_integers(self):
         features = self.stacked(specs(batch=2))
         for ids, said in ((np.array([1.9, 2.9]), "float64"), ([[1.9], [2]], "float64"),
+                          (np.ma.masked_equal([1, 2], 2), "a masked array"),
                           (np.array(["a", "b"]), "<U1.*Texts are hashed first")):
             with self.subTest(said), self.assertRaisesRegex(TypeError, f"feature 't': {said}"):
                 embedding.preprocess_sparse_dense_matmul_input([ids], None, features, 1, 1, num_sc_per_device=4)
@@ -532,6 +534,9 @@ class RecordedTest(unittest.TestCase):
                                (table_stacking.unstack_and_unshard_stacked_tables, "stacked_tables: the stack")):
             with self.assertRaisesRegex(ValueError, f"{what} 't' is missing; there are u"):
                 function({"u": found["t"]}, proto)
+            for shape in ((1, 8), (8,), (8, 32), (16, 8)):  # which NumPy would repeat, or JAX read the last row of
+                with self.assertRaisesRegex(ValueError, r"_tables: 't': the shape \[.*\] is not allowed; it must be \[32, 8\]"):
+                    function({"t": jnp.ones(shape)}, proto)
         with self.assertRaisesRegex(ValueError, r"table 't': row_ids: 32 is not allowed; it must be in \[0, 32\)"):
             table_stacking.get_row_ids_in_stacked_tables(proto, {"t": [31, 32]})
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from emberd.arrays import Ragged, as_int32, as_ints
+from emberd.arrays import Ragged, as_array, as_int32, as_ints
 from emberd.compat.jax_tpu_embedding._tables import EmbeddingVariables, make, of
 from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils
 from . import table_stacking
@@ -182,7 +182,8 @@ def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
 
 def _rows_of(name: str, indices: Any, values: Any, shape: Any) -> Any:
     """Arrays of ids by sample, of ids with coordinates."""
-    places, ids, count = np.asarray(indices), np.asarray(values), int(np.asarray(shape)[0])
+    places, ids = as_ints(indices, f"feature {name!r}: indices"), as_ints(values, f"feature {name!r}: values")
+    count = int(np.asarray(shape)[0])
     if places.ndim != 2 or ids.shape != places.shape[:1]:
         raise ValueError(f"feature {name!r}: indices of the shape {list(places.shape)} are not allowed for values of the shape {list(ids.shape)}; they must be "
                          "[n, 2] for [n]")
@@ -281,7 +282,7 @@ def dense_input(features: Nested[Any], feature_specs: Nested[Any], device_count:
 def _compressed(values: Any, weights: Any, spec: FeatureSpec) -> Tuple[Any, Any, Any]:
     """Row pointers, ids and weights of a feature."""
     name = spec.name
-    array: Any = values if isinstance(values, list) else np.asarray(values)
+    array: Any = values if isinstance(values, list) else as_array(values, f"feature {name!r}")
     if isinstance(array, np.ndarray) and array.dtype != object:
         flat = None if weights is None else _dense_weights(name, weights, array.shape)
         return _dense_pointers(array.shape, spec), _as_ids(array.reshape(-1), name), flat
@@ -388,10 +389,12 @@ def tpu_sparse_dense_matmul_grad(
         raise ValueError("perform_stacking: False is not allowed; give gradients by feature")
     gradients = by_name(feature_specs, activation_gradients, "activation_gradients")
     for spec in jax.tree.leaves(feature_specs):
-        gradient = gradients[spec.name].astype(jnp.float32)
-        columns = gradient.shape[-1]
-        gradient = gradient.reshape(-1, *spec.output_shape[1:-1], columns)
-        gradients[spec.name] = jnp.pad(gradient, [(0, 0)] * (gradient.ndim - 1) + [(0, spec.table_spec.embedding_dim - columns)])
+        gradient, of_sample = gradients[spec.name].astype(jnp.float32), spec.output_shape[1:]
+        if gradient.shape[1:] not in (of_sample, of_sample[-1:]):  # all positions may be one dimension
+            raise ValueError(f"feature {spec.name!r}: a gradient of the shape {list(gradient.shape)} is not allowed; it must "
+                             f"be that of the activations, [samples, {', '.join(map(str, of_sample))}]")
+        behind = spec.table_spec.embedding_dim - of_sample[-1]
+        gradients[spec.name] = jnp.pad(gradient.reshape(-1, *of_sample), [(0, 0)] * len(of_sample) + [(0, behind)])
     tables = get_table_specs(feature_specs)
     stacks = {table.setting_in_stack.stack_name for table in tables.values()}
     for name in embedding_var_limits or ():

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from emberd.arrays import check_shape
 from emberd.compat.jax_tpu_embedding._tables import rows_of
 from emberd.compat.jax_tpu_embedding.sparsecore.utils.utils import round_up
 from . import embedding_spec
@@ -223,6 +224,8 @@ def stack_and_shard_feature_tables(feature_tables: Mapping[str, Any], embedding_
             if table.table_name not in feature_tables:
                 raise ValueError(f"feature_tables: the table {table.table_name!r} is missing; there are {', '.join(feature_tables)}")
             values = feature_tables[table.table_name]
+            wanted = (table.vocab_size, table.embedding_dim)
+            check_shape(values, f"feature_tables: {table.table_name!r}", values.shape == wanted, str(list(wanted)))
             stacked[rows_in_stack(stack, table), :table.embedding_dim] = values
             if delete_input:
                 values.delete()
@@ -236,7 +239,8 @@ def unstack_and_unshard_stacked_tables(stacked_tables: Mapping[str, Any], embedd
     for stack in embedding_specs.stacked_table_specs:
         if stack.stack_name not in stacked_tables:
             raise ValueError(f"stacked_tables: the stack {stack.stack_name!r} is missing; there are {', '.join(stacked_tables)}")
-        stacked = stacked_tables[stack.stack_name]
+        stacked, wanted = stacked_tables[stack.stack_name], (stack.stack_vocab_size, stack.stack_embedding_dim)
+        check_shape(stacked, f"stacked_tables: {stack.stack_name!r}", stacked.shape == wanted, str(list(wanted)))
         for table in stack.table_specs:
             result[table.table_name] = stacked[rows_in_stack(stack, table), :table.embedding_dim]
         if donate:
