@@ -263,6 +263,18 @@ class JaggedTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "multiple"):
             compat.KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1, 1]))
 
+    def test_columns_of_keys_are_put_together(self):
+        made, regroup = compat.KeyedTensor.from_tensor_list, compat.KeyedTensor.regroup
+        one = made(["a", "b"], [torch.ones(2, 1), torch.ones(2, 2)])
+        other = made(["b", "c"], [torch.ones(2, 2), torch.zeros(2, 1)])
+        self.assertEqual(compat.KeyedTensor.regroup_as_dict([one, other], [["c", "a"]], ["x"])["x"].tolist(), [[0, 1]] * 2)
+        for call, said in ((lambda: made(["a"], [torch.ones(2, 1)] * 2), r"keys: \['a'\] are not allowed for 2 lengths"),
+                           (lambda: made(["a", "a"], [torch.ones(2, 1)] * 2), r"keys: \['a', 'a'\] are not allowed"),
+                           (lambda: regroup([one, other], [["a"], ["b"]]), "groups: 'b' is not allowed, for 2 of"),
+                           (lambda: compat.KeyedTensor.regroup_as_dict([one], [["a"], ["b"]], ["x"]), "for 2 groups")):
+            with self.assertRaisesRegex(ValueError, said):
+                call()
+
 
 if __name__ == "__main__":
     assert emberd.torch

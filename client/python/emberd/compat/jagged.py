@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -179,12 +179,19 @@ def _joined(keys: Sequence[str], parts: Sequence[JaggedTensor]) -> KeyedJaggedTe
     return KeyedJaggedTensor(keys, torch.cat([one.values() for one in parts]), torch.cat(given) if given else None, lengths=torch.cat([one.lengths() for one in parts]))
 
 
+def _check_keys(keys: Sequence[str], count: int, what: str) -> None:
+    """What has no key of its own would be left out."""
+    if len(set(keys)) != count or len(keys) != count:
+        raise ValueError(f"keys: {list(keys)} are not allowed for {count} {what}; there must be one for each, and none twice")
+
+
 class KeyedTensor(_KeyedTensor):
     """Activations by key: columns of one matrix."""
 
     def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: torch.Tensor, key_dim: int = 1) -> None:
         if key_dim != 1:
             raise ValueError(f"key_dim: {key_dim} is not allowed; it must be 1")
+        _check_keys(keys, len(length_per_key), "lengths")
         super().__init__(dict(zip(keys, torch.split(values, list(length_per_key), dim=1))), values)
 
     @staticmethod
@@ -207,9 +214,14 @@ class KeyedTensor(_KeyedTensor):
     def regroup(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> List[torch.Tensor]:
         """For each group its keys side by side."""
         found = {key: one[key] for one in keyed_tensors for key in one.keys()}
+        keys = list(chain.from_iterable(one.keys() for one in keyed_tensors))
+        for key in chain.from_iterable(groups):
+            if keys.count(key) > 1:
+                raise ValueError(f"groups: {key!r} is not allowed, for {keys.count(key)} of keyed_tensors have this key")
         return [torch.cat([found[key] for key in group], dim=1) for group in groups]
 
     @staticmethod
     def regroup_as_dict(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]],
                         keys: Sequence[str]) -> Dict[str, torch.Tensor]:
+        _check_keys(keys, len(groups), "groups")
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups)))
