@@ -105,9 +105,8 @@ absl::Status SetShape(std::vector<int64_t> shape, int64_t values, TensorInFile* 
                             "]; it must be a matrix of rows"));
   }
   if (needed != values) {
-    return Bad(tensor->path,
-               absl::StrCat("\"", tensor->name, "\" has ", values, " bytes, but its ",
-                            "shape needs ", needed, "; is the file cut off?"));
+    return Bad(tensor->path, absl::StrCat("\"", tensor->name, "\" has ", values, " bytes, but its ",
+                                          "shape needs ", needed, "; is the file cut off?"));
   }
   tensor->rows = shape[0];
   tensor->columns = shape[1];

@@ -348,8 +348,8 @@ TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatIsPassedOver) {
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(rows.ok()) << rows.status();
   EXPECT_EQ(rows->chain.front().manifest().name(), "b");
-  for (const std::string& told : {std::string("a checkpoint is damaged"), manifest,
-                                  std::string("taken=b")}) {
+  for (const std::string& told :
+       {std::string("a checkpoint is damaged"), manifest, std::string("taken=b")}) {
     EXPECT_TRUE(absl::StrContains(log, told)) << told << " is not in: " << log;
   }
 }

@@ -1,6 +1,6 @@
-#include "server/host/mutation_votes.h"
-
 #include <gtest/gtest.h>
+
+#include "server/host/mutation_votes.h"
 
 namespace emberd::host {
 namespace mutation_record_test {

@@ -65,7 +65,7 @@ class CallContext {
     absl::MutexLock lock(&mutex_);
     return trace_;
   }
-  // For spans (spans.h).
+  // For spans, below.
   void SetTrace(std::string trace) {
     absl::MutexLock lock(&mutex_);
     trace_ = std::move(trace);

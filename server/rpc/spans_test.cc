@@ -1,5 +1,3 @@
-#include "server/rpc/call_context.h"
-
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,6 +10,7 @@
 
 #include "base/temp_dir.h"
 #include "server/ops/logging.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::rpc {
 namespace spans_test {
@@ -115,9 +114,9 @@ TEST(SpansTest, AreATreeInAFile) {
   Span{&context, "lost"}.End(absl::OkStatus());
   ASSERT_TRUE(ops::SetUpLogging({}, "emberd").ok());
   std::ifstream log(logging.file());
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(log), {}),
-              AllOf(HasSubstr("spans go on in their old file"),
-                    HasSubstr("a span was not written")));
+  EXPECT_THAT(
+      std::string(std::istreambuf_iterator<char>(log), {}),
+      AllOf(HasSubstr("spans go on in their old file"), HasSubstr("a span was not written")));
 }
 
 }  // namespace spans_test

@@ -153,7 +153,8 @@ TEST_F(GroupDropTest, SaysWhatItCannotDo) {
     auto hurried = client::Client::Connect(options);
     ASSERT_TRUE(hurried.ok()) << hurried.status();
     EXPECT_FALSE((*hurried)->DropGroup("m", "run").ok());
-    // The coordinator may give up a moment after the client: until then the shard's answer would count.
+    // The coordinator may give up a moment after the client: until then the shard's answer would
+    // count.
     EXPECT_TRUE(Eventually([&] {
       const std::string page = FetchMetrics(cluster_->http_address());
       return !page.empty() && MetricSum(page, "emberd_in_flight_requests") == 0;

@@ -326,15 +326,14 @@ void PrintExplanationJson(const Explanation& explanation, bool fits, std::ostrea
   for (int b = 0; b < preprocess::kBuckets; ++b) {
     minibatch_of.push_back(preprocess::MinibatchOf(explanation.cuts, b));
   }
-  Json all = {
-      {"model", explanation.model.name()},
-      {"plan", MessageJson(preprocess::PlanToProto(explanation.model, explanation.plan))},
-      {"statistics", MessageJson(explanation.batch.statistics())},
-      {"num_minibatches", explanation.batch.statistics().num_minibatches()},
-      {"split_mask", absl::StrFormat("0x%016x", preprocess::JaxMask(explanation.cuts))},
-      {"bucket_to_minibatch", minibatch_of},
-      {"stacks", std::move(stacks)},
-      {"programs", ProgramsJson(explanation)}};
+  Json all = {{"model", explanation.model.name()},
+              {"plan", MessageJson(preprocess::PlanToProto(explanation.model, explanation.plan))},
+              {"statistics", MessageJson(explanation.batch.statistics())},
+              {"num_minibatches", explanation.batch.statistics().num_minibatches()},
+              {"split_mask", absl::StrFormat("0x%016x", preprocess::JaxMask(explanation.cuts))},
+              {"bucket_to_minibatch", minibatch_of},
+              {"stacks", std::move(stacks)},
+              {"programs", ProgramsJson(explanation)}};
   if (!fits) {
     for (const char* name : {"num_minibatches", "split_mask", "bucket_to_minibatch"}) {
       all[name] = nullptr;
