@@ -223,8 +223,9 @@ absl::StatusOr<CheckpointChain> CheckpointStore::NewestChain(const std::string& 
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     auto chain = Chain(model, info.name());
     if (!files::IsGone(chain.status())) return chain;
-    if (damaged == nullptr || absl::IsNotFound(chain.status())) continue;  // else deleted just now
-    *damaged->Add() = std::string(chain.status().message());
+    if (damaged != nullptr && !absl::IsNotFound(chain.status())) {  // else deleted just now
+      *damaged->Add() = std::string(chain.status().message());
+    }
   }
   const int unusable = list.checkpoints_size() + list.damaged_size();
   return absl::NotFoundError(
