@@ -80,7 +80,7 @@ absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answe
   return std::string();
 }
 
-void ChangePause::CommitStep(int64_t step,
+void ChangePause::CommitStep(int64_t step, bool is_made,
                              const std::vector<std::pair<int, internal::v1::HeldStep>>& held,
                              rpc::CallContext* context) {
   std::vector<int> holding(shards_.size(), -1);  // index in `held`, by shard
@@ -90,16 +90,18 @@ void ChangePause::CommitStep(int64_t step,
     holding[held[i].first] = static_cast<int>(i);
     shards.push_back(held[i].first);
   }
-  const absl::Status heard = shards_.On(shards, [&](int shard) {
+  const auto commit = [&](int shard) {
     const internal::v1::HeldStep& here = held[holding[shard]].second;
     auto request = step::OfRows<internal::v1::DecideStepRequest>(model_->id, model_->history);
     request.set_group(here.group());
-    request.set_generation(here.generation());
+    // Whoever opens another generation may give up what nobody has made: in the name of that one,
+    // this word could make it on some shards after it is gone on others.
+    request.set_generation(is_made ? here.generation() : here.held_generation());
     request.set_step(step);
     request.set_commit(true);
     return shards_[shard].DecideStep(request, context).status();
-  });
-  heard.IgnoreError();  // who asks next sees what has become of the step
+  };
+  shards_.On(shards, commit).IgnoreError();  // who asks next sees what has become of the step
 }
 
 absl::StatusOr<std::string> ChangePause::FindMovingStep(const Answers& answers, bool decide,
@@ -125,7 +127,12 @@ absl::StatusOr<std::string> ChangePause::FindMovingStep(const Answers& answers, 
                             return step.complete() && step.held_step() == first.held_step() &&
                                    step.held_generation() == first.held_generation();
                           });
-    if (level && !complete) continue;
+    // Where all shards are in a later generation than the parts, they refuse the word to commit.
+    const bool may_be_made =
+        complete && std::any_of(steps.begin(), steps.end(), [](const auto& on_shard) {
+          return on_shard.second.generation() == on_shard.second.held_generation();
+        });
+    if (level && !may_be_made) continue;
     if (decide) {
       // The word to commit is said only when all shards hold the whole step: where one has made it,
       // the others must.
@@ -133,7 +140,7 @@ absl::StatusOr<std::string> ChangePause::FindMovingStep(const Answers& answers, 
       for (const auto& [shard, step] : steps) {
         if (step.known()) made = std::max(made, step.next_step() - 1);
       }
-      CommitStep(level ? first.held_step() : made, steps, context);
+      CommitStep(level ? first.held_step() : made, /*is_made=*/!level, steps, context);
     }
     return absl::StrCat("a step of group '", name, "'");
   }

@@ -59,8 +59,10 @@ class ChangePause {
                                                  rpc::CallContext* context);
   absl::StatusOr<std::string> FindMovingStep(const Answers& answers, bool decide,
                                              rpc::CallContext* context);
-  // On the shards that hold the whole of it; `held` has what each holds of the group.
-  void CommitStep(int64_t step, const std::vector<std::pair<int, internal::v1::HeldStep>>& held,
+  // On the shards that hold the whole of it; `held` has what each holds of the group. `is_made`: on
+  // some shard.
+  void CommitStep(int64_t step, bool is_made,
+                  const std::vector<std::pair<int, internal::v1::HeldStep>>& held,
                   rpc::CallContext* context);
 
   const step::ShardSet& shards_;

@@ -339,6 +339,10 @@ class GroupShard : public TestingShard {
   absl::StatusOr<internal::v1::DecideStepResponse> OnDecide(
       const internal::v1::DecideStepRequest& request) {
     EXPECT_TRUE(request.commit());
+    if (request.generation() != answers_.back().generation()) {
+      ++refused_;
+      return absl::AbortedError("the generation is over here");
+    }
     decided_ = request.step();
     internal::v1::HeldStep made = answers_.back();
     made.set_next_step(request.step() + 1);
@@ -350,12 +354,14 @@ class GroupShard : public TestingShard {
   size_t asked() const { return asked_; }
   int resumed() const { return resumed_; }
   int64_t decided() const { return decided_; }
+  int refused() const { return refused_; }  // words of another generation
 
  private:
   std::vector<internal::v1::HeldStep> answers_;
   size_t asked_ = 0;
   int resumed_ = 0;
   int64_t decided_ = -1;
+  int refused_ = 0;
 };
 
 internal::v1::HeldStep Step(int64_t next_step, int64_t held_step = -1, bool complete = false,
@@ -368,6 +374,7 @@ internal::v1::HeldStep Step(int64_t next_step, int64_t held_step = -1, bool comp
   step.set_complete(complete);
   step.set_making(making);
   step.set_generation(3);
+  step.set_held_generation(3);
   return step;
 }
 
@@ -430,6 +437,29 @@ TEST_F(GroupPauseTest, PartsOfTwoGenerationsAreNoStep) {
   EXPECT_TRUE(Settle({before}, {after}).ok());
   EXPECT_EQ(shards_[0]->decided(), -1);
   EXPECT_EQ(shards_[1]->decided(), -1);
+}
+
+// Whoever has opened the generation of now on all shards, as to drop the group, may give up what was
+// left over on one shard just before the word to make it comes to the other.
+TEST_F(GroupPauseTest, AStepThatNobodyCanMakeAnyMoreIsLeftToWhoHasOpenedTheGroupAnew) {
+  internal::v1::HeldStep left = Step(7, 7, true);
+  left.set_generation(4);
+  EXPECT_TRUE(Settle({left}, {left}).ok());
+  EXPECT_EQ(shards_[0]->asked(), 1u);
+  EXPECT_EQ(shards_[0]->decided(), -1);
+  EXPECT_EQ(shards_[1]->decided(), -1);
+}
+
+// On the shard that has not heard of the new generation, the word of the old one may still come.
+// Whoever opens it there, too, may find that nobody has made the step, and give it up: so the first
+// shard must not make it in the name of the new generation before the other one has made it.
+TEST_F(GroupPauseTest, AStepIsMadeInTheGenerationOfItsParts) {
+  internal::v1::HeldStep opened = Step(7, 7, true);
+  opened.set_generation(4);
+  EXPECT_TRUE(Settle({opened}, {Step(7, 7, true)}).ok());
+  EXPECT_EQ(shards_[0]->refused(), 1);
+  EXPECT_EQ(shards_[0]->decided(), 7);
+  EXPECT_EQ(shards_[1]->decided(), 7);
 }
 
 TEST_F(GroupPauseTest, PatienceEnds) {
