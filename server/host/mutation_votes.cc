@@ -485,6 +485,7 @@ void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCount
     waiting.swap(vote->second.waiting);
     model_id = vote->second.model_id;
     history = vote->second.history;
+    fenced_.erase(vote->second.fence);
     votes_.erase(vote);
     // The decision is in the log: without this record, it says all but the counts.
     log_->Append(MadeRecord(mutation, rows)).IgnoreError();
@@ -506,14 +507,15 @@ MutationVotes::Change MutationVotes::Take(Vote* vote) {
 
 void MutationVotes::KeepFence(const Mutation& mutation) {
   // Once, however often it is tried: its tries would push out what others ask for, and itself.
-  if (std::exchange(votes_[KeyOf(mutation)].listed, true)) return;
-  fenced_.push_back(mutation);
+  uint64_t& fence = votes_[KeyOf(mutation)].fence;
+  if (fence != 0) return;
+  fence = ++last_fence_;
+  fenced_[fence] = mutation;
   while (static_cast<int>(fenced_.size()) > options_.max_fenced) {
-    const Mutation oldest = std::move(fenced_.front());
-    fenced_.pop_front();
+    const Mutation oldest = std::move(fenced_.begin()->second);
+    fenced_.erase(fenced_.begin());
     const auto vote = votes_.find(KeyOf(oldest));
-    if (vote == votes_.end()) continue;
-    vote->second.listed = false;
+    vote->second.fence = 0;
     if (vote->second.making || vote->second.change.has_value()) continue;
     votes_.erase(vote);
     record_.Refuse(oldest);
@@ -568,12 +570,12 @@ void MutationVotes::Describe(internal::v1::LogState* state) const {
     *to->mutable_vote() = VoteRecord(mutation, vote.attempt, *vote.change).vote();
     KeepOldestBlob(vote.change->blob, state);
   }
-  for (const Mutation& mutation : fenced_) {
-    const auto vote = votes_.find(KeyOf(mutation));
-    if (vote == votes_.end() || vote->second.making || vote->second.change.has_value()) continue;
+  for (const auto& [place, mutation] : fenced_) {
+    const Vote& vote = votes_.at(KeyOf(mutation));
+    if (vote.making || vote.change.has_value()) continue;
     internal::v1::LogAttempt* to = state->add_fenced();
     *to->mutable_mutation() = NameToProto(mutation);
-    to->set_attempt(vote->second.attempt);
+    to->set_attempt(vote.attempt);
   }
 }
 
@@ -613,6 +615,7 @@ std::function<void()> MutationVotes::DropModel(uint64_t model_id) {
     Vote& vote = entry.second;
     if (!vote.change.has_value() || vote.change->model_id != model_id) return false;
     dropped.push_back(Take(&vote).drop);
+    fenced_.erase(vote.fence);
     return true;
   });
   return [dropped = std::move(dropped)] {

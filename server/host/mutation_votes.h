@@ -16,6 +16,7 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -276,7 +277,7 @@ class MutationVotes {
     uint64_t attempt = 0;          // in charge
     std::optional<Change> change;  // held
     bool making = false;           // on its way to the rows
-    bool listed = false;           // in fenced_
+    uint64_t fence = 0;            // its place in fenced_; 0: it has none
     std::vector<RowsCallback> waiting;
     absl::Time since;
   };
@@ -310,7 +311,8 @@ class MutationVotes {
   MutationRecord record_;
   bool replaying_ ABSL_GUARDED_BY(order_->mutex) = false;
   absl::flat_hash_map<Key, Vote> votes_ ABSL_GUARDED_BY(order_->mutex);
-  std::deque<Mutation> fenced_ ABSL_GUARDED_BY(order_->mutex);  // oldest first; some are over
+  std::map<uint64_t, Mutation> fenced_ ABSL_GUARDED_BY(order_->mutex);  // oldest first
+  uint64_t last_fence_ ABSL_GUARDED_BY(order_->mutex) = 0;
   int64_t held_ ABSL_GUARDED_BY(order_->mutex) = 0;
   int64_t held_bytes_ ABSL_GUARDED_BY(order_->mutex) = 0;
 };

@@ -225,6 +225,25 @@ TEST(MutationVotesTest, AModelThatIsDroppedTakesItsVotesWithIt) {
   EXPECT_EQ(shard.dropped, 1);
 }
 
+// Would catch: a fence that gives way to what is left of an older one of its own number. Whoever
+// asked for it then reads memory that is gone, and the number is refused for good.
+TEST(MutationVotesTest, AFenceIsNewAfterItsModelWasDropped) {
+  VotingShard shard({.max_held_bytes = 100, .max_fenced = 1});
+  ASSERT_TRUE(shard.Find(10).ok());
+  ASSERT_TRUE(shard.Stage(10).ok());
+  std::function<void()> dropped;
+  {
+    const MutexLock lock(&shard.order.mutex);
+    dropped = shard.votes.DropModel(5);
+  }
+  dropped();
+  const auto found = shard.Find(20);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->attempt, 20u);
+  const auto voted = shard.Stage(20);
+  EXPECT_TRUE(voted.ok()) << voted.status();
+}
+
 // The log would give it to the rows that have come under the same name.
 TEST(MutationVotesTest, NobodyVotesOnRowsThatWereDroppedMeanwhile) {
   VotingShard shard;
