@@ -116,6 +116,11 @@ class ShardCheckpoints {
     GiveUp(request.transfer_id());
     return absl::OkStatus();
   }
+  // The model begins anew, or is dropped: what has finished is no longer in its groups.
+  void ForgetFinished(uint64_t model_id) {
+    MutexLock lock(&mutex_);
+    finished_.erase(model_id);
+  }
   // Gives up what nobody asks about.
   void Sweep(absl::Time now);
 

@@ -37,7 +37,7 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kModelId = 5;
 constexpr uint64_t kLive = 6;  // serves the checkpoints of kModelId
-constexpr uint64_t kPause = 7, kTransfer = 21, kCheckpoint = 31, kRestored = 18;
+constexpr uint64_t kPause = 7, kTransfer = 21, kCheckpoint = 31, kRestored = 18, kAnew = 19;
 
 class ShardCheckpointsTest : public TestHost {
  protected:
@@ -50,9 +50,10 @@ class ShardCheckpointsTest : public TestHost {
     ASSERT_TRUE(Gather(sequence).ok());
     ASSERT_TRUE(Commit(*Stage(sequence, sequence)).ok());
   }
-  absl::StatusOr<internal::v1::PauseChangesResponse> Pause(uint64_t pause_id = kPause) {
+  absl::StatusOr<internal::v1::PauseChangesResponse> Pause(uint64_t pause_id = kPause,
+                                                           uint64_t model_id = kModelId) {
     internal::v1::PauseChangesRequest request;
-    request.set_model_id(kModelId);
+    request.set_model_id(model_id);
     request.set_history(kHistory);
     request.set_pause_id(pause_id);
     request.set_lease_ms(60'000);
@@ -64,16 +65,8 @@ class ShardCheckpointsTest : public TestHost {
     request.set_model_id(model_id);
     request.mutable_config()->set_name(absl::StrCat("m", model_id));
     ASSERT_TRUE(host_->CreateModel(request).ok());
-    internal::v1::ServeModelRequest serve;
-    serve.set_model_id(model_id);
-    serve.set_history(kHistory);
-    ASSERT_TRUE(host_->ServeModel(serve).ok());
-    internal::v1::PauseChangesRequest pause;
-    pause.set_model_id(model_id);
-    pause.set_history(kHistory);
-    pause.set_pause_id(kPause);
-    pause.set_lease_ms(60'000);
-    ASSERT_TRUE(checkpoints().PauseChanges(pause).ok());
+    ASSERT_TRUE(Serve(kHistory, model_id).ok());
+    ASSERT_TRUE(Pause(kPause, model_id).ok());
   }
   // The last change may still be on its way out.
   void PauseAtRest() {
@@ -105,6 +98,13 @@ class ShardCheckpointsTest : public TestHost {
     request.set_parent_id(parent_id);
     request.set_changes(changes);
     return checkpoints().BeginSave(request);
+  }
+  absl::Status Complete(uint64_t model_id = kModelId) {
+    internal::v1::CompleteSaveRequest complete;
+    complete.set_model_id(model_id);
+    complete.set_history(kHistory);
+    complete.set_checkpoint_id(kCheckpoint);
+    return checkpoints().CompleteSave(complete);
   }
   absl::StatusOr<GetTransferResponse> GetTransfer(uint64_t transfer_id) {
     internal::v1::GetTransferRequest request;
@@ -190,9 +190,9 @@ class ShardCheckpointsTest : public TestHost {
     request.set_history(history);
     return host_->ServeModel(request);
   }
-  absl::Status Drop(uint64_t history, bool unless_serving = false) {
+  absl::Status Drop(uint64_t history, bool unless_serving = false, uint64_t model_id = kModelId) {
     internal::v1::DropModelRequest request;
-    request.set_model_id(kModelId);
+    request.set_model_id(model_id);
     request.set_history(history);
     request.set_unless_serving(unless_serving);
     return host_->DropModel(request);
@@ -322,11 +322,7 @@ TEST_F(ShardCheckpointsTest, WhatBecameACheckpointIsWhatTheNextOneBuildsOn) {
   EXPECT_TRUE(absl::IsAborted(Pause().status())) << "it is none yet";
   EXPECT_TRUE(Gather(2).ok());
   EXPECT_TRUE(Stage(2, 2).ok()) << "held back by a pause that was refused";
-  internal::v1::CompleteSaveRequest complete;
-  complete.set_model_id(kModelId);
-  complete.set_history(kHistory);
-  complete.set_checkpoint_id(kCheckpoint);
-  ASSERT_TRUE(checkpoints().CompleteSave(complete).ok());
+  ASSERT_TRUE(Complete().ok());
   EXPECT_EQ(Pause()->checkpoint_id(), kCheckpoint);
   PauseAtRest();
   EXPECT_TRUE(BeginSave(kTransfer + 1, 1, kCheckpoint).ok());
@@ -582,42 +578,67 @@ class FullShardTest : public ShardCheckpointsTest {
     request.set_ranks(1);
     return request;
   }
+  // A checkpoint. A rank has finished, and then the model is lost, for a restore did not fit.
+  internal::v1::CheckpointSource FailToRestore() {
+    internal::v1::OpenGroupRequest rank = RankRequest(kHistory);
+    rank.set_size(1);
+    rank.set_generation(1);
+    rank.set_opener(1);
+    EXPECT_TRUE(host_->OpenGroup(rank).ok());
+    rank.set_finished(true);
+    EXPECT_TRUE(host_->OpenGroup(rank).ok());
+    Update(1);
+    internal::v1::CheckpointSource source = SaveAll(1);
+    Cancel(kTransfer);
+    internal::v1::BeginRestoreRequest larger;  // slots take as much as the rows
+    internal::v1::CreateModelRequest& create = *larger.mutable_create();
+    create = CreateRequest();
+    *create.mutable_config() =
+        *config::ParseModel(absl::StrReplaceAll(kModel, {{"sgd {}", "adagrad {}"}}));
+    create.set_plan_fingerprint(
+        preprocess::MakePlan(create.config(), {.shards = 1, .sparsecores_per_shard = 2})
+            ->fingerprint);
+    create.set_history(kRestored);
+    create.set_replaces(kHistory);
+    larger.set_transfer_id(kTransfer + 1);
+    *larger.add_chain() = source;
+    EXPECT_TRUE(absl::IsResourceExhausted(checkpoints().BeginRestore(larger)));
+    here_ = 0;
+    return source;
+  }
+  // The ranks that are known when the checkpoint has been restored.
+  internal::v1::OpenGroupResponse RanksAfter(const internal::v1::CheckpointSource& source) {
+    EXPECT_TRUE(Eventually([&] {
+      const absl::Status begun = BeginRestore(source);
+      here_ = 0;  // after an error, too, nothing is here
+      return begun.ok();
+    }));
+    EXPECT_EQ(Await(kTransfer + 1).state(), GetTransferResponse::DONE);
+    EXPECT_TRUE(Serve(kRestored).ok());
+    const auto known = host_->OpenGroup(RankRequest(kRestored));
+    EXPECT_TRUE(known.ok()) << known.status();
+    return known.value_or(internal::v1::OpenGroupResponse());
+  }
 };
 
 // Would catch: ranks of a BOUNDED group that wait, after a restore that was refused and is tried
 // again, for one whose trainer has done all its steps and is gone.
 TEST_F(FullShardTest, FinishedRanksStaySoAfterARestoreThatDidNotFit) {
-  internal::v1::OpenGroupRequest rank = RankRequest(kHistory);
-  rank.set_size(1);
-  rank.set_generation(1);
-  rank.set_opener(1);
-  ASSERT_TRUE(host_->OpenGroup(rank).ok());
-  rank.set_finished(true);
-  ASSERT_TRUE(host_->OpenGroup(rank).ok());
-  Update(1);
-  const internal::v1::CheckpointSource source = SaveAll(1);
-  Cancel(kTransfer);
-  internal::v1::BeginRestoreRequest larger;  // slots take as much as the rows
-  internal::v1::CreateModelRequest& create = *larger.mutable_create();
-  create = CreateRequest();
-  *create.mutable_config() =
-      *config::ParseModel(absl::StrReplaceAll(kModel, {{"sgd {}", "adagrad {}"}}));
-  create.set_plan_fingerprint(
-      preprocess::MakePlan(create.config(), {.shards = 1, .sparsecores_per_shard = 2})
-          ->fingerprint);
-  create.set_history(kRestored);
-  create.set_replaces(kHistory);
-  larger.set_transfer_id(kTransfer + 1);
-  *larger.add_chain() = source;
-  EXPECT_TRUE(absl::IsResourceExhausted(checkpoints().BeginRestore(larger)));
-  here_ = 0;
-  ASSERT_TRUE(Eventually([&] { return BeginRestore(source).ok(); }));
-  ASSERT_EQ(Await(kTransfer + 1).state(), GetTransferResponse::DONE);
-  ASSERT_TRUE(Serve(kRestored).ok());
-  const auto known = host_->OpenGroup(RankRequest(kRestored));
-  ASSERT_TRUE(known.ok()) << known.status();
-  ASSERT_EQ(known->ranks_size(), 1);
-  EXPECT_TRUE(known->ranks(0).finished());
+  const internal::v1::OpenGroupResponse known = RanksAfter(FailToRestore());
+  ASSERT_EQ(known.ranks_size(), 1);
+  EXPECT_TRUE(known.ranks(0).finished());
+}
+
+// Would catch: ranks of a later run that do not wait for one, since a rank of its number had
+// finished in a run before the model was declared anew.
+TEST_F(FullShardTest, FinishedRanksAreForgottenWhereTheModelBeginsAnew) {
+  const internal::v1::CheckpointSource source = FailToRestore();
+  internal::v1::CreateModelRequest anew = CreateRequest();
+  anew.set_history(kAnew);
+  ASSERT_TRUE(Eventually([&] { return host_->CreateModel(anew).ok(); }));
+  ASSERT_TRUE(Serve(kAnew).ok());
+  here_ = kAnew;
+  EXPECT_EQ(RanksAfter(source).ranks_size(), 0);
 }
 
 // A shard with a log, and two models that share a table with each other alone.
@@ -649,13 +670,7 @@ class SharedSaveTest : public ShardCheckpointsTest {
     RETURN_IF_ERROR(plan.status());
     request.set_plan_fingerprint(plan->fingerprint);
     RETURN_IF_ERROR(host_->CreateModel(request).status());
-    return served ? Serve(id) : absl::OkStatus();
-  }
-  absl::Status Serve(uint64_t id) {
-    internal::v1::ServeModelRequest serve;
-    serve.set_model_id(id);
-    serve.set_history(kHistory);
-    return host_->ServeModel(serve);
+    return served ? Serve(kHistory, id) : absl::OkStatus();
   }
   // An update of the shared rows, through the first model.
   void Change(uint64_t number = 1) {
@@ -678,13 +693,8 @@ class SharedSaveTest : public ShardCheckpointsTest {
   absl::Status SaveOf(const std::vector<uint64_t>& ids) {
     internal::v1::BeginSaveRequest all;
     for (const uint64_t id : ids) {
-      internal::v1::PauseChangesRequest pause;
-      pause.set_model_id(id);
-      pause.set_history(kHistory);
-      pause.set_pause_id(kPause);
-      pause.set_lease_ms(60'000);
-      auto paused = checkpoints().PauseChanges(pause);
-      while (paused.ok() && paused->entering() > 0) paused = checkpoints().PauseChanges(pause);
+      auto paused = Pause(kPause, id);
+      while (paused.ok() && paused->entering() > 0) paused = Pause(kPause, id);
       RETURN_IF_ERROR(paused.status());
       internal::v1::BeginSaveRequest& save = id == ids.front() ? all : *all.add_others();
       save.set_model_id(id);
@@ -696,13 +706,6 @@ class SharedSaveTest : public ShardCheckpointsTest {
       save.set_changes(paused->changes());
     }
     return checkpoints().BeginSave(all);
-  }
-  absl::Status Complete() {
-    internal::v1::CompleteSaveRequest complete;
-    complete.set_model_id(kA);
-    complete.set_history(kHistory);
-    complete.set_checkpoint_id(kCheckpoint);
-    return checkpoints().CompleteSave(complete);
   }
   bool PinsLog(uint64_t id) {
     const internal::v1::ListModelsResponse listed = host_->ListModels();
@@ -746,11 +749,8 @@ TEST_F(SharedSaveTest, TheLogGoesOnFromTheCheckpointOfAll) {
   ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
   EXPECT_TRUE(FirstSegmentIsThere());
   // One that goes meanwhile does not stand in the way.
-  internal::v1::DropModelRequest drop;
-  drop.set_model_id(kB);
-  drop.set_history(kHistory);
-  ASSERT_TRUE(host_->DropModel(drop).ok());
-  const absl::Status complete = Complete();
+  ASSERT_TRUE(Drop(kHistory, /*unless_serving=*/false, kB).ok());
+  const absl::Status complete = Complete(kA);
   ASSERT_TRUE(complete.ok()) << complete;
   EXPECT_FALSE(FirstSegmentIsThere());
 }
@@ -760,7 +760,7 @@ TEST_F(SharedSaveTest, WhoJoinsMeanwhileKeepsTheLog) {
   ASSERT_TRUE(SaveOf({kA, kB}).ok());
   ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
   ASSERT_TRUE(Create(kB + 1).ok());
-  ASSERT_TRUE(Complete().ok());
+  ASSERT_TRUE(Complete(kA).ok());
   EXPECT_TRUE(FirstSegmentIsThere()) << "it has no checkpoint";
 }
 
@@ -778,7 +778,7 @@ TEST_F(SharedSaveTest, WhatALongLogBeginsWithIsToBeSaved) {
   ASSERT_TRUE(SaveOf({kA, kB}).ok());
   ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
   EXPECT_TRUE(PinsLog(kA)) << "it may come to nothing yet";
-  ASSERT_TRUE(Complete().ok());
+  ASSERT_TRUE(Complete(kA).ok());
   EXPECT_FALSE(PinsLog(kA));
 }
 
@@ -789,9 +789,9 @@ TEST_F(SharedSaveTest, AModelThatIsNotServedKeepsTheLogButStopsNoSave) {
   const absl::Status begun = SaveOf({kA, kB});
   ASSERT_TRUE(begun.ok()) << begun;
   ASSERT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
-  ASSERT_TRUE(Complete().ok());
+  ASSERT_TRUE(Complete(kA).ok());
   EXPECT_TRUE(FirstSegmentIsThere());
-  ASSERT_TRUE(Serve(kB + 1).ok());
+  ASSERT_TRUE(Serve(kHistory, kB + 1).ok());
   EXPECT_TRUE(absl::IsAborted(SaveOf({kA, kB})));
 }
 

@@ -174,6 +174,7 @@ ShardHost::~ShardHost() = default;
 absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
     const internal::v1::CreateModelRequest& request) {
   ASSIGN_OR_RETURN(const bool created, models_.Create(request));
+  if (created) checkpoints_.ForgetFinished(request.model_id());
   RETURN_IF_ERROR(log_.WaitDurable());
   if (created) {
     ShowHotRows();

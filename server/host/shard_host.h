@@ -72,6 +72,7 @@ class ShardHost {
   internal::v1::ListModelsResponse ListModels() const { return models_.List(); }
   absl::Status DropModel(const internal::v1::DropModelRequest& request) {
     RETURN_IF_ERROR(models_.Drop(request));
+    if (!request.unless_serving()) checkpoints_.ForgetFinished(request.model_id());
     return log_.WaitDurable();
   }
 
