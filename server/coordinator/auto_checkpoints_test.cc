@@ -40,20 +40,14 @@ class AutoCheckpointsTest : public testing::Test {
         std::make_unique<Coordinator>(cluster_, 0, std::vector{shard_}, &metrics_, &threads_);
   }
 
-  // Makes a model, waits until it is saved, and changes a row of it.
-  step::ServedModelPtr ChangeNew(const std::string& name) {
-    v1::DeclareModelRequest declare;
-    *declare.mutable_config() = *config::ParseModel(
-        absl::StrCat("name: '", name, "' tables { name: 't' vocabulary_size: 8 embedding_dim: 1 ",
-                     "optimizer { sgd {} } } features { name: 'f' table: 't' batch_size: 1 }"));
-    const auto declared = coordinator_->DeclareModel(declare, &context_);
-    EXPECT_TRUE(declared.ok()) << declared.status();
-    EXPECT_TRUE(Eventually([&] { return SavedChanges(name) == 0; }));
+  // Of one row.
+  static v1::AssignRowsRequest AssignRequest(uint64_t model_id, const std::string& client,
+                                             uint64_t sequence) {
     v1::AssignRowsRequest assign;
-    assign.set_model_id(declared->model_id());
+    assign.set_model_id(model_id);
     assign.set_table("t");
-    assign.mutable_mutation()->set_client_id(name);
-    assign.mutable_mutation()->set_sequence(1);
+    assign.mutable_mutation()->set_client_id(client);
+    assign.mutable_mutation()->set_sequence(sequence);
     const int64_t id = 3;
     assign.mutable_ids()->set_dtype(v1::INT64);
     assign.mutable_ids()->add_shape(1);
@@ -63,7 +57,20 @@ class AutoCheckpointsTest : public testing::Test {
     assign.mutable_values()->add_shape(1);
     assign.mutable_values()->add_shape(1);
     assign.mutable_values()->set_data(&value, sizeof(value));
-    const auto assigned = coordinator_->resources().rows->AssignRows(assign, &context_);
+    return assign;
+  }
+
+  // Makes a model, waits until it is saved, and changes a row of it.
+  step::ServedModelPtr ChangeNew(const std::string& name) {
+    v1::DeclareModelRequest declare;
+    *declare.mutable_config() = *config::ParseModel(
+        absl::StrCat("name: '", name, "' tables { name: 't' vocabulary_size: 8 embedding_dim: 1 ",
+                     "optimizer { sgd {} } } features { name: 'f' table: 't' batch_size: 1 }"));
+    const auto declared = coordinator_->DeclareModel(declare, &context_);
+    EXPECT_TRUE(declared.ok()) << declared.status();
+    EXPECT_TRUE(Eventually([&] { return SavedChanges(name) == 0; }));
+    const auto assigned = coordinator_->resources().rows->AssignRows(
+        AssignRequest(declared->model_id(), name, 1), &context_);
     EXPECT_TRUE(assigned.ok()) << assigned.status();
     ModelRegistry& registry = *coordinator_->resources().registry;
     const auto known = [&] { return registry.Recall(declared->model_id()); };
@@ -75,6 +82,12 @@ class AutoCheckpointsTest : public testing::Test {
   int64_t SavedChanges(const std::string& model) {
     const auto newest = coordinator_->resources().checkpoints->store().Newest(model);
     return newest.ok() ? newest->changes() : -1;
+  }
+
+  absl::Status Reset() {
+    v1::ResetModelRequest reset;
+    reset.set_name("a");
+    return coordinator_->ResetModel(reset, &context_).status();
   }
 
   // Holds the model back as a save at another coordinator does, or does so for longer.
@@ -171,19 +184,20 @@ TEST_F(AutoCheckpointsTest, ADropGivesUpTheCheckpointsOfWhatIsThereNow) {
 }
 
 // Would catch: an export that ends with ABORTED for a reset of before it began, because its
-// coordinator has not heard of that.
-TEST_F(AutoCheckpointsTest, AnExportThatBeginsAfterAResetElsewhereHasTheNewRows) {
+// coordinator has not heard of that; and an assignment that does.
+TEST_F(AutoCheckpointsTest, WhatBeginsAfterAResetElsewhereHasTheNewRows) {
   const step::ServedModelPtr before = ChangeNew("a");
   ModelRegistry other(*coordinator_->resources().shards, OfOther());
   const auto known = other.FindByName("a", &context_);
   ASSERT_TRUE(known.ok()) << known.status();
   ASSERT_EQ((*known)->history, before->history);
-  v1::ResetModelRequest reset;
-  reset.set_name("a");
-  ASSERT_TRUE(coordinator_->ResetModel(reset, &context_).ok());
+  EXPECT_TRUE(Reset().ok());
   CoordinatorResources resources = coordinator_->resources();
   resources.registry = &other;
   RowAccess rows(&resources, /*max_message_bytes=*/1 << 20);
+  const auto assigned = rows.AssignRows(AssignRequest(before->id, "a", 2), &context_);
+  EXPECT_TRUE(assigned.ok()) << assigned.status();
+  EXPECT_TRUE(Reset().ok());
   v1::ExportTableRequest request;
   request.set_model_id(before->id);
   request.set_table("t");

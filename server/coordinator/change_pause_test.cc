@@ -439,7 +439,7 @@ TEST_F(GroupPauseTest, PartsOfTwoGenerationsAreNoStep) {
   EXPECT_EQ(shards_[1]->decided(), -1);
 }
 
-// Whoever has opened the generation of now on all shards, as to drop the group, may give up what was
+// Whoever has opened the generation of now on all shards, as to drop the group, may give up what is
 // left over on one shard just before the word to make it comes to the other.
 TEST_F(GroupPauseTest, AStepThatNobodyCanMakeAnyMoreIsLeftToWhoHasOpenedTheGroupAnew) {
   internal::v1::HeldStep left = Step(7, 7, true);

@@ -241,12 +241,23 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRow
                                 AssignTag(request)};
   RETURN_IF_ERROR(host::CheckMutation(mutation));
   ModelRegistry& models = *resources_->registry;
-  ASSIGN_OR_RETURN(auto model,
-                   request.history() == 0
-                       ? models.Find(request.model_id(), context)
-                       : models.FindUnfilled(request.model_id(), request.history(), context));
-  RETURN_IF_ERROR(step::CheckNotReadOnly(*model, "its rows cannot be assigned"));
-  ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
+  const auto assign = [&](const step::ServedModelPtr& model) {
+    return Assign(*model, request, mutation, context);
+  };
+  if (request.history() == 0) return models.OnModel(request.model_id(), context, assign);
+  ASSIGN_OR_RETURN(const auto model,
+                   models.FindUnfilled(request.model_id(), request.history(), context));
+  auto assigned = assign(model);
+  if (!assigned.ok()) return models.Explain(model->id, model->history, assigned.status());
+  return assigned;
+}
+
+absl::StatusOr<v1::AssignRowsResponse> RowAccess::Assign(const step::ServedModel& model,
+                                                         const v1::AssignRowsRequest& request,
+                                                         const host::Mutation& mutation,
+                                                         rpc::CallContext* context) {
+  RETURN_IF_ERROR(step::CheckNotReadOnly(model, "its rows cannot be assigned"));
+  ASSIGN_OR_RETURN(auto target, FindTarget(model, request.table(), request.slot()));
   ASSIGN_OR_RETURN(const auto given, CheckIds(request.ids(), request.table(), target));
   ASSIGN_OR_RETURN(auto values,
                    DecodeValues(request.values(), step::IntCount(given), target.columns));
@@ -258,27 +269,27 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::AssignRows(const v1::AssignRow
                                      "what is made of the request"));
   const std::vector<int64_t> ids = SomeOf(given, 0, step::IntCount(given));
   RETURN_IF_ERROR(CheckNoRepeats(ids));
-  const auto& table = model->config.tables(model->tables.at(request.table()));
+  const auto& table = model.config.tables(model.tables.at(request.table()));
   RETURN_IF_ERROR(
       config::CheckSlotValues(table.optimizer(), table.name(), target.slot, ids, values));
 
-  const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);
+  const std::vector<ShardRows> shards = PlaceRows(model.plan.topology, target, ids);
   const auto attempt = [&](uint64_t number) -> absl::StatusOr<step::MadeMutation> {
     // All shards vote, also those without a row of it, as on updates: so any of them can tell
     // whether it may have been decided.
     std::vector<AssignShardRowsRequest> requests;
     for (const ShardRows& rows : shards) {
-      auto& part = requests.emplace_back(AssignTo(rows, *model, target, values));
+      auto& part = requests.emplace_back(AssignTo(rows, model, target, values));
       *part.mutable_mutation() = host::NameToProto(mutation);
       part.set_attempt(number);
     }
     return TryAssign(mutation, requests, context);
   };
-  const auto made = resources_->mutations->Make(mutation, context, attempt);
-  if (!made.ok()) return resources_->registry->Explain(model->id, model->history, made.status());
-  if (made->replayed) resources_->server_metrics->Add(ops::MetricId::kReplays);
+  ASSIGN_OR_RETURN(const step::MadeMutation made,
+                   resources_->mutations->Make(mutation, context, attempt));
+  if (made.replayed) resources_->server_metrics->Add(ops::MetricId::kReplays);
   v1::AssignRowsResponse response;
-  response.set_replayed(made->replayed);
+  response.set_replayed(made.replayed);
   return response;
 }
 

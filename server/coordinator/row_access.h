@@ -53,6 +53,10 @@ class RowAccess {
   // To `data`, row by row in the order of the ids.
   absl::Status ReadRowsTo(const step::ServedModel& model, const RowTarget& target,
                           absl::Span<const int64_t> ids, char* data, rpc::CallContext* context);
+  absl::StatusOr<v1::AssignRowsResponse> Assign(const step::ServedModel& model,
+                                                const v1::AssignRowsRequest& request,
+                                                const host::Mutation& mutation,
+                                                rpc::CallContext* context);
   // One attempt at an assignment; request i is for shard i.
   absl::StatusOr<step::MadeMutation> TryAssign(
       const host::Mutation& mutation,
