@@ -27,11 +27,11 @@
 #include "emberd/v1/checkpoint_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "emberd/v1/program_service.grpc.pb.h"
+#include "emberd/v1/shared_memory.pb.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/calls.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/lane_lookup.h"
 #include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/programs.h"
 #include "server/coordinator/row_access.h"
@@ -270,6 +270,55 @@ class AdminServiceImpl final : public BytesService<v1::AdminService::Service> {
     Serve(ops::Rpc::kChangeMemory, coordinator, &Coordinator::ChangeMemory);
   }
 };
+
+// ---- Small lookups that come over lanes (server/rpc/local_peers.h): each is done on the thread of
+// its lane, under the same budgets, checks and statistics as by gRPC, and with the same answer.
+
+// What fits in a packet beside the few bytes before it.
+constexpr size_t kMaxLaneBody = lanes::kMaxPacketBytes - 256;
+
+absl::Status LookUpOnLane(const CoordinatorResources& resources, const LaneCall& lane,
+                          UnaryCall* call, LaneAnswer* answer) {
+  const lanes::Request& sent = lane.request();
+  RETURN_IF_ERROR(call->Admit(security::ClientName(sent.authorization, lane.peer().address)));
+  rpc::ArenaMessage<v1::LookupRequest> arena_request;
+  v1::LookupRequest& request = *arena_request;
+  if (!request.ParseFromArray(sent.body.data(), static_cast<int>(sent.body.size()))) {
+    return absl::InvalidArgumentError("the request is not a valid emberd.v1.LookupRequest");
+  }
+  ASSIGN_OR_RETURN(const step::LookupOutput output,
+                   resources.steps->Lookup(request, security::RoleOf(sent.authorization),
+                                           &call->context));
+  ops::StageTimer timer(resources.metrics, ops::Stage::kEncode);
+  answer->body = step::EncodeLookupText(output);
+  answer->elsewhere = answer->body.size() > kMaxLaneBody;
+  // The trainer asks again over gRPC, and so never learns the handle of this batch.
+  if (answer->elsewhere && output.batch_handle != 0) {
+    resources.path->Discard(request.model_id(), output.batch_handle);
+  }
+  return absl::OkStatus();
+}
+
+// What the arguments point to must outlive the lanes; `security` may be null. The environment's
+// queue is not used: there are as many threads as lanes.
+LaneServer::Handler MakeLookupHandler(const CoordinatorResources* resources,
+                                      const CallEnvironment& environment,
+                                      const security::Security* security) {
+  const auto serve = [resources, environment](LaneCall* lane) {
+    UnaryCall call(environment, ops::Rpc::kLookup,
+                   rpc::DeadlineOf(*lane, environment.default_deadline), lane->request().trace,
+                   static_cast<int64_t>(lane->request().body.size()));
+    environment.metrics->Add(ops::MetricId::kLaneCalls);
+    lane->OnCancel([&call] { call.context.Cancel(); });
+    LaneAnswer answer;
+    answer.status = LookUpOnLane(*resources, *lane, &call, &answer);
+    lane->OnCancel(nullptr);
+    if (answer.status.ok()) call.timer.AddResponseBytes(static_cast<int64_t>(answer.body.size()));
+    call.End(answer.status);
+    return answer;
+  };
+  return rpc::ServeOnLanes(v1::LOOKUP, "/emberd.v1.EmbeddingService/Lookup", security, serve);
+}
 
 // ---- The server
 
