@@ -18,7 +18,6 @@
 #include "server/coordinator/testing_shard.h"
 #include "server/step/activations.h"
 #include "server/step/fanout.h"
-#include "server/step/gradient_reader.h"
 #include "server/step/gradients.h"
 #include "server/step/lookup_response.h"
 #include "server/step/request_reader.h"

@@ -8,7 +8,6 @@
 #include "base/steady_time.h"
 #include "server/step/activations.h"
 #include "server/step/mutations.h"
-#include "server/step/row_gradients.h"
 
 namespace emberd::step {
 namespace {

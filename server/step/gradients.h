@@ -1,17 +1,22 @@
-// The gradients of an update: the batch that they belong to, where they lie, and what each shard
+// The gradients of an update: the batch that they belong to, how they are read, and what each shard
 // is sent of them.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/cpu_pool.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
+#include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/host/shard_backend.h"
@@ -78,9 +83,6 @@ std::shared_ptr<const void> KeepBoth(First first, Second second) {
   return std::make_shared<std::pair<First, Second>>(std::move(first), std::move(second));
 }
 
-// Copies `count` elements, float32 or bfloat16 at any alignment, as floats.
-void CopyFloats(const char* elements, v1::DataType dtype, int64_t count, float* to);
-
 // One feature's gradient: [samples, dim] in the request's memory, at any alignment; not given:
 // zero.
 struct FeatureGradientView {
@@ -101,15 +103,23 @@ struct GradientInput {
   uint64_t rng_seed = 0;
 };
 
+// Checks everything that an update may have wrong: names, types, shapes, finite values,
+// hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
+// the feature or table, the value and the rule; of several, what stands first in the request.
+// Gradients that lie in memory shared with the client (of `regions`) may change after this: the
+// shards check the values that are copied to them, and take those that they read in place as they
+// are. The result refers to the memory of `request`. `regions` and `cpu` may be null.
+absl::StatusOr<GradientInput> ReadGradients(const v1::ApplyGradientsRequest& request,
+                                            const KeptBatch& batch,
+                                            const RegionServer* regions = nullptr,
+                                            CpuPool* cpu = nullptr);
+
 // The gradients of an update for one shard, and what of ApplyCommand holds them.
 struct ShardGradients {
   shard::ApplyInput input;
   std::shared_ptr<SharedBlock> block;
   bool in_place = false;  // the shard reads some where the client has put them
 };
-
-// Whether any feature of a stack has a gradient.
-bool AnyGiven(const GradientInput& input, const preprocess::StackPlan& stack);
 
 // What shard `shard` is sent: for each stack, a row of the padded width for every sample that the
 // shard returned from the lookup. A stack none of whose features has a gradient has no rows.
@@ -122,5 +132,17 @@ shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch&
 int64_t GradientBytes(const GradientInput& input, const KeptBatch& batch, int shard, bool in_place);
 // Whether there are such stacks.
 bool AnyInPlace(const GradientInput& input, const KeptBatch& batch);
+
+// Memory for so many bytes that the shard reads where they are; null: any other will do.
+using TakeBlock = std::function<std::shared_ptr<SharedBlock>(int64_t bytes)>;
+
+// What one shard is sent, as GradientsForShard has it, but with sums of rows for the stacks where
+// that is clearly less: where a batch names rows more than once, whoever has the gradients at hand
+// can sum them while it copies them. The update must have no other rank: floats are summed in one
+// order, which goes over the ranks. The shard gets the bits that it would have summed itself.
+// Nothing if no stack is summed, if a sum is not finite, or if a block would hold other gradients,
+// too.
+std::optional<ShardGradients> SumsForShard(const GradientInput& input, const KeptBatch& batch,
+                                           int shard, const TakeBlock& take_block = nullptr);
 
 }  // namespace emberd::step

@@ -7,7 +7,6 @@
 #include "base/steady_time.h"
 #include "server/rpc/message.h"
 #include "server/step/activations.h"
-#include "server/step/gradient_reader.h"
 #include "server/step/request_reader.h"
 
 namespace emberd::step {

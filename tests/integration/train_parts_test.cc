@@ -2,7 +2,7 @@
 // a table gets other bits because of how an update was cut, that half an update is made, or that an
 // answer is not what was asked for.
 //
-// Covers: server/step/step.cc, server/step/gradient_reader.cc,
+// Covers: server/step/step.cc, server/step/gradients.cc,
 // server/coordinator/train/train_stream.cc
 #include <algorithm>
 #include <cstring>

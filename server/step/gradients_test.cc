@@ -2,7 +2,7 @@
 // than what they are made of, sums that hide a gradient from the shard's own judgement (a sum that
 // is not finite), a sample's gradient in another row's sum, and rows without a gradient that hold
 // what was in memory before. That the tables get the same bits is in unique_rows_test.cc.
-#include "server/step/row_gradients.h"
+#include "server/step/gradients.h"
 
 #include <cmath>
 #include <limits>
@@ -14,7 +14,7 @@
 #include "server/step/activations.h"
 
 namespace emberd::step {
-namespace row_gradients_test {
+namespace gradients_test {
 
 using testing::ElementsAre;
 
@@ -167,5 +167,5 @@ TEST_F(RowGradientsTest, SumsThatAreNotFiniteAreLeftToTheShard) {
   EXPECT_FALSE(Sum(Input(nullptr, &bad), batch).has_value());
 }
 
-}  // namespace row_gradients_test
+}  // namespace gradients_test
 }  // namespace emberd::step
