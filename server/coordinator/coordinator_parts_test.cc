@@ -19,7 +19,6 @@
 #include "server/step/activations.h"
 #include "server/step/fanout.h"
 #include "server/step/gradients.h"
-#include "server/step/lookup_response.h"
 #include "server/step/request_reader.h"
 #include "server/step/shard_set.h"
 

@@ -45,7 +45,7 @@
 #include "server/rpc/local_peers.h"
 #include "server/rpc/message.h"
 #include "server/security/callers.h"
-#include "server/step/lookup_response.h"
+#include "server/step/activations.h"
 
 namespace emberd::coordinator {
 namespace {

@@ -1,22 +1,30 @@
-// From the shards' answers to the activations of a lookup: room for all features in one block,
-// filled from the partial sums.
+// From the shards' answers to that of a lookup: its activations, in one block that is filled from
+// the partial sums, and its bytes. Messages are made by hand so that activations are referenced,
+// not copied; any protobuf client decodes them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "base/cpu_pool.h"
+#include "emberd/v1/statistics.pb.h"
+#include "emberd/v1/train.pb.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/host/shard_backend.h"
 #include "server/step/served_model.h"
 #include "server/step/shared_tensors.h"
+
+namespace grpc {
+class ByteBuffer;
+}  // namespace grpc
 
 namespace emberd::step {
 
@@ -54,11 +62,6 @@ absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::Prepr
                                int shard, BufferPool& pool, CpuPool& cpu,
                                host::GatherResult* result);
 
-// The type of the rows, if all shards have answered with rows of one type that are the sums of
-// samples (LaterSums::single_rows). The results have passed ArrangeUniqueRows.
-std::optional<v1::DataType> TypeOfSingleRows(absl::Span<const host::GatherResult> results,
-                                             int stack);
-
 // The activations that `output` will hold.
 Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
                           const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
@@ -73,5 +76,23 @@ void CombineActivations(absl::Span<const host::GatherResult> results, const Serv
                         const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
                         const SharedOutput& output, absl::Span<const int> order,
                         CpuPool* cpu = nullptr);
+
+struct LookupOutput {
+  ServedModelPtr model;
+  uint64_t batch_handle = 0;  // 0: the batch was not kept
+  std::vector<int> order;     // features of the config, as the request lists them
+  Activations activations;
+  v1::BatchStatistics statistics;
+};
+
+// A LookupResponse.
+grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output);
+// The same bytes, copied: of a small one, that costs less.
+std::string EncodeLookupText(const LookupOutput& output);
+
+// TrainResponses with the result of a step's lookup, without its batch handle, in messages of about
+// 1 MiB: each but the last ends with the activation that brings it to that size.
+std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
+                                               const v1::StepTimes& times);
 
 }  // namespace emberd::step

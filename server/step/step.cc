@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/rpc/message.h"
-#include "server/step/activations.h"
 #include "server/step/request_reader.h"
 
 namespace emberd::step {

@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/security/callers.h"
-#include "server/step/lookup_response.h"
+#include "server/step/activations.h"
 
 namespace emberd::coordinator {
 namespace {
