@@ -21,7 +21,6 @@
 #include "base/steady_time.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
-#include "server/coordinator/model_changes.h"
 #include "server/coordinator/shard_models.h"
 #include "server/rpc/call_context.h"
 #include "server/step/served_model.h"

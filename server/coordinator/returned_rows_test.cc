@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "server/coordinator/model_changes.h"
+#include "server/coordinator/shard_models.h"
 #include "server/coordinator/testing_shard.h"
 
 namespace emberd::step {

@@ -1,7 +1,7 @@
 // What the answers of shards mean for a model. A failure here means that lost rows are taken for a
 // model that is not there yet, and so replaced by initial ones, or that a model which is just being
 // made or dropped is called lost.
-// Covers: model_changes.cc, model_registry.cc
+// Covers: model_registry.cc
 #include "server/coordinator/shard_models.h"
 
 #include <cstdlib>
