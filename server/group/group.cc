@@ -18,12 +18,6 @@ int HostOf(const GroupId& id, int shards) {
   return static_cast<int>(hash % static_cast<uint64_t>(shards));
 }
 
-std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& options,
-                                     absl::Time now) {
-  return options.consistency() == v1::SYNC ? MakeSyncGroup(id, options, now)
-                                           : MakeProgressGroup(id, options, now);
-}
-
 Group::Group(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
     : id_(id), options_(options), last_call_(now) {}
 

@@ -106,8 +106,6 @@ class Group {
   // Step timeouts without a call, after which a group may be forgotten.
   static constexpr int kIdleTimeouts = 10;
 
-  static std::unique_ptr<Group> Create(const GroupId& id, const v1::GroupOptions& options,
-                                       absl::Time now);
   virtual ~Group() = default;
 
   virtual void Join(const internal::v1::JoinRequest& request, JoinDone done, Event* event) = 0;

@@ -254,7 +254,8 @@ absl::StatusOr<Rendezvous::Groups::iterator> Rendezvous::FindOrCreate(
     RETURN_IF_ERROR(MakeRoom(event));
   }
   Entry entry;
-  entry.group = Group::Create(id, options, event->now);
+  entry.group = options.consistency() == v1::SYNC ? MakeSyncGroup(id, options, event->now)
+                                                  : MakeProgressGroup(id, options, event->now);
   entry.history = history;
   return groups_.emplace(id, std::move(entry)).first;
 }

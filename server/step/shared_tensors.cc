@@ -114,8 +114,8 @@ absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
                      "message"));
   }
   auto found = regions->Find(block.region(), block.offset(), block.size());
-  if (found.ok()) return found;
-  return absl::Status(found.status().code(), absl::StrCat(path, ": ", found.status().message()));
+  if (!found.ok()) return Annotate(found.status(), path);
+  return found;
 }
 
 absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* regions,
