@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
@@ -41,7 +40,6 @@ void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response)
 constexpr absl::Duration kUnpinDeadline = absl::Seconds(2);
 // How long a drop waits for a checkpoint that fixes its moment.
 constexpr absl::Duration kDropPatience = absl::Seconds(10);
-constexpr absl::Duration kDropPause = absl::Milliseconds(10);
 
 }  // namespace
 
@@ -149,14 +147,14 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
   v1::DropModelResponse response;
   std::unique_ptr<ChangePause> pause;  // until it is gone
   const auto settle = [&](const step::ServedModelPtr& model) {
-    const absl::Time give_up = std::min(SteadyNow() + kDropPatience, context->deadline());
-    while (true) {
+    const auto begin = [&] {
       pause = checkpoints_.MakePause(model);
-      absl::Status settled = pause->Settle(context).status();
-      // One that shares its tables may be fixing the moment of a checkpoint, which ends soon.
-      if (!absl::IsAborted(settled) || SteadyNow() > give_up) return settled;
-      absl::SleepFor(kDropPause);
-    }
+      return pause->Settle(context).status();
+    };
+    // One that shares its tables may be fixing the moment of a checkpoint, which ends soon.
+    return InTurn(
+        std::min(SteadyNow() + kDropPatience, context->deadline()),
+        [&] { return context->cancelled(); }, begin);
   };
   ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), settle, context));
   response.set_dropped(dropped);

@@ -114,7 +114,7 @@ class Dropping {
         context_(context),
         host_(group::HostOf({model.id, group}, static_cast<int>(shards.size()))) {}
 
-  absl::StatusOr<bool> Run() {
+  absl::StatusOr<v1::DropGroupResponse> Run() {
     // Fails before anything changes, if a rank is at work or a shard is not there.
     RETURN_IF_ERROR(DropOn(host_, {absl::StrCat(group_, "#")}));
     ASSIGN_OR_RETURN(const std::vector<std::string> names, FindNames());
@@ -124,7 +124,9 @@ class Dropping {
     for (size_t shard = 0; shard < shards_.size(); ++shard) {
       if (shard != host_) RETURN_IF_ERROR(DropOn(shard, names));
     }
-    return !names.empty();
+    v1::DropGroupResponse response;
+    response.set_dropped(!names.empty());
+    return response;
   }
 
  private:
@@ -253,10 +255,7 @@ absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
                                                 const step::ShardSet& shards,
                                                 rpc::CallContext* context) {
   RETURN_IF_ERROR(group::CheckGroupName("group", group));
-  v1::DropGroupResponse response;
-  ASSIGN_OR_RETURN(const bool dropped, Dropping(model, group, shards, context).Run());
-  response.set_dropped(dropped);
-  return response;
+  return Dropping(model, group, shards, context).Run();
 }
 
 absl::Status CompleteTrainStart(v1::TrainStart* start) {
