@@ -13,7 +13,6 @@ class Metrics;
 class ServerMetrics;
 }  // namespace emberd::ops
 namespace emberd::step {
-class Fanout;
 class Mutations;
 class ShardSet;
 class StepPath;
@@ -31,7 +30,6 @@ struct CoordinatorResources {
   const step::ShardSet* shards = nullptr;
   ModelRegistry* registry = nullptr;
   step::Mutations* mutations = nullptr;
-  step::Fanout* fanout = nullptr;
   step::StepPath* path = nullptr;
   UnarySteps* steps = nullptr;
   RowAccess* rows = nullptr;

@@ -108,7 +108,6 @@ class Fanout {
   void RenewBatches(const std::vector<uint64_t>& handles);
   void Release(uint64_t model_id, uint64_t handle);
 
-  const ShardSet& shards() const { return shards_; }
   CpuPool* cpu() const { return &options_.threads->cpu; }
 
  private:
