@@ -17,7 +17,7 @@
 #include "base/testing/await.h"
 #include "base/testing/seed.h"
 #include "config/config.h"
-#include "server/coordinator/row_access.h"
+#include "server/coordinator/unary_calls.h"
 #include "server/host/shard_backend.h"
 #include "server/host/shard_server.h"
 

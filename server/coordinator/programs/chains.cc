@@ -9,7 +9,7 @@
 #include "base/steady_time.h"
 #include "server/coordinator/model_registry.h"
 #include "server/coordinator/programs/program_spec.h"
-#include "server/coordinator/unary_steps.h"
+#include "server/coordinator/unary_calls.h"
 #include "server/host/mutation_votes.h"
 #include "server/rpc/call_context.h"
 #include "server/step/request_reader.h"
