@@ -70,8 +70,8 @@ bool IsWhole(const preprocess::StackPlan& stack) {
                      [&](const auto& table) { return table.embedding_dim == stack.embedding_dim; });
 }
 
-}  // namespace
-
+// In the order of `order`: each feature from a multiple of 64 bytes on; `concat`: side by side,
+// with as many samples as the first has. `samples`: by index in the config.
 ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const int64_t> samples,
                                    absl::Span<const int> order, v1::DataType dtype, bool concat) {
   ActivationLayout layout;
@@ -91,6 +91,8 @@ ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const in
   layout.bytes = end;
   return layout;
 }
+
+}  // namespace
 
 std::shared_ptr<const SharedOutput> TakeOutput(const ServedModel& model,
                                                absl::Span<const int64_t> samples,

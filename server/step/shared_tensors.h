@@ -29,10 +29,6 @@ struct ActivationLayout {
   std::vector<size_t> strides;  // bytes from one row to the next
   size_t bytes = 0;             // of the block
 };
-// In the order of `order`: each feature from a multiple of 64 bytes on; `concat`: side by side,
-// with as many samples as the first has. `samples`: by index in the config.
-ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const int64_t> samples,
-                                   absl::Span<const int> order, v1::DataType dtype, bool concat);
 
 // Where a lookup's activations are written.
 struct SharedOutput {

@@ -103,6 +103,20 @@ std::vector<internal::v1::RankProgress> MergeRanks(const OpenAnswers& shards) {
   return merged;
 }
 
+// `request` has everything but generation and opener. A step that some shard has applied while
+// others only hold its parts is finished first. ABORTED: others begin the group at the same time,
+// again and again.
+absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards, OpenGroupRequest request,
+                                      rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const OpenAnswers answers, TakeNumber(shards, &request, context));
+  OpenedGroup opened;
+  opened.generation = request.generation();
+  opened.opener = request.opener();
+  RETURN_IF_ERROR(FinishStep(shards, request, answers, context, &opened));
+  opened.ranks = MergeRanks(answers);
+  return opened;
+}
+
 // One call of DropGroup.
 class Dropping {
  public:
@@ -238,17 +252,6 @@ absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
 }
 
 }  // namespace
-
-absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards, OpenGroupRequest request,
-                                      rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(const OpenAnswers answers, TakeNumber(shards, &request, context));
-  OpenedGroup opened;
-  opened.generation = request.generation();
-  opened.opener = request.opener();
-  RETURN_IF_ERROR(FinishStep(shards, request, answers, context, &opened));
-  opened.ranks = MergeRanks(answers);
-  return opened;
-}
 
 absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
                                                 const std::string& group,

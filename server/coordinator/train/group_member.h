@@ -34,13 +34,6 @@ struct OpenedGroup {
   absl::Status agreed;  // FAILED_PRECONDITION: shards cannot be brought together
 };
 
-// `request` has everything but generation and opener. A step that some shard has applied while
-// others only hold its parts is finished first. ABORTED: others begin the group at the same time,
-// again and again.
-absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards,
-                                      internal::v1::OpenGroupRequest request,
-                                      rpc::CallContext* context);
-
 // See AdminService.DropGroup. A step that was left half done is finished, or given up, first.
 absl::StatusOr<v1::DropGroupResponse> DropGroup(const step::ServedModel& model,
                                                 const std::string& group,
