@@ -107,7 +107,6 @@ TEST_F(CredentialsTest, ErrorsNameTheFieldAndTheFile) {
   }
 }
 
-// Nobody can type it in, and a prompt would hang the start.
 TEST_F(CredentialsTest, AFileThatTheMachineCannotReadIsNoWrongArgument) {
   PemPaths paths = Paths();
   paths.key_file = "/proc/self/mem";  // nothing is at address 0
@@ -116,6 +115,7 @@ TEST_F(CredentialsTest, AFileThatTheMachineCannotReadIsNoWrongArgument) {
   EXPECT_THAT(std::string(status.message()), StartsWith("key: /proc/self/mem: Input/output error"));
 }
 
+// Nobody can type it in, and a prompt would hang the start.
 TEST_F(CredentialsTest, AKeyWithAPasswordIsRefused) {
   const std::string locked = ca_.Path("locked.pem");
   const std::string command = "openssl ec -in '" + ca_.Path("server-key.pem") +
