@@ -14,7 +14,8 @@ absl::Status Annotate(const absl::Status& status, absl::string_view context) {
 }
 
 bool IsWrongPath(int error) {
-  constexpr int kWrong[] = {EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS};
+  constexpr int kWrong[] = {EACCES,  EISDIR, ELOOP, ENAMETOOLONG, ENOENT,
+                            ENOTDIR, ENXIO,  EPERM, EROFS};
   return std::find(std::begin(kWrong), std::end(kWrong), error) != std::end(kWrong);
 }
 

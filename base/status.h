@@ -33,8 +33,8 @@ namespace emberd {
 // The same status with `context` and ": " before its message; OK stays OK.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
-// Whether an errno says that a path or its rights are wrong. Of others, as of a disk that does not
-// answer, the machine is the cause, and they may pass.
+// Whether an errno says that a path or its rights are wrong. The cause of others is the machine or
+// its limits, as of a disk that does not answer, and they may pass.
 bool IsWrongPath(int error);
 
 }  // namespace emberd

@@ -1,5 +1,6 @@
 #include "base/status.h"
 
+#include <cerrno>
 #include <memory>
 #include <string>
 
@@ -42,6 +43,12 @@ TEST(Status, EvaluatesItsExpressionOnce) {
 TEST(Status, AnnotateKeepsTheCodeAndLeavesOkAlone) {
   EXPECT_EQ(Annotate(absl::DataLossError("gone"), "shard 2"), absl::DataLossError("shard 2: gone"));
   EXPECT_TRUE(Annotate(absl::OkStatus(), "shard 2").ok());
+}
+
+// Would catch: a socket that is named for a file, and a start that is tried again for ever.
+TEST(Status, TellsAWrongPathFromAFailure) {
+  for (const int error : {ENOENT, EACCES, ENXIO}) EXPECT_TRUE(IsWrongPath(error)) << error;
+  for (const int error : {EIO, EMFILE, ENOMEM}) EXPECT_FALSE(IsWrongPath(error)) << error;
 }
 
 }  // namespace status_test

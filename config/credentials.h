@@ -33,8 +33,8 @@ struct PemFiles {
 // the files. Certificates may be expired.
 absl::StatusOr<PemFiles> LoadPemFiles(const PemPaths& paths);
 
-// The token in a file of one line; white space around it does not count. INVALID_ARGUMENT begins
-// with `field`.
+// The token in a file of one line; white space around it does not count. Errors begin with `field`.
+// FAILED_PRECONDITION: the machine cannot read the file.
 absl::StatusOr<std::string> LoadToken(absl::string_view field, const std::string& path);
 // INVALID_ARGUMENT unless `token` has 16 to 4096 characters of printable ASCII, without blanks.
 absl::Status CheckToken(absl::string_view field, absl::string_view token);

@@ -295,7 +295,8 @@ absl::Status CannotRead(int error) {
   if (error == ENOENT) return absl::NotFoundError(reason);
   if (IsWrongPath(error)) return absl::InvalidArgumentError(reason);
   return absl::FailedPreconditionError(
-      absl::StrCat(reason, "; this machine fails, not the path: look at its kernel's log"));
+      absl::StrCat(reason, "; the path is not what is wrong: look at the kernel's log, and at the "
+                           "limits of this process and its machine"));
 }
 
 }  // namespace
