@@ -32,10 +32,10 @@ absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Mess
 // RESOURCE_EXHAUSTED: protobuf writes no message of 2 GiB and more.
 absl::StatusOr<grpc::ByteBuffer> EncodeMessage(const google::protobuf::Message& message);
 
-// For a connection of one user of this process to a process in its own network: messages of any
-// size, no proxy. A peer that fell silent, because the network was cut or its machine is gone, is
-// given up some 25 s after its last sign of life. The kernel alone would try for a quarter of an
-// hour, and on a starved machine an answer may take seconds.
+// For a channel to a process of emberd in the same network: it takes messages of any size, uses no
+// proxy, and shares its connection with no other channel. A peer that fell silent, because the
+// network was cut or its machine is gone, is given up some 25 s after its last sign of life. The
+// kernel alone would try for a quarter of an hour; a starved machine may need seconds to answer.
 grpc::ChannelArguments ConnectionArguments();
 
 // Bytes that stay where they are until the last reference to `owner` goes.
@@ -44,14 +44,14 @@ struct SharedBytes {
   std::shared_ptr<const void> owner;
 };
 
-// A message, or bytes, in a field of the message around it: the field's number, and what of it, in
-// serialized form, comes before the field with which it ends.
+// A field whose content is not complete: its number in the message around it, and what its content
+// begins with, serialized.
 struct OpenField {
   int number;
   std::string begin;
 };
-// What comes before the `bytes` bytes with which all of `fields` end, each of which is in the one
-// before it.
+// Tags, lengths and begins of fields that lie in each other: the content of each ends with the next
+// of `fields`, that of the last with `bytes` bytes, which the caller adds.
 std::string BeginFields(std::initializer_list<OpenField> fields, size_t bytes);
 
 // Builds one message as a list of slices. Small pieces are gathered into a scratch string, large

@@ -128,7 +128,7 @@ absl::Status SetCurrent(const v1::LoggingConfig& config, const std::string& proc
 
 thread_local int quiet = 0;
 
-// gRPC says the same for each connection that is tried, so each message is logged once a minute.
+// gRPC says the same for each connection that is tried, so it is logged at most once a minute.
 void LogFromGrpc(gpr_log_func_args* args) {
   if (quiet > 0) return;
   static auto* const log = new KeyedLog(absl::Minutes(1));

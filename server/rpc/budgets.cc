@@ -15,8 +15,8 @@ struct MemoryRoom::Account {
 
   absl::Status Take(int64_t bytes, absl::string_view what) {
     const int64_t before = used.fetch_add(bytes, std::memory_order_relaxed);
-    // Others may be refused for the bytes that are given back here: the budget was all but used up.
     if (before <= limit - bytes) return absl::OkStatus();
+    // Until they are given back, others may be refused because of them.
     used.fetch_sub(bytes, std::memory_order_relaxed);
     const int64_t free = std::max<int64_t>(limit - before, 0);
     return absl::ResourceExhaustedError(

@@ -1,6 +1,7 @@
 // What a handle names, or a step of a plan makes: a batch that is ready to be looked up, a tuple of
 // tensors, which may be what a lookup found, or a tuple of all of these. Immutable and shared; what
-// it holds counts against the budget of batches for as long as somebody has it.
+// it holds counts against the budget of batches for as long as somebody has it. And what programs
+// of kind ELEMENTWISE compute of tensors.
 #pragma once
 
 #include <atomic>

@@ -161,7 +161,8 @@ class TrainStreams {
   void Stop();
   // While draining, streams end with UNAVAILABLE between two steps, and new ones at once.
   void SetDraining(bool draining);
-  // Ends those whose trainer has been silent for too long. To be called often.
+  // Ends those that only wait for their trainer, if it has been silent for too long. To be called
+  // often.
   void EndSilent();
   // Those that have begun and are not over.
   int count() const;
