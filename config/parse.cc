@@ -295,8 +295,9 @@ absl::Status CannotRead(int error) {
   if (error == ENOENT) return absl::NotFoundError(reason);
   if (IsWrongPath(error)) return absl::InvalidArgumentError(reason);
   return absl::FailedPreconditionError(
-      absl::StrCat(reason, "; the path is not what is wrong: look at the kernel's log, and at the "
-                           "limits of this process and its machine"));
+      absl::StrCat(reason,
+                   "; the path is not what is wrong: look at the kernel's log, and at the "
+                   "limits of this process and its machine"));
 }
 
 }  // namespace

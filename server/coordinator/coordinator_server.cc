@@ -285,9 +285,9 @@ absl::Status LookUpOnLane(const CoordinatorResources& resources, const LaneCall&
   if (!request.ParseFromArray(sent.body.data(), static_cast<int>(sent.body.size()))) {
     return absl::InvalidArgumentError("the request is not a valid emberd.v1.LookupRequest");
   }
-  ASSIGN_OR_RETURN(const step::LookupOutput output,
-                   resources.steps->Lookup(request, security::RoleOf(sent.authorization),
-                                           &call->context));
+  ASSIGN_OR_RETURN(
+      const step::LookupOutput output,
+      resources.steps->Lookup(request, security::RoleOf(sent.authorization), &call->context));
   ops::StageTimer timer(resources.metrics, ops::Stage::kEncode);
   answer->body = step::EncodeLookupText(output);
   answer->elsewhere = answer->body.size() > kMaxLaneBody;

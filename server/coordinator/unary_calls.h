@@ -1,5 +1,5 @@
-// Calls of EmbeddingService without their transport: a step as two calls, Lookup and ApplyGradients,
-// and logical rows by table and id, ReadRows, AssignRows and ExportTable.
+// Calls of EmbeddingService without their transport: a step as two calls, Lookup and
+// ApplyGradients, and logical rows by table and id, ReadRows, AssignRows and ExportTable.
 #pragma once
 
 #include <cstdint>
