@@ -5,6 +5,7 @@ a weight or an optimizer that is another formula, a lookup that shows the rows a
 limits or sizes that are not those of jax-tpu-embedding.
 """
 
+import functools
 import glob
 import importlib
 import json
@@ -637,6 +638,20 @@ class SpecificationsTest(unittest.TestCase):
                      "optimizer": embedding_spec.SGDOptimizerSpec(0.5), **options}
             return embedding_spec.FeatureSpec(name, embedding_spec.TableSpec("t", **given), (8, 1), (8, 8))
 
+        def drawn(scale):
+            def draw(key, shape, dtype=jnp.float32, *, scale=scale):
+                return scale * jax.random.normal(key, shape, dtype)
+
+            return draw
+
+        for initializer in (lambda: jax.nn.initializers.normal(1 / jnp.sqrt(8.0)), lambda: jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", [0], 1),
+                            lambda: drawn(0.5), lambda: functools.partial(drawn(1), scale=0.5), lambda: lambda *given, of=drawn(0.5): of(*given)):
+            one, other = (feature(name, initializer=initializer(), optimizer=embedding_spec.SGDOptimizerSpec(lambda step: 0.5 / (1 + step)))
+                          for name in "ab")
+            self.assertIs(embedding.get_table_specs([one, other])["t"], one.table_spec)
+            self.assertEqual(jax.jit(lambda x: x + len(embedding.get_table_specs([one, other])))(1), 2)
+        with self.assertRaisesRegex(ValueError, "table_spec: initializer"):
+            embedding.get_table_specs([feature("a", initializer=drawn(0.5)), feature("b", initializer=drawn(0.25))])
         copies = [feature("a"), feature("b")]
         embedding.auto_stack_tables(copies, 1, 4)
         self.assertEqual(list(embedding.get_table_specs(copies)), ["t"])

@@ -4,8 +4,10 @@ by its own number of these: results do not depend on it."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
+import types
 from collections import defaultdict
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -46,15 +48,35 @@ def get_table_stacks(table_specs: Any) -> Dict[str, List[TableSpec]]:
     return dict(stacks)
 
 
-def _are_alike(*values: Any) -> bool:
-    """Of two fields. Each call of jax.nn.initializers.normal() makes another function, of the same code and numbers."""
-    def parts(value: Any) -> List[Any]:
-        defaults, cells = (getattr(value, name, None) or () for name in ("__defaults__", "__closure__"))
-        found = [getattr(value, "__code__", value), getattr(value, "__self__", None), *defaults,
-                 *(cell.cell_contents for cell in cells)]
-        return [one if isinstance(one, (int, float, str, tuple)) or dataclasses.is_dataclass(one) else id(one) for one in found]
+def _parts(value: Any) -> Optional[List[Any]]:
+    """What a function or another object is made of; None of a value, which is not taken apart."""
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]  # but for those that are empty
+        return [value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+    if isinstance(value, (list, tuple)):
+        return [type(value), *value]
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    if isinstance(value, type):
+        return None
+    if dataclasses.is_dataclass(value):
+        return [type(value), *(getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)]
+    return [type(value), vars(value)] if hasattr(value, "__dict__") and type(value).__eq__ is object.__eq__ else None
 
-    return parts(values[0]) == parts(values[1])
+
+def _are_alike(one: Any, other: Any, within: Tuple[Tuple[Any, Any], ...] = ()) -> bool:
+    """Of two fields, or parts of them. Each call of jax.nn.initializers.normal() makes another function, of the same code and numbers."""
+    if one is other or any(one is first and other is second for first, second in within):  # what refers to itself
+        return True
+    parts, others = _parts(one), _parts(other)
+    if parts is None or others is None:
+        with jax.ensure_compile_time_eval():  # arrays, also while JAX traces an update
+            return parts is others and getattr(one, "shape", ()) == getattr(other, "shape", ()) and bool(np.all(one == other))
+    return len(parts) == len(others) and all(_are_alike(part, its, (*within, (one, other))) for part, its in zip(parts, others))
 
 
 def _tables_of(features: Sequence[FeatureSpec]) -> Dict[str, TableSpec]:
@@ -66,7 +88,7 @@ def _tables_of(features: Sequence[FeatureSpec]) -> Dict[str, TableSpec]:
             first, other = (getattr(table, name) for table in pair)
             if not _are_alike(first, other):
                 raise ValueError(f"table_spec: {name}: {other!r:.100} of feature {feature.name!r} is not allowed beside "
-                                 f"{first!r:.100} of another one of table {pair[0].name!r}; give both the same TableSpec, or "
+                                 f"{first!r:.100} of another feature of table {pair[0].name!r}; give both the same TableSpec, or "
                                  "this table another name")
     return tables
 
