@@ -299,7 +299,8 @@ def _shapes_in(one: Any) -> Any:
     found: Any = one._bundle._shapes
     try:
         for place in one._places:
-            found = found[place] if isinstance(found, tuple) else found  # a tensor has its name where it is alone, too
+            if isinstance(found, tuple):  # else it is a tensor, which has its name where it is alone, too
+                found = cast(Sequence[Any], found)[place]
     except LookupError:  # there is no such element, as the coordinator says
         return {}
     return found
