@@ -428,7 +428,7 @@ class TPUEmbedding(BaseEmbedding):
         super().__init__(feature_config, optimizer, pipeline_execution_with_tensor_core)
         self._queue: Deque[Tuple[bool, List[Any]]] = deque()
         self._awaiting: Deque[List[Any]] = deque()
-        self._tried: Optional[List[Any]] = None  # the first of these, if its update has been refused
+        self._tried: Optional[List[Any]] = None  # the first of these, if its update is under way or was refused
         self._taken: Tuple[bool, List[Any]] = (False, [])  # out of the queue by the last dequeue
         self._shapes: Optional[List[Any]] = None  # static ones of the activations, as far as they are known
 
@@ -502,7 +502,8 @@ class TPUEmbedding(BaseEmbedding):
             return self._tried
 
         def sent() -> None:
-            self._awaiting.popleft()
+            if self._awaiting and self._awaiting[0] is self._tried:  # else a dequeue on another thread has given it up
+                self._awaiting.popleft()
             self._tried = None
 
         kinds = [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features)
