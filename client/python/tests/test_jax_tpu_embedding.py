@@ -531,6 +531,7 @@ class RecordedTest(unittest.TestCase):
         stacks = table_stacking.stack_and_shard_feature_tables({"t": rows}, proto, delete_input=True)
         found = table_stacking.unstack_and_unshard_stacked_tables(stacks, proto, donate=True)
         self.assertEqual([rows.is_deleted(), stacks["t"].is_deleted(), float(found["t"].sum())], [True, True, 256])
+        self.assertEqual(float(table_stacking.stack_and_shard_feature_tables({"t": [[1.0] * 8] * 32}, proto)["t"].sum()), 256)
         for function, what in ((table_stacking.stack_and_shard_feature_tables, "feature_tables: the table"),
                                (table_stacking.unstack_and_unshard_stacked_tables, "stacked_tables: the stack")):
             with self.assertRaisesRegex(ValueError, f"{what} 't' is missing; there are u"):

@@ -246,8 +246,9 @@ def stack_and_shard_feature_tables(feature_tables: Mapping[str, Any], embedding_
             if table.table_name not in feature_tables:
                 raise ValueError(f"feature_tables: the table {table.table_name!r} is missing; there are {', '.join(feature_tables)}")
             values = feature_tables[table.table_name]
-            wanted = (table.vocab_size, table.embedding_dim)
-            check_shape(values, f"feature_tables: {table.table_name!r}", values.shape == wanted, str(list(wanted)))
+            shape, wanted = np.shape(values), (table.vocab_size, table.embedding_dim)
+            if shape != wanted:
+                raise ValueError(f"feature_tables: {table.table_name!r}: the shape {list(shape)} is not allowed; it must be {list(wanted)}")
             stacked[rows_in_stack(stack, table), :table.embedding_dim] = values
             if delete_input:
                 values.delete()
