@@ -268,6 +268,7 @@ class JaggedTest(unittest.TestCase):
         one = made(["a", "b"], [torch.ones(2, 1), torch.ones(2, 2)])
         other = made(["b", "c"], [torch.ones(2, 2), torch.zeros(2, 1)])
         self.assertEqual(compat.KeyedTensor.regroup_as_dict([one, other], [["c", "a"]], ["x"])["x"].tolist(), [[0, 1]] * 2)
+        self.assertEqual([part.tolist() for part in regroup(iter([one, other]), (iter(group) for group in ("c", "ca")))], [[[0]] * 2, [[0, 1]] * 2])
         for call, said in ((lambda: made(["a"], [torch.ones(2, 1)] * 2), r"keys: \['a'\] are not allowed for 2 lengths"),
                            (lambda: made(["a", "a"], [torch.ones(2, 1)] * 2), r"keys: \['a', 'a'\] are not allowed"),
                            (lambda: regroup([one, other], [["a"], ["b"]]), "groups: 'b' is not allowed, for 2 of"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -213,12 +213,17 @@ class KeyedTensor(_KeyedTensor):
     @staticmethod
     def regroup(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> List[torch.Tensor]:
         """For each group its keys side by side."""
-        found = {key: one[key] for one in keyed_tensors for key in one.keys()}
-        keys = list(chain.from_iterable(one.keys() for one in keyed_tensors))
-        for key in chain.from_iterable(groups):
-            if keys.count(key) > 1:
-                raise ValueError(f"groups: {key!r} is not allowed, for {keys.count(key)} of keyed_tensors have this key")
-        return [torch.cat([found[key] for key in group], dim=1) for group in groups]
+        found: Dict[str, List[torch.Tensor]] = {}
+        for one in keyed_tensors:
+            for key in one.keys():
+                found.setdefault(key, []).append(one[key])
+
+        def columns(key: str) -> torch.Tensor:
+            if len(found[key]) > 1:
+                raise ValueError(f"groups: {key!r} is not allowed, for {len(found[key])} of keyed_tensors have this key")
+            return found[key][0]
+
+        return [torch.cat([columns(key) for key in group], dim=1) for group in groups]
 
     @staticmethod
     def regroup_as_dict(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]],
