@@ -3,7 +3,7 @@
 // on serving others; no call outlasts its deadline or its cancellation; and who is gone leaves
 // neither a descriptor nor a thread behind.
 //
-// Covers: lane_pool.cc, lane_protocol.cc, lane_server.cc, local_server.cc
+// Covers: lanes.cc, local_server.cc
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -29,8 +29,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/lane_pool.h"
-#include "base/lane_server.h"
+#include "base/lanes.h"
 #include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/lane_ends.h"

@@ -1,7 +1,7 @@
 // How a caller waits for its answer: asleep, or looking for it first. What must hold: a call ends
 // as it should either way, and nobody who looks in vain, or beside others, goes on taking a core.
 //
-// Covers: lane_pool.cc
+// Covers: lanes.cc
 #include <atomic>
 #include <fstream>
 #include <latch>
@@ -18,8 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/lane_pool.h"
-#include "base/lane_server.h"
+#include "base/lanes.h"
 #include "base/testing/await.h"
 #include "base/testing/lane_ends.h"
 

@@ -1,5 +1,5 @@
 // Lets processes of this machine in, over one Unix socket: those that want memory (region_server.h)
-// and those that make small calls (lane_server.h).
+// and those that make small calls (lanes.h).
 //
 // A peer is invited: whoever serves it by gRPC, and has checked who it is, tells it the name of the
 // socket and a ticket. Each ticket is good for one connection. The peer says what it comes for and

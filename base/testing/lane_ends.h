@@ -10,8 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "base/lane_pool.h"
-#include "base/lane_server.h"
+#include "base/lanes.h"
 #include "base/local_server.h"
 
 namespace emberd::lane_ends {

@@ -12,7 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/lane_pool.h"
+#include "base/lanes.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/transport.h"
 #include "emberd/v1/checkpoint_service.pb.h"

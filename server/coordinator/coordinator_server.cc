@@ -18,7 +18,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "base/lane_server.h"
+#include "base/lanes.h"
 #include "base/periodic_task.h"
 #include "base/rpc/wire.h"
 #include "base/status.h"

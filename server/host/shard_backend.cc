@@ -18,7 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "base/lane_pool.h"
+#include "base/lanes.h"
 #include "base/mutex.h"
 #include "base/region_server.h"
 #include "base/rpc/wire.h"

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
-#include "base/lane_server.h"
+#include "base/lanes.h"
 #include "base/local_server.h"
 #include "base/region_server.h"
 #include "emberd/v1/cluster.pb.h"

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/lane_server.h"
+#include "base/lanes.h"
 #include "base/local_server.h"
 #include "base/region_protocol.h"
 #include "base/region_server.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "base/lane_protocol.h"
+#include "base/lanes.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {

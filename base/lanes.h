@@ -1,11 +1,15 @@
-// The client's end of lanes (lane_server.h): those to one server, as many as are used at once.
+// Lanes: small calls between processes on this machine over Unix sockets, where gRPC would cost
+// many times what the work does.
 //
-// A lane only ever saves time. Where there is none, because the server is on another machine, has
-// too many, or has been restarted, calls are made in the other way, gRPC, which also says what is
-// wrong with a server that does not answer.
+// A connection that LocalServer has let in is a lane. At one end it has a thread of LaneServer,
+// which waits for a request, works on it, and answers. At the other end is LanePool, which makes
+// one call at a time on a lane. So nothing is handed from thread to thread. One packet is a
+// request, one packet its answer.
+// See docs/shared_memory.md.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,14 +19,101 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
-#include "base/lane_protocol.h"
 #include "base/local_server.h"
 #include "base/mutex.h"
 
 namespace emberd {
+
+// What goes over a lane.
+namespace lanes {
+
+// Of one packet, all in all.
+inline constexpr size_t kMaxPacketBytes = size_t{64} << 10;
+
+struct Request {
+  uint64_t number = 0;                                 // its answer has the same
+  uint32_t method = 0;                                 // as both ends have agreed
+  absl::Duration patience = absl::InfiniteDuration();  // the answer is of no use later
+  absl::string_view authorization = {};                // as in the header of a gRPC call
+  absl::string_view trace = {};                        // "traceparent"; empty: none
+  absl::string_view body = {};
+};
+
+struct Answer {
+  uint64_t number = 0;
+  // The call is not for a lane: it has to be made in another way, as if this had not been asked.
+  bool elsewhere = false;
+  absl::Status status = absl::OkStatus();
+  absl::string_view body = {};  // only with an OK status
+};
+
+// A packet as two pieces: what stands before the body, and the body. False if it is too long.
+bool EncodeHead(const Request& request, std::string* head);
+// A message that is too long is cut; false if the body is.
+bool EncodeHead(const Answer& answer, std::string* head);
+
+// Nothing if the packet is none of these. Views are into `packet`.
+std::optional<Request> DecodeRequest(absl::string_view packet);
+std::optional<Answer> DecodeAnswer(absl::string_view packet);
+
+// Sends a packet without waiting, and without SIGPIPE. False if it cannot be sent at once.
+bool SendPacket(int socket, absl::string_view head, absl::string_view body);
+
+}  // namespace lanes
+
+// A call under way. Belongs to the thread of its lane.
+class LaneCall {
+ public:
+  virtual ~LaneCall() = default;
+  virtual const lanes::Request& request() const = 0;
+  virtual const LocalPeer& peer() const = 0;
+  // `cancel` runs, once, on another thread, when the client goes away or the server has to stop; at
+  // once if that has happened. It is not called any more, and is not running, after the next call
+  // of this, or after the handler has returned. Null: nobody wants to hear of it.
+  virtual void OnCancel(std::function<void()> cancel) = 0;
+};
+
+// What a handler answers: with an OK status, the body.
+struct LaneAnswer {
+  absl::Status status = absl::OkStatus();
+  std::string body = {};
+  // See lanes::Answer. A body that does not fit in a packet counts as such.
+  bool elsewhere = false;
+};
+
+// Thread-safe. Each lane has a thread.
+class LaneServer final : public LocalHost {
+ public:
+  // Called on the threads of lanes, at the same time. May block.
+  using Handler = std::function<LaneAnswer(LaneCall* call)>;
+  explicit LaneServer(Handler handler, int max_lanes = 256)
+      : handler_(std::move(handler)), max_lanes_(max_lanes) {}
+
+  std::unique_ptr<LocalGuest> Enter(FileDescriptor socket, LocalPeer peer,
+                                    LocalServer* server) override;
+
+  // Takes no new calls, lets those in progress end for at most `grace`, then cancels them. Blocks
+  // until all is over. The LocalServer has to be there.
+  void Drain(absl::Duration grace);
+
+  int lanes() const;
+
+ private:
+  class Lane;
+
+  const Handler handler_;
+  const int max_lanes_;
+  mutable Mutex mutex_;
+  CondVar lane_left_;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::flat_hash_set<Lane*> lanes_ ABSL_GUARDED_BY(mutex_);
+};
 
 class LanePool;
 
@@ -66,7 +157,11 @@ class LaneClientCall {
   std::atomic<bool> cancelled_ = false;
 };
 
-// Thread-safe.
+// The client's end of lanes: those to one server.
+//
+// A lane only ever saves time. Where there is none, because the server is on another machine, has
+// too many, or has been restarted, calls are made in the other way, gRPC, which also says what is
+// wrong with a server that does not answer. Thread-safe.
 class LanePool {
  public:
   // Asks the server, by the other way, where to connect; not later than `deadline`.
