@@ -1,4 +1,4 @@
-// Lets processes of this machine in, over one Unix socket: those that want memory (region_server.h)
+// Lets processes of this machine in, over one Unix socket: those that want memory (regions.h)
 // and those that make small calls (lanes.h).
 //
 // A peer is invited: whoever serves it by gRPC, and has checked who it is, tells it the name of the

@@ -2,8 +2,8 @@
 // leave no region, mapping or descriptor behind. For what well-behaved ones do, see
 // shared_arena_test.cc.
 //
-// Covers: region_protocol.cc, local_server.cc
-#include "base/region_server.h"
+// Covers: local_server.cc
+#include "base/regions.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 // the same bytes, and memory that the server may still be writing to is never used for anything
 // else. For other peers, see region_server_test.cc.
 //
-#include "base/shared_arena.h"
+#include "base/regions.h"
 
 #include <atomic>
 #include <cstring>
@@ -17,7 +17,6 @@
 #include <sys/socket.h>
 
 #include "absl/time/clock.h"
-#include "base/region_server.h"
 #include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/region_ends.h"

@@ -11,8 +11,7 @@
 
 #include "absl/time/time.h"
 #include "base/local_server.h"
-#include "base/region_server.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 
 namespace emberd::region_ends {
 

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/buffer_pool.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "client/cpp/options.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/train_stream.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "client/cpp/batch.h"
 #include "client/cpp/options.h"
 #include "emberd/v1/batch.pb.h"

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "base/periodic_task.h"
-#include "base/region_server.h"
+#include "base/regions.h"
 #include "base/steady_time.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"

@@ -8,8 +8,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
-#include "base/region_server.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/region_ends.h"

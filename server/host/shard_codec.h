@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/region_server.h"
+#include "base/regions.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/host/shard_backend.h"

@@ -10,7 +10,7 @@
 #include "base/blocking_pool.h"
 #include "base/lanes.h"
 #include "base/local_server.h"
-#include "base/region_server.h"
+#include "base/regions.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/group/rendezvous.h"
 #include "server/host/shard_host.h"

@@ -11,8 +11,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
-#include "base/region_server.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "server/host/shard_codec.h"
 
 namespace emberd::host {

@@ -1,6 +1,6 @@
 // What processes on one machine have beside gRPC, if the description of the cluster allows it:
 // memory that a coordinator shares with clients, and a shard with coordinators
-// (base/region_server.h), and lanes for their small calls (base/lanes.h). See
+// (base/regions.h), and lanes for their small calls (base/lanes.h). See
 // shared_memory.proto.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "base/lanes.h"
 #include "base/local_server.h"
-#include "base/region_server.h"
+#include "base/regions.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/shared_memory.pb.h"

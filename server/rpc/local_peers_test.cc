@@ -4,9 +4,7 @@
 
 #include "base/lanes.h"
 #include "base/local_server.h"
-#include "base/region_protocol.h"
-#include "base/region_server.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "base/steady_time.h"
 
 namespace emberd::rpc {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/region_server.h"
+#include "base/regions.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/region_server.h"
+#include "base/regions.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/ops/metrics.h"

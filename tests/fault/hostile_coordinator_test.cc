@@ -11,7 +11,7 @@
 #include <google/protobuf/unknown_field_set.h>
 
 #include "absl/cleanup/cleanup.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "base/testing/seed.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "gmock/gmock.h"

@@ -17,7 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "base/testing/seed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

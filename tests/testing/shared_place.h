@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "base/shared_arena.h"
+#include "base/regions.h"
 #include "emberd/v1/shared_memory.pb.h"
 
 namespace emberd::testing {
