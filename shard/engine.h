@@ -18,7 +18,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/cpu_pool.h"
 #include "base/mutex.h"
 #include "preprocess/batch/csr.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "client/cpp/batch.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/regions.h"
 #include "client/cpp/options.h"
 #include "client/cpp/shared_memory.h"

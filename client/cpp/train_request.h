@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "client/cpp/batch.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"

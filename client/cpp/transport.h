@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/local_server.h"
 #include "client/cpp/options.h"
 #include "emberd/v1/shared_memory.pb.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "base/buffer.h"
+#include "base/buffers.h"
 #include "preprocess/batch/buckets.h"
 #include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/plan/plan.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "base/buffer.h"
+#include "base/buffers.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/feature_input.h"
 #include "preprocess/plan/placement.h"

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/buffer.h"
+#include "base/buffers.h"
 #include "base/cpu_pool.h"
 #include "base/mapped_memory.h"
 #include "emberd/v1/model.pb.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/buffer.h"
+#include "base/buffers.h"
 #include "preprocess/batch/csr.h"
 #include "preprocess/batch/keys.h"
 

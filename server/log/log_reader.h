@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/buffer.h"
+#include "base/buffers.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "emberd/v1/cluster.pb.h"
 

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 
 #include "absl/cleanup/cleanup.h"
-#include "base/buffer.h"
+#include "base/buffers.h"
 #include "base/temp_dir.h"
 #include "server/files/files.h"
 #include "server/log/log_reader.h"

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/cpu_pool.h"
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"

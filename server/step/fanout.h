@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/host/shard_backend.h"
 #include "server/ops/metrics.h"

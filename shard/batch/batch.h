@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/cpu_pool.h"
 #include "preprocess/batch/csr.h"
 #include "shard/kernel_types.h"

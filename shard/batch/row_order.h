@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/cpu_pool.h"
 #include "shard/batch/batch.h"
 #include "shard/kernel_types.h"

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/cpu_pool.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"

@@ -16,7 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/mutex.h"
 #include "shard/executor.h"
 #include "shard/snapshot/row_changes.h"

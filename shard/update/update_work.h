@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "shard/batch/batch.h"
 #include "shard/store/model.h"
 #include "shard/types.h"

@@ -31,7 +31,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 #include "base/mapped_memory.h"
 #include "emberd/v1/model.pb.h"
 #include "hwy/targets.h"

@@ -1,4 +1,4 @@
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 
 #include <array>
 #include <bit>
@@ -7,9 +7,7 @@
 
 #include <sys/mman.h>
 
-#include "absl/base/thread_annotations.h"
 #include "base/mapped_memory.h"
-#include "base/mutex.h"
 
 namespace emberd {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/buffer_pool.h"
+#include "base/buffers.h"
 
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace buffer_pool_test {
+namespace buffers_test {
 
 TEST(BufferPool, BuffersAreAlignedAndLargeEnough) {
   BufferPool pool;
@@ -48,5 +48,5 @@ TEST(BufferPool, BuffersMayOutliveThePool) {
   std::memset(buffer.data(), 7, 5000);
 }
 
-}  // namespace buffer_pool_test
+}  // namespace buffers_test
 }  // namespace emberd
