@@ -1,4 +1,4 @@
-#include "base/bfloat16.h"
+#include "base/floats.h"
 
 #include <cmath>
 #include <limits>

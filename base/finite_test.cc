@@ -1,12 +1,10 @@
-#include "base/finite.h"
+#include "base/floats.h"
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include <gtest/gtest.h>
-
-#include "base/bfloat16.h"
 
 namespace emberd {
 namespace finite_test {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 
 namespace emberd {
 namespace float16_test {

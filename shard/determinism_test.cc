@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/sha256.h"
 #include "base/testing/sanitized.h"
 #include "config/optimizers.h"

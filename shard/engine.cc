@@ -6,7 +6,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "base/finite.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"

@@ -8,7 +8,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/config.h"

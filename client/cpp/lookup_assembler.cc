@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "client/cpp/batch_codec.h"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <variant>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "client/cpp/batch_codec.h"
 
 namespace emberd::client {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/finite.h"
+#include "base/floats.h"
 #include "base/radix_sort.h"
 
 namespace emberd::preprocess {

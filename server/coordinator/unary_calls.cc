@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
-#include "base/finite.h"
+#include "base/floats.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/suggest.h"

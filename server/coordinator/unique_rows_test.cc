@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/testing/seed.h"
 #include "config/config.h"
 #include "server/coordinator/coordinator.h"

@@ -8,8 +8,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
-#include "base/finite.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/config.h"

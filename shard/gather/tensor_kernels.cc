@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shard/gather/tensor_kernels.cc"

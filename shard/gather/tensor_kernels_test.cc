@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/testing/seed.h"
 
 namespace emberd::shard {

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "config/optimizers.h"
 #include "hwy/highway.h"
 

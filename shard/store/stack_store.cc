@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "preprocess/batch/csr.h"
 #include "shard/store/model.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 
 namespace emberd::shard {
 

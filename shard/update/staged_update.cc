@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/finite.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "config/fields.h"
 #include "config/optimizers.h"

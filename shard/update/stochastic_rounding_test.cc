@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "shard/store/portable_numbers.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/random_rounding.h"

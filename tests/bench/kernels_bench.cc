@@ -30,8 +30,8 @@
 #include <time.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
 #include "base/buffers.h"
+#include "base/floats.h"
 #include "base/mapped_memory.h"
 #include "emberd/v1/model.pb.h"
 #include "hwy/targets.h"

@@ -10,7 +10,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/lookup_assembler.h"
 #include "tests/fuzz/canonical.h"

@@ -13,7 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/substitute.h"
 #include "absl/time/clock.h"
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "gmock/gmock.h"

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/command_line.h"
-#include "base/finite.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "base/suggest.h"

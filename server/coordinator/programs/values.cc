@@ -11,7 +11,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "base/bfloat16.h"
+#include "base/floats.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/step/request_reader.h"

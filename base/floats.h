@@ -1,5 +1,5 @@
-// Floats of 16 bits: bfloat16, and below float16. bfloat16 is the upper half of a float32. NaN
-// stays a quiet NaN.
+// Floats as bytes: in 16 bits, as bfloat16 or float16, and whether those from outside are finite.
+// Many of them pass at the speed of memory.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,8 @@
 #include "absl/types/span.h"
 
 namespace emberd {
+
+// bfloat16 is the upper half of a float32. NaN stays a quiet NaN.
 
 // Rounds to nearest, ties to even.
 inline uint16_t ToBfloat16(float value) {
@@ -66,6 +68,15 @@ inline float FromFloat16(uint16_t value) {
     result = std::bit_cast<float>(magnitude + ((exponent == 0x7c00 ? 224u : 112u) << 23));
   }
   return std::bit_cast<float>(std::bit_cast<uint32_t>(result) | sign);
+}
+
+// Index of the first NaN or infinity among `size` little-endian values, at any alignment; -1 if all
+// are finite.
+int64_t FindNonFiniteFloat32(const char* data, int64_t size);
+int64_t FindNonFiniteBfloat16(const char* data, int64_t size);
+inline int64_t FindNonFinite(absl::Span<const float> values) {
+  return FindNonFiniteFloat32(reinterpret_cast<const char*>(values.data()),
+                              static_cast<int64_t>(values.size()));
 }
 
 }  // namespace emberd
