@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "emberd/v1/model.pb.h"
-#include "preprocess/batch/keys.h"
+#include "preprocess/batch/sort_and_merge.h"
 
 namespace emberd::preprocess {
 

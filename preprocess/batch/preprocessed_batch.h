@@ -12,7 +12,6 @@
 #include "preprocess/batch/csr.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/feature_input.h"
-#include "preprocess/batch/keys.h"
 #include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/plan/plan.h"
 

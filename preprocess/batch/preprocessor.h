@@ -1,8 +1,8 @@
 // Features of a batch in, CSR mini-batches per (stack, shard) out. No I/O, no gRPC, no globals.
 //
-//   validate   feature_input.h    the arrays of each feature fit together, ids are in range
-//   lay out    keys.h             samples go to source slots
-//   sort       keys.h, sort_and_merge.h    each id becomes a key; equal (row, sample) pairs merge
+//   validate   feature_input.h   the arrays of each feature fit together, ids are in range
+//   lay out    sort_and_merge.h  samples go to source slots
+//   sort       sort_and_merge.h  each id becomes a key; equal (row, sample) pairs merge
 //   find cuts  buckets.h, cuts.h  if a partition exceeds a limit: where the vocabulary is cut
 //   finish     cuts.h, batch_statistics.h  the batch is cut into mini-batches and counted
 #pragma once
@@ -23,7 +23,6 @@
 #include "preprocess/batch/buckets.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/feature_input.h"
-#include "preprocess/batch/keys.h"
 #include "preprocess/batch/preprocessed_batch.h"
 #include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/plan/plan.h"

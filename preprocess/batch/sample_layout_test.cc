@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "preprocess/batch/keys.h"
+#include "preprocess/batch/sort_and_merge.h"
 
 namespace emberd::preprocess {
 namespace sample_layout_test {

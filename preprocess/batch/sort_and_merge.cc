@@ -1,12 +1,390 @@
 #include "preprocess/batch/sort_and_merge.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <utility>
+#include <variant>
 
 #include "base/floats.h"
 #include "base/radix_sort.h"
 
 namespace emberd::preprocess {
+namespace {
+
+void AddSlice(int feature, int64_t begin, int64_t count, int64_t slot_begin, SlotLayout* slot) {
+  if (count <= 0) return;
+  slot->slices.push_back({feature, begin, count, static_cast<int32_t>(slot_begin)});
+}
+
+void SplitThenStack(absl::Span<const int64_t> counts, int slots, std::vector<SlotLayout>* layout) {
+  int64_t slot_begin = 0;
+  for (size_t f = 0; f < counts.size(); ++f) {
+    const int64_t per_slot = RoundUp(counts[f], slots) / slots;
+    for (int s = 0; s < slots; ++s) {
+      const int64_t begin = s * per_slot;
+      AddSlice(static_cast<int>(f), begin, std::min(per_slot, counts[f] - begin), slot_begin,
+               &(*layout)[s]);
+    }
+    slot_begin += per_slot;
+  }
+  for (SlotLayout& slot : *layout) slot.samples = static_cast<int32_t>(slot_begin);
+}
+
+void StackThenSplit(absl::Span<const int64_t> counts, int slots, std::vector<SlotLayout>* layout) {
+  int64_t total = 0;
+  for (int64_t count : counts) total += count;
+  const int64_t per_slot = RoundUp(total, slots) / slots;
+  for (int s = 0; s < slots; ++s) {
+    const int64_t slot_first = s * per_slot;
+    const int64_t slot_last = slot_first + per_slot;
+    int64_t feature_first = 0;
+    for (size_t f = 0; f < counts.size(); ++f) {
+      const int64_t first = std::max(feature_first, slot_first);
+      const int64_t last = std::min(feature_first + counts[f], slot_last);
+      AddSlice(static_cast<int>(f), first - feature_first, last - first, first - slot_first,
+               &(*layout)[s]);
+      feature_first += counts[f];
+    }
+    (*layout)[s].samples = static_cast<int32_t>(per_slot);
+  }
+}
+
+// With fewer keys, a group takes in the next table: passing over counters would cost too much.
+constexpr int64_t kLeastGroup = 1024;
+
+// First index pair of a sparse input whose sample is >= `sample`.
+template <typename Index>
+int64_t FirstPairOf(absl::Span<const Index> indices, int64_t sample) {
+  int64_t low = 0;
+  int64_t high = static_cast<int64_t>(indices.size()) / 2;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (static_cast<int64_t>(indices[2 * middle]) < sample) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Calls visit(offset, ids, n, position) for samples begin + offset, offset = 0 to count - 1: `ids`
+// points to the n ids of the sample, the first of which stands at `position` among all ids of the
+// feature (and so do its weights).
+template <typename Visit>
+void VisitSamples(const FeatureInput& input, int64_t begin, int64_t count, Visit&& visit) {
+  struct Visitor {
+    int64_t begin, count;
+    Visit& visit;
+    void operator()(const DenseInput& dense) const {
+      const int64_t n = dense.ids_per_sample;
+      std::visit(
+          [&](const auto& ids) {
+            for (int64_t j = 0; j < count; ++j) {
+              const int64_t position = (begin + j) * n;
+              visit(j, ids.data() + position, n, position);
+            }
+          },
+          dense.ids);
+    }
+    void operator()(const RaggedInput& ragged) const {
+      std::visit(
+          [&](const auto& splits, const auto& values) {
+            for (int64_t j = 0; j < count; ++j) {
+              const int64_t position = splits[begin + j];
+              visit(j, values.data() + position, splits[begin + j + 1] - position, position);
+            }
+          },
+          ragged.row_splits, ragged.values);
+    }
+    void operator()(const SparseInput& sparse) const {
+      std::visit(
+          [&](const auto& indices, const auto& values) {
+            const int64_t pairs = static_cast<int64_t>(indices.size()) / 2;
+            int64_t position = FirstPairOf(indices, begin);
+            for (int64_t j = 0; j < count; ++j) {
+              int64_t end = position;
+              while (end < pairs && static_cast<int64_t>(indices[2 * end]) == begin + j) ++end;
+              visit(j, values.data() + position, end - position, position);
+              position = end;
+            }
+          },
+          sparse.indices, sparse.values);
+    }
+  };
+  std::visit(Visitor{begin, count, visit}, input.ids);
+}
+
+// By what the n weights of a sample are divided: the sum of the weights (MEAN) or the root of the
+// sum of their squares (SQRTN), over all occurrences in order, in float32; 1 for SUM.
+template <typename WeightAt>
+float WeightDivisor(v1::Combiner combiner, int64_t n, const WeightAt& weight_at) {
+  if (combiner == v1::SUM) return 1.0f;
+  float sum = 0.0f;
+  if (combiner != v1::SQRTN) {
+    for (int64_t i = 0; i < n; ++i) sum += weight_at(i);
+    return sum;
+  }
+  for (int64_t i = 0; i < n; ++i) sum += weight_at(i) * weight_at(i);
+  // A sum so large has no need of what squares below 2^-126 lose, however many there are.
+  if (sum >= 0x1p-100f) return std::sqrt(sum);
+  // Squares so small lose bits, or are 0. Those of weights that are scaled, which is exact, do not.
+  sum = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float scaled = weight_at(i) * 0x1p100f;
+    sum += scaled * scaled;
+  }
+  return std::sqrt(sum) * 0x1p-100f;
+}
+
+// The same for n weights that are all equal.
+float EqualWeightsDivisor(v1::Combiner combiner, int64_t n, float weight) {
+  if (weight == 1.0f && combiner != v1::SUM) {  // exact for more than 2^24 ids too
+    return combiner == v1::SQRTN ? std::sqrt(static_cast<float>(n)) : static_cast<float>(n);
+  }
+  return WeightDivisor(combiner, n, [weight](int64_t) { return weight; });
+}
+
+// The gain of one occurrence. A zero divisor gives 0, or the quotient if `divide_by_zero`.
+float Gain(float weight, float divisor, bool divide_by_zero) {
+  if (divisor == 0.0f && !divide_by_zero) return 0.0f;
+  return weight / divisor;
+}
+
+// Turns ids of one feature, and the sample or ordinal of each, into keys.
+template <typename Key>
+struct KeyMaker {
+  KeyMaker(const StackShape& shape, const FeatureShape& feature, const KeyGroup& group)
+      : partition_bits(shape.partition_bits()),
+        row_bits(group.row_bits),
+        low_bits(group.low_bits),
+        partition_mask(shape.partitions - 1),
+        rotation(feature.rotation),
+        row_offset(feature.row_offset - group.row_offset),
+        low_begin(group.low_begin) {}
+
+  template <typename Id>
+  Key operator()(Id id, int64_t low) const {
+    const auto wide = static_cast<uint64_t>(id);
+    const uint64_t partition = (wide + rotation) & partition_mask;
+    const uint64_t row = (wide >> partition_bits) + row_offset;
+    return static_cast<Key>((partition << row_bits | row) << low_bits |
+                            static_cast<uint64_t>(low - low_begin));
+  }
+
+  int partition_bits;
+  int row_bits;
+  int low_bits;
+  uint64_t partition_mask;
+  uint64_t rotation;
+  uint64_t row_offset;
+  int64_t low_begin;
+};
+
+// The one weight that all ids of a feature share.
+float CommonWeight(const FeatureInput& input) {
+  return input.has_weights && input.weights.size() == 1 ? input.weights[0] : 1.0f;
+}
+
+bool HasOwnWeights(const FeatureInput& input) {
+  return input.has_weights && input.weights.size() != 1;
+}
+
+void NoteOverflow(float divisor, const SlotSlice& slice, int64_t offset, WeightOverflow* overflow) {
+  if (!std::isinf(divisor)) return;
+  // Features do not always come in their order.
+  if (overflow->feature >= 0 && overflow->feature <= slice.feature) return;
+  *overflow = {slice.feature, slice.sample_begin + offset, /*of_gain=*/false};
+}
+
+// Writes the keys of one slice from place `at` on and returns their end; fills `sample_gains`
+// unless null.
+template <typename Key>
+int64_t MakeUnweighted(const StackShape& shape, const KeyGroup& group, const FeatureInput& input,
+                       const SlotSlice& slice, float* sample_gains, int64_t at, Occurrences* out) {
+  const FeatureShape& feature = shape.features[slice.feature];
+  const KeyMaker<Key> key_of(shape, feature, group);
+  const float weight = CommonWeight(input);
+  Key* const keys = out->keys.of<Key>().data();
+  Key* key = keys + at;
+  VisitSamples(input, slice.sample_begin, slice.count,
+               [&](int64_t offset, const auto* ids, int64_t n, int64_t /*position*/) {
+                 const int64_t sample = slice.slot_begin + offset;
+                 for (int64_t i = 0; i < n; ++i) *key++ = key_of(ids[i], sample);
+                 if (sample_gains == nullptr) return;
+                 const float divisor = EqualWeightsDivisor(feature.combiner, n, weight);
+                 NoteOverflow(divisor, slice, offset, &out->overflow);
+                 sample_gains[sample] = Gain(weight, divisor, shape.divide_by_zero);
+               });
+  return key - keys;
+}
+
+// Writes keys from ordinal `at` on and returns the next ordinal.
+template <typename Key>
+int64_t MakeWeighted(const StackShape& shape, const KeyGroup& group, const FeatureInput& input,
+                     const SlotSlice& slice, int64_t at, Occurrences* out) {
+  const FeatureShape& feature = shape.features[slice.feature];
+  const KeyMaker<Key> key_of(shape, feature, group);
+  const bool own_weights = HasOwnWeights(input);
+  const float common = CommonWeight(input);
+  Key* const keys = out->keys.of<Key>().data();
+  WeightedSample* weighted = out->weighted.data();
+  VisitSamples(input, slice.sample_begin, slice.count,
+               [&](int64_t offset, const auto* ids, int64_t n, int64_t position) {
+                 const auto sample = static_cast<int32_t>(slice.slot_begin + offset);
+                 const float* weights = own_weights ? input.weights.data() + position : nullptr;
+                 const float divisor =
+                     own_weights ? WeightDivisor(feature.combiner, n,
+                                                 [weights](int64_t i) { return weights[i]; })
+                                 : EqualWeightsDivisor(feature.combiner, n, common);
+                 NoteOverflow(divisor, slice, offset, &out->overflow);
+                 for (int64_t i = 0; i < n; ++i, ++at) {
+                   const float weight = own_weights ? weights[i] : common;
+                   keys[at] = key_of(ids[i], at);
+                   weighted[at] = {sample, Gain(weight, divisor, shape.divide_by_zero)};
+                 }
+               });
+  return at;
+}
+
+int64_t IdsIn(const FeatureInput& input, int64_t begin, int64_t count) {
+  if (const auto* dense = std::get_if<DenseInput>(&input.ids)) return count * dense->ids_per_sample;
+  if (const auto* ragged = std::get_if<RaggedInput>(&input.ids)) {
+    return std::visit(
+        [&](const auto& splits) {
+          return static_cast<int64_t>(splits[begin + count] - splits[begin]);
+        },
+        ragged->row_splits);
+  }
+  return std::visit(
+      [&](const auto& indices) {
+        return FirstPairOf(indices, begin + count) - FirstPairOf(indices, begin);
+      },
+      std::get<SparseInput>(input.ids).indices);
+}
+
+// Orders the slices of a slot by table, and tells what is sorted together.
+void GroupSlices(const StackShape& shape, StackInputs inputs, const SlotLayout& slot,
+                 Occurrences* out) {
+  const auto row_offset = [&](const SlotSlice* slice) {
+    return shape.features[slice->feature].row_offset;
+  };
+  std::vector<const SlotSlice*>& slices = out->slices;
+  slices.clear();
+  for (const SlotSlice& slice : slot.slices) slices.push_back(&slice);
+  // Slices of one table stay in order. (std::stable_sort would allocate.)
+  std::sort(slices.begin(), slices.end(), [&](const SlotSlice* a, const SlotSlice* b) {
+    return std::pair(row_offset(a), a) < std::pair(row_offset(b), b);
+  });
+  out->groups.clear();
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const bool other_table = i > 0 && row_offset(slices[i]) != row_offset(slices[i - 1]);
+    if (i == 0 || (other_table && out->count - out->groups.back().begin >= kLeastGroup)) {
+      out->groups.push_back(
+          {.begin = out->count, .first_slice = i, .row_offset = row_offset(slices[i])});
+    }
+    out->count += IdsIn(*inputs[slices[i]->feature], slices[i]->sample_begin, slices[i]->count);
+    out->groups.back().end = out->count;
+    ++out->groups.back().slices;
+  }
+}
+
+// Samples, or ordinals of occurrences, that keys of a group name.
+void FindLowBits(const Occurrences& occurrences, KeyGroup* group) {
+  int64_t begin = group->begin, end = group->end;
+  if (occurrences.gain_kind != GainKind::kPerOccurrence) {
+    begin = std::numeric_limits<int64_t>::max();
+    end = 0;
+    for (size_t i = 0; i < group->slices; ++i) {
+      const SlotSlice& slice = *occurrences.slices[group->first_slice + i];
+      begin = std::min<int64_t>(begin, slice.slot_begin);
+      end = std::max(end, slice.slot_begin + slice.count);
+    }
+  }
+  group->low_begin = begin;
+  group->low_bits = BitsFor(end - begin);
+}
+
+// All keys of a group.
+template <typename Key>
+void MakeKeysOf(const StackShape& shape, StackInputs inputs, const KeyGroup& group,
+                Occurrences* out) {
+  float* const gains = out->gain_kind == GainKind::kPerSample ? out->sample_gains.data() : nullptr;
+  int64_t at = group.begin;
+  for (size_t i = 0; i < group.slices; ++i) {
+    const SlotSlice& slice = *out->slices[group.first_slice + i];
+    const FeatureInput& input = *inputs[slice.feature];
+    if (out->gain_kind == GainKind::kPerOccurrence) {
+      at = MakeWeighted<Key>(shape, group, input, slice, at, out);
+    } else {
+      at = MakeUnweighted<Key>(shape, group, input, slice, gains, at, out);
+    }
+  }
+}
+
+}  // namespace
+
+void LayOutSamples(v1::SampleLayout kind, absl::Span<const int64_t> sample_counts, int slots,
+                   std::vector<SlotLayout>* layout) {
+  layout->resize(slots);
+  for (SlotLayout& slot : *layout) slot.slices.clear();
+  if (kind == v1::STACK_THEN_SPLIT) {
+    StackThenSplit(sample_counts, slots, layout);
+  } else {
+    SplitThenStack(sample_counts, slots, layout);
+  }
+}
+
+GainKind GainKindOf(const StackShape& shape, StackInputs inputs) {
+  GainKind kind = GainKind::kOne;
+  for (size_t f = 0; f < inputs.size(); ++f) {
+    if (HasOwnWeights(*inputs[f])) return GainKind::kPerOccurrence;
+    if (shape.features[f].combiner != v1::SUM || CommonWeight(*inputs[f]) != 1.0f)
+      kind = GainKind::kPerSample;
+  }
+  return kind;
+}
+
+int64_t CountIds(const SlotLayout& slot, StackInputs inputs) {
+  int64_t ids = 0;
+  for (const SlotSlice& slice : slot.slices) {
+    ids += IdsIn(*inputs[slice.feature], slice.sample_begin, slice.count);
+  }
+  return ids;
+}
+
+void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+                Occurrences* out) {
+  out->gain_kind = kind;
+  out->overflow = {};
+  out->count = 0;
+  GroupSlices(shape, inputs, slot, out);
+  int64_t narrow_end = 0, wide_end = 0;
+  int64_t end_row = shape.rows_per_partition;
+  for (auto group = out->groups.rbegin(); group != out->groups.rend(); ++group) {
+    group->row_bits = BitsFor(end_row - group->row_offset);
+    end_row = group->row_offset;
+    FindLowBits(*out, &*group);
+    group->narrow = shape.partition_bits() + group->row_bits + group->low_bits <= 32;
+    int64_t& keys_end = group->narrow ? narrow_end : wide_end;
+    keys_end = std::max(keys_end, group->end);
+  }
+  out->keys.narrow.Reserve(narrow_end);
+  out->keys.wide.Reserve(wide_end);
+  if (kind == GainKind::kPerSample) out->sample_gains.Reserve(slot.samples);
+  if (kind == GainKind::kPerOccurrence) out->weighted.Reserve(out->count);
+}
+
+void MakeKeys(const StackShape& shape, StackInputs inputs, const KeyGroup& group,
+              Occurrences* out) {
+  if (group.narrow) {
+    MakeKeysOf<uint32_t>(shape, inputs, group, out);
+  } else {
+    MakeKeysOf<uint64_t>(shape, inputs, group, out);
+  }
+}
+
 namespace {
 
 // Below so many keys, clearing and summing counters costs more than a comparison sort.

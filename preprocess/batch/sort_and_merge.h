@@ -1,14 +1,151 @@
-// One source slot from features to CSR: its keys are made and sorted, and equal ones merge.
+// One source slot from features to CSR: where the samples of a batch go, then a sort key and a gain
+// for each id of the slot (COO); keys are sorted, and equal ones merge.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "base/buffers.h"
+#include "emberd/v1/model.pb.h"
 #include "preprocess/batch/csr.h"
-#include "preprocess/batch/keys.h"
+#include "preprocess/batch/feature_input.h"
+#include "preprocess/plan/placement.h"
 
 namespace emberd::preprocess {
+
+// How the samples of a stack's features are laid over the K source slots of a replica.
+
+// A run of one feature's samples in a source slot.
+struct SlotSlice {
+  int feature = 0;           // index in the stack's features
+  int64_t sample_begin = 0;  // first sample of the feature
+  int64_t count = 0;         // > 0
+  int32_t slot_begin = 0;    // sample id of the first one inside the slot
+};
+
+// The slices of one source slot, ascending in slot_begin.
+struct SlotLayout {
+  std::vector<SlotSlice> slices;
+  // Sample ids of the slot are 0 to samples - 1; ids that no slice covers have no entries.
+  int32_t samples = 0;
+};
+
+// Lays `sample_counts` (one per feature, in canonical order) over `slots` slots. What does not
+// divide is filled up with empty samples at the end: of every feature for SPLIT_THEN_STACK, of the
+// whole stack for STACK_THEN_SPLIT. Reuses the memory of `layout`, which gets one entry per slot.
+void LayOutSamples(v1::SampleLayout kind, absl::Span<const int64_t> sample_counts, int slots,
+                   std::vector<SlotLayout>* layout);
+
+// One stack as the core of preprocessing sees it: no names, no config.
+struct FeatureShape {
+  int64_t row_offset = 0;  // of its table, in local rows
+  int64_t rotation = 0;    // in [0, P)
+  v1::Combiner combiner = v1::SUM;
+};
+
+struct StackShape {
+  int64_t partitions = 1;          // P, a power of two
+  int64_t rows_per_partition = 1;  // every local row is below
+  std::vector<FeatureShape> features;
+  // Gain of a sample whose weights (or squares of weights) sum to zero: 0, or what the division
+  // gives, as in JAX.
+  bool divide_by_zero = false;
+
+  int row_bits() const { return BitsFor(rows_per_partition); }
+  int partition_bits() const { return BitsFor(partitions); }
+  // Bits that a key of any group can spare for the number of its sample or occurrence.
+  int low_bits() const { return std::min(32, 64 - partition_bits() - row_bits()); }
+};
+
+// The inputs of the stack's features, in the order of StackShape.features. ValidateFeature accepts
+// each.
+using StackInputs = absl::Span<const FeatureInput* const>;
+
+// Where the gain of an occurrence is found.
+enum class GainKind {
+  kOne,            // every gain is 1
+  kPerSample,      // all occurrences of a sample have the same gain
+  kPerOccurrence,  // weights differ inside a sample
+};
+
+// An occurrence whose weight is its own.
+struct WeightedSample {
+  int32_t sample;
+  float gain;
+};
+
+// The first sample of a slot whose weights sum to more than a float32 holds (their squares, with
+// SQRTN), so that the sample's gains would be 0. Or one with a gain that is not finite.
+struct WeightOverflow {
+  int feature = -1;      // in StackShape.features; -1: there is none
+  int64_t sample = 0;    // of the feature
+  bool of_gain = false;  // the latter
+};
+
+// Keys that are sorted by themselves: of one table, or of several that follow one another in the
+// stack and have few ids. They need fewer bits than those of the whole stack, and less cache.
+struct KeyGroup {
+  int64_t begin = 0, end = 0;          // its keys
+  size_t first_slice = 0, slices = 0;  // in Occurrences.slices
+  int64_t row_offset = 0;              // of its first table, in local rows
+  int row_bits = 0;                    // of its rows, counted from there
+  int64_t low_begin = 0;               // its first sample or occurrence
+  int low_bits = 0;                    // of its samples or occurrences, counted from there
+  bool narrow = false;                 // its keys have at most 32 bits
+};
+
+// Room for keys of 32 bits, and for those of 64.
+struct KeyBuffers {
+  Buffer<uint32_t> narrow;
+  Buffer<uint64_t> wide;
+  template <typename Key>
+  Buffer<Key>& of() {
+    if constexpr (std::is_same_v<Key, uint32_t>) {
+      return narrow;
+    } else {
+      return wide;
+    }
+  }
+  template <typename Key>
+  const Buffer<Key>& of() const {
+    return const_cast<KeyBuffers*>(this)->of<Key>();
+  }
+  int64_t bytes() const { return narrow.bytes() + wide.bytes(); }
+};
+
+// The occurrences of one source slot: group by group in ascending order of rows, and inside a group
+// feature by feature of each table, sample by sample. A key is
+//   from bit low_bits on: partition << row_bits of the group | local row - row_offset;  below,
+//   minus low_begin: sample id in the slot, or, for kPerOccurrence, the ordinal of the occurrence,
+//   under which `weighted` holds its sample and gain.
+// Samples of a table ascend, so a stable sort by the upper bits alone orders keys of a group as
+// (partition, local row, sample, position).
+struct Occurrences {
+  GainKind gain_kind = GainKind::kOne;
+  int64_t count = 0;
+  std::vector<KeyGroup> groups;
+  KeyBuffers keys;                  // from `begin` of a group on, in the buffer for its keys
+  Buffer<float> sample_gains;       // [samples of the slot], kPerSample
+  Buffer<WeightedSample> weighted;  // [count], kPerOccurrence
+  WeightOverflow overflow;
+  std::vector<const SlotSlice*> slices;  // of the slot, in the order of the keys
+};
+
+// The simplest kind that fits all features of the stack, so that all of its slots agree.
+GainKind GainKindOf(const StackShape& shape, StackInputs inputs);
+
+// Ids in the source slot.
+int64_t CountIds(const SlotLayout& slot, StackInputs inputs);
+
+// Divides the ids of the source slot into groups, and makes room for their keys.
+void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+                Occurrences* out);
+// Makes the keys of a group of `out`, and the gains of its samples or occurrences. To be called
+// once for each group.
+void MakeKeys(const StackShape& shape, StackInputs inputs, const KeyGroup& group, Occurrences* out);
 
 // The CSR of one source slot of one stack. Segments (mini-batches) follow one another in the three
 // arrays; inside a segment, partitions do. All indices count from the start of the arrays.

@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/paths.h"
 #include "preprocess/batch/cuts.h"
-#include "preprocess/batch/keys.h"
+#include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
 #include "preprocess/testing/numberings.h"
