@@ -1,5 +1,5 @@
 // Covers: highway_buckets_avx2.cc
-#include "preprocess/batch/buckets.h"
+#include "preprocess/batch/cuts.h"
 
 #include <algorithm>
 #include <vector>

@@ -3,7 +3,7 @@
 //   validate   feature_input.h   the arrays of each feature fit together, ids are in range
 //   lay out    sort_and_merge.h  samples go to source slots
 //   sort       sort_and_merge.h  each id becomes a key; equal (row, sample) pairs merge
-//   find cuts  buckets.h, cuts.h  if a partition exceeds a limit: where the vocabulary is cut
+//   find cuts  cuts.h            if a partition exceeds a limit: where the vocabulary is cut
 //   finish     cuts.h, batch_statistics.h  the batch is cut into mini-batches and counted
 #pragma once
 
@@ -20,7 +20,6 @@
 #include "base/cpu_pool.h"
 #include "base/mapped_memory.h"
 #include "emberd/v1/model.pb.h"
-#include "preprocess/batch/buckets.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/feature_input.h"
 #include "preprocess/batch/preprocessed_batch.h"

@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "preprocess/batch/buckets.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/testing/numberings.h"
