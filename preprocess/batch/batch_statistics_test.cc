@@ -1,5 +1,5 @@
 // Would catch: a cost that does not follow from the buffers, for any model, batch and topology.
-#include "preprocess/batch/batch_statistics.h"
+#include "preprocess/batch/chip_cost.h"
 
 #include <map>
 #include <set>

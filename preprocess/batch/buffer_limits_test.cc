@@ -1,4 +1,4 @@
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 
 #include <string>
 #include <vector>

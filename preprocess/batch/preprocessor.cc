@@ -4,8 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "preprocess/batch/batch_statistics.h"
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 
 namespace emberd::preprocess {
 namespace {

@@ -4,7 +4,8 @@
 //   lay out    sort_and_merge.h  samples go to source slots
 //   sort       sort_and_merge.h  each id becomes a key; equal (row, sample) pairs merge
 //   find cuts  cuts.h            if a partition exceeds a limit: where the vocabulary is cut
-//   finish     cuts.h, batch_statistics.h  the batch is cut into mini-batches and counted
+//   finish     cuts.h            the batch is cut into mini-batches,
+//              chip_cost.h       fitted into its buffers and counted
 #pragma once
 
 #include <atomic>

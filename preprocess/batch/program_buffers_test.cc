@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 
 namespace emberd::preprocess {
 namespace program_buffers_test {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "config/config.h"
-#include "preprocess/batch/batch_statistics.h"
+#include "preprocess/batch/chip_cost.h"
 #include "preprocess/batch/cuts.h"
 #include "server/step/request_reader.h"
 #include "server/step/served_model.h"

@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/paths.h"
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/sort_and_merge.h"
 #include "tests/golden/golden_json.h"

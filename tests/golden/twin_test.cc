@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/seed.h"
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 #include "preprocess/batch/cuts.h"
 #include "tests/golden/jax_case.h"
 #include "tests/testing/random_case.h"

@@ -14,8 +14,7 @@
 #include "client/emberctl/plan_view.h"
 #include "client/emberctl/verbs/verb.h"
 #include "config/config.h"
-#include "preprocess/batch/batch_statistics.h"
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/preprocessor.h"
 

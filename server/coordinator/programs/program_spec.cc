@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/config.h"
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 #include "server/step/request_reader.h"
 
 namespace emberd::coordinator {

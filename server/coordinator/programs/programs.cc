@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "preprocess/batch/buffer_limits.h"
+#include "preprocess/batch/chip_cost.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/model_registry.h"

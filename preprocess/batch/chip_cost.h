@@ -1,0 +1,88 @@
+// What a finished batch costs on the chips that emberd follows.
+//
+// A chip sets buffers aside; what does not fit them is refused or dropped. They are those of
+// TensorFlow's GetMinibatchesInCsr, whose chip is a replica here. What fits is counted, as the API
+// shows it with every Lookup: counts against limits, buffers, activations, gathered bytes and how
+// evenly they spread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "emberd/v1/model.pb.h"
+#include "emberd/v1/statistics.pb.h"
+#include "preprocess/batch/preprocessed_batch.h"
+#include "preprocess/plan/plan.h"
+
+namespace emberd::preprocess {
+
+// RESOURCE_EXHAUSTED if a stack does not fit, with its name, count and capacity; `limits`: by
+// stack. With `drop`, what lies behind the end of its buffer is cut off and counted in
+// SlotCsr::dropped instead; too many mini-batches are refused all the same. Says in any case what
+// each stack needs for each sample.
+absl::Status FitBuffers(const std::vector<PartitionLimits>& limits, bool drop, const Plan& plan,
+                        std::vector<StackBatch>* stacks);
+
+// One stack of a batch as TensorFlow gives it to a chip, whose source slots follow one another: the
+// parts of its buffers that are used.
+struct ChipCsr {
+  // For each (source slot, mini-batch), slot-major, AlignCsr(P) pointers: the exact end of each
+  // partition, then the begin of what follows.
+  std::vector<int32_t> row_pointers;
+  std::vector<int32_t> sample_ids;  // sample inside the source slot; kCsrPadId in pads
+  std::vector<int32_t> token_ids;   // local row of the partition; kCsrPadId in pads
+  std::vector<float> gains;         // 2147483648.0 in pads
+};
+ChipCsr MakeChipCsr(absl::Span<const SlotCsr> slots);
+
+// How large the buffers of one stack are that a compiled lookup sets aside on a chip.
+struct ProgramBuffers {
+  int64_t samples = 0;          // at most
+  int64_t id_capacity = 0;      // cells of the buffer of ids, a multiple of 8
+  int64_t row_pointers = 0;     // cells of the buffer of row pointers
+  int64_t activation_rows = 0;  // of each SparseCore
+  int64_t bytes_per_sparsecore = 0;
+};
+
+// `samples[f]`: of feature f of the config, at most.
+ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
+                                  absl::Span<const int64_t> samples, int64_t ids_per_sample,
+                                  int64_t minibatches);
+
+// Writes the statistics of a finished batch from its counters, without reading its entries;
+// reuses the memory of `statistics`. `model` and `plan` belong together; `limits`: by stack.
+void WriteStatistics(const v1::ModelConfig& model, const Plan& plan,
+                     const std::vector<PartitionLimits>& limits,
+                     const std::vector<StackBatch>& stacks, v1::BatchStatistics* statistics);
+
+// Counts of one (source slot, partition) pair, before dropping and over all mini-batches.
+struct PairCost {
+  int slot = 0;
+  int partition = 0;
+  int64_t ids = 0;     // distinct (sample, row) pairs
+  int64_t unique = 0;  // distinct rows
+};
+
+// One mini-batch of one stack: its fullest pair, after dropping.
+struct MinibatchCost {
+  int64_t ids = 0;             // entries over all pairs
+  int64_t max_ids = 0;         // of one pair
+  int64_t max_unique_ids = 0;  // of one pair
+};
+
+struct StackCost {
+  v1::StackStatistics statistics;  // the batch's
+  int64_t samples = 0;
+  std::vector<PairCost> pairs;  // [slots * partitions], slot-major
+  std::vector<MinibatchCost> minibatches;
+  int64_t rows_touched = 0;  // distinct rows over all slots, after dropping: what an update writes
+  std::vector<int64_t> partition_ids;  // entries that go to each partition
+};
+
+// One element per stack of the plan. What the batch's statistics do not hold is counted by reading
+// every entry: for reports, not for each step.
+std::vector<StackCost> BatchCost(const Plan& plan, const PreprocessedBatch& batch);
+
+}  // namespace emberd::preprocess
