@@ -1,4 +1,4 @@
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 
 #include <atomic>
 #include <latch>

@@ -1,4 +1,4 @@
-#include "base/cpu_pool.h"
+#include "base/thread_pools.h"
 
 #include <atomic>
 #include <latch>

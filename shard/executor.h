@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "base/cpu_pool.h"
 #include "base/mutex.h"
+#include "base/thread_pools.h"
 
 namespace emberd::shard {
 

@@ -12,7 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/cpu_pool.h"
+#include "base/thread_pools.h"
 #include "config/optimizers.h"
 #include "emberd/v1/model.pb.h"
 

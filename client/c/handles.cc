@@ -1,6 +1,6 @@
 #include "client/c/handles.h"
 
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "client/c/describe.h"
 
 namespace emberd::c {

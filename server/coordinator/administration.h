@@ -9,7 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/train/train_stream.h"

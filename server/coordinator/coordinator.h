@@ -10,10 +10,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/blocking_pool.h"
 #include "base/periodic_task.h"
 #include "base/regions.h"
 #include "base/steady_time.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"

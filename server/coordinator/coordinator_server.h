@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/host/shard_backend.h"
 #include "server/ops/metrics.h"

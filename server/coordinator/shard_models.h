@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/checkpoint/partition_file.h"
 #include "server/rpc/call_context.h"

@@ -14,8 +14,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "base/blocking_pool.h"
 #include "base/mutex.h"
+#include "base/thread_pools.h"
 #include "server/group/rendezvous.h"
 #include "server/host/shard_backend.h"
 #include "server/host/verbs.h"

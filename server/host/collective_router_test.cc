@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/blocking_pool.h"
 #include "base/steady_time.h"
+#include "base/thread_pools.h"
 #include "server/group/testing_group.h"
 #include "server/host/testing_meeting.h"
 

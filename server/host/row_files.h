@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/internal/v1/shard_state.pb.h"
 #include "emberd/v1/checkpoint_service.pb.h"

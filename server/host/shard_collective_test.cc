@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/time/clock.h"
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "config/config.h"
 #include "server/group/testing_group.h"
 #include "server/host/collective_router.h"

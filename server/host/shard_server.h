@@ -7,10 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/blocking_pool.h"
 #include "base/lanes.h"
 #include "base/local_server.h"
 #include "base/regions.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/group/rendezvous.h"
 #include "server/host/shard_host.h"

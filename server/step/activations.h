@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/cpu_pool.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "emberd/v1/types.pb.h"

@@ -12,7 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "base/cpu_pool.h"
+#include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_models.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/model.pb.h"

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/blocking_pool.h"
 #include "base/status.h"
+#include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/host/shard_backend.h"
 #include "server/rpc/call_context.h"

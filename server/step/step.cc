@@ -2,9 +2,9 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "base/cpu_pool.h"
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "base/thread_pools.h"
 #include "server/rpc/message.h"
 #include "server/step/request_reader.h"
 

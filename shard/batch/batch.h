@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/buffers.h"
-#include "base/cpu_pool.h"
+#include "base/thread_pools.h"
 #include "preprocess/batch/csr.h"
 #include "shard/kernel_types.h"
 #include "shard/types.h"

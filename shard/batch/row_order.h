@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/cpu_pool.h"
+#include "base/thread_pools.h"
 #include "shard/batch/batch.h"
 #include "shard/kernel_types.h"
 

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/cpu_pool.h"
+#include "base/thread_pools.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
 #include "shard/gather/gather_kernels.h"

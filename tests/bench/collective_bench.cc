@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "config/config.h"
 #include "server/group/testing_group.h"
 #include "server/host/collective_router.h"

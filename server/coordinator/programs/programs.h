@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/cpu_pool.h"
 #include "base/periodic_task.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/program_service.pb.h"
 #include "server/coordinator/programs/chains.h"
 #include "server/coordinator/programs/program_cache.h"

@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/blocking_pool.h"
+#include "base/thread_pools.h"
 #include "server/coordinator/calls.h"
 #include "server/coordinator/resources.h"
 #include "server/coordinator/train/train_assembler.h"
