@@ -1,6 +1,4 @@
 // What leaves an emulated SparseCore, when, to where, and what happens when it cannot.
-//
-// Covers: spill_file.cc
 #include "shard/memory/memory_manager.h"
 
 #include <atomic>

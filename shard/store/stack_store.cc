@@ -9,6 +9,7 @@
 #include "base/floats.h"
 #include "base/status.h"
 #include "preprocess/batch/csr.h"
+#include "shard/memory/memory_manager.h"
 #include "shard/store/model.h"
 #include "shard/store/portable_numbers.h"
 

@@ -22,12 +22,13 @@
 #include "config/optimizers.h"
 #include "shard/executor.h"
 #include "shard/kernel_types.h"
-#include "shard/memory/spill_file.h"
 #include "shard/snapshot/row_changes.h"
 #include "shard/store/initializer.h"
 #include "shard/types.h"
 
 namespace emberd::shard {
+
+class SpillFile;
 
 struct StoreOptions {
   // Stacks of at most this many bytes get all their rows at once; larger ones row by row when first
