@@ -26,7 +26,6 @@
 #include "shard/executor.h"
 #include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
-#include "shard/store/shared_stacks.h"
 #include "shard/types.h"
 #include "shard/update/staged_update.h"
 

@@ -4,7 +4,7 @@
 // and show updates of two models that run beside one another. And a table is made once, and goes
 // with its last model, whatever still works on it.
 //
-// Covers: store/shared_stacks.cc
+// Covers: store/model.cc
 #include <chrono>
 #include <future>
 #include <memory>

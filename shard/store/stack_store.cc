@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "preprocess/batch/csr.h"
 #include "shard/memory/memory_manager.h"
-#include "shard/store/model.h"
 #include "shard/store/portable_numbers.h"
 
 namespace emberd::shard {
@@ -297,7 +296,7 @@ void StackStore::InitializeSlots(int64_t row, int columns) {
   }
 }
 
-// Rows of a store and of a model on their way to a spill file and back.
+// Rows on their way to a spill file and back.
 
 absl::Status StackStore::ForTouchedBytes(
     absl::FunctionRef<absl::Status(absl::Span<char> bytes)> fn) const {
@@ -333,30 +332,6 @@ void StackStore::DropRows() {
 
 absl::Status StackStore::Fetch(SpillFile& file) {
   return ForTouchedBytes([&](absl::Span<char> bytes) { return file.Read(bytes); });
-}
-
-absl::Status Model::Spill(SpillFile& file) {
-  for (const auto& stack : stacks_) {
-    if (stack->spec().resource.empty()) RETURN_IF_ERROR(stack->Spill(file));
-  }
-  return absl::OkStatus();
-}
-
-void Model::DropRows() {
-  for (const auto& stack : stacks_) {
-    if (stack->spec().resource.empty()) stack->DropRows();
-  }
-}
-
-absl::Status Model::Fetch(SpillFile& file) {
-  file.Rewind();
-  absl::Status status;
-  for (const auto& stack : stacks_) {
-    if (status.ok() && stack->spec().resource.empty()) status = stack->Fetch(file);
-  }
-  if (status.ok()) status = file.CheckRead();
-  if (!status.ok()) DropRows();
-  return status;
 }
 
 NewPages::NewPages(const StackStore& store) : store_(store) {
