@@ -11,7 +11,6 @@
 #include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"
 #include "shard/store/stack_store.h"
-#include "shard/update/update_work.h"
 
 namespace emberd::shard {
 namespace {

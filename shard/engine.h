@@ -27,12 +27,9 @@
 #include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
 #include "shard/types.h"
-#include "shard/update/staged_update.h"
+#include "shard/update/update.h"
 
 namespace emberd::shard {
-
-class UpdateWork;
-struct StackUpdate;
 
 class Engine {
  public:

@@ -2,6 +2,8 @@
 // ranks touch and that is updated once per rank; gradients summed rank by rank where features share
 // a table; a rank's sample that takes another rank's gradient; ranks that disagree and are
 // believed.
+//
+// Covers: update.cc
 #include <algorithm>
 #include <cstring>
 #include <future>

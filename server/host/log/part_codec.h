@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "base/buffers.h"
 #include "shard/engine.h"
-#include "shard/update/staged_update.h"
+#include "shard/update/update.h"
 
 namespace emberd::host {
 

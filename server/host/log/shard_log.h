@@ -23,7 +23,7 @@
 #include "base/mutex.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "server/log/log_writer.h"
-#include "shard/update/staged_update.h"
+#include "shard/update/update.h"
 
 namespace emberd::host {
 
