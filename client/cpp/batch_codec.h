@@ -1,5 +1,7 @@
-// Between the structs of batch.h and the requests and answers of the service. Everything that a
-// server sends is checked before it is believed: what does not fit its request is INTERNAL.
+// Between the structs of batch.h and the requests and answers of the service: how requests are made
+// of ids and gradients, where the activations of an answer go, and how it is put together from its
+// parts. Everything that a server sends is checked before it is believed: what does not fit its
+// request is INTERNAL. Internal to the client.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +14,79 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
+#include "base/regions.h"
 #include "client/cpp/batch.h"
-#include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
 #include "client/cpp/shared_memory.h"
+#include "client/cpp/train_stream.h"
 #include "emberd/v1/embedding_service.pb.h"
+#include "emberd/v1/train.pb.h"
 #include "emberd/v1/types.pb.h"
 
 namespace emberd::client {
+
+// What the answer to a lookup must look like.
+struct ExpectedLookup {
+  int64_t step = 0;
+  WireType type = WireType::kFloat32;
+  struct Feature {
+    std::string name;
+    int64_t samples = 0;
+    int64_t dim = 0;
+    size_t offset = 0;       // of its floats in the result's memory
+    int64_t row_stride = 0;  // floats from one row to the next
+    size_t span() const {    // floats from the first to the last
+      return samples == 0 ? 0 : static_cast<size_t>((samples - 1) * row_stride + dim);
+    }
+  };
+  std::vector<Feature> features = {};
+  size_t floats = 0;
+  bool concat = false;  // the features lie side by side
+  // That the request names: of its ids; of the activations. Null: they are in the messages.
+  std::shared_ptr<SharedBlock> ids = nullptr;
+  std::shared_ptr<SharedBlock> activations = nullptr;
+
+  // The request is sent; it has been answered.
+  void Lend();
+  void Settle();
+};
+
+// Says where each feature's activations will lie: one after the other, each from a 64-byte boundary
+// on, as some frameworks need to use memory in place; or side by side. INVALID_ARGUMENT if they
+// cannot lie side by side.
+absl::Status PlaceActivations(bool concat, ExpectedLookup* expected);
+// What the server writes to a block: the same layout, of elements of the type.
+size_t SharedBytes(const ExpectedLookup& expected);
+// The floats in `expected.activations`, where the server has written `bytes` bytes, and what they
+// are. INTERNAL if these are not as many as they should be. The pool is needed for bfloat16.
+absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
+                                                  BufferPool* pool,
+                                                  std::vector<Activation>* activations);
+
+// Not thread-safe. What does not fit the request is INTERNAL.
+class LookupAssembler {
+ public:
+  // Takes memory from the pool when the first part with activations comes.
+  LookupAssembler(ExpectedLookup expected, BufferPool* pool);
+
+  // Of a Train stream. True if it was the last part.
+  absl::StatusOr<bool> Add(const v1::TrainLookupResult& part);
+  // Or, of any answer: its activations in their order, then what it says of shared memory.
+  absl::Status AddActivation(const v1::FeatureActivation& activation);
+  absl::Status Finish(uint64_t shared_bytes);
+  // After the last part.
+  TrainLookupResult Take();
+
+ private:
+  ExpectedLookup expected_;
+  BufferPool* pool_;
+  std::shared_ptr<float> memory_;
+  size_t next_ = 0;  // feature whose activations come next
+  TrainLookupResult result_;
+};
+
+StepTimes DecodeTimes(const v1::StepTimes& message);
 
 // Between spans and the Tensor message.
 int64_t Size(const IntSpan& ints);

@@ -15,7 +15,7 @@
 #include "absl/types/span.h"
 #include "base/buffers.h"
 #include "client/cpp/batch.h"
-#include "client/cpp/lookup_assembler.h"
+#include "client/cpp/batch_codec.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
 #include "client/cpp/shared_memory.h"

@@ -19,7 +19,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
-#include "client/cpp/lookup_assembler.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/train_request.h"
 #include "client/cpp/transport.h"

@@ -1,4 +1,3 @@
-// Covers: lookup_assembler.cc
 #include "client/cpp/train_stream.h"
 
 #include <thread>

@@ -12,7 +12,6 @@
 
 #include "base/floats.h"
 #include "client/cpp/batch_codec.h"
-#include "client/cpp/lookup_assembler.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 
