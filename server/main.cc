@@ -22,8 +22,8 @@
 #include "server/launcher/serve.h"
 #include "server/launcher/up.h"
 #include "server/launcher/verbs.h"
+#include "server/ops/catalogue.h"
 #include "server/ops/logging.h"
-#include "server/ops/metric_catalogue.h"
 
 namespace emberd {
 namespace {

@@ -8,8 +8,8 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/host/shard_backend.h"
+#include "server/ops/catalogue.h"
 #include "server/ops/logging.h"
-#include "server/ops/rpc_names.h"
 
 namespace emberd::coordinator {
 namespace {

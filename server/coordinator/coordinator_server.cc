@@ -36,7 +36,7 @@
 #include "server/coordinator/programs/programs.h"
 #include "server/coordinator/train/train_stream.h"
 #include "server/coordinator/unary_calls.h"
-#include "server/ops/rpc_names.h"
+#include "server/ops/catalogue.h"
 #include "server/ops/samples.h"
 #include "server/rpc/budgets.h"
 #include "server/rpc/call_context.h"

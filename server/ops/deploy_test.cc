@@ -12,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/testing/paths.h"
 #include "config/config.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/catalogue.h"
 
 namespace emberd::ops {
 namespace deploy_test {

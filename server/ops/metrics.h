@@ -34,8 +34,7 @@
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
-#include "server/ops/metric_catalogue.h"
-#include "server/ops/rpc_names.h"
+#include "server/ops/catalogue.h"
 
 namespace emberd::ops {
 

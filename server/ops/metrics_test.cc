@@ -17,7 +17,7 @@
 #include <prometheus/text_serializer.h>
 
 #include "base/testing/paths.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/catalogue.h"
 
 namespace emberd::ops {
 namespace metrics_test {

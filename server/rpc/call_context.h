@@ -20,7 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/steady_time.h"
-#include "server/ops/rpc_names.h"
+#include "server/ops/catalogue.h"
 
 namespace grpc {
 class ClientContext;

@@ -15,7 +15,7 @@
 #include "base/steady_time.h"
 #include "config/config.h"
 #include "config/credentials.h"
-#include "server/ops/rpc_names.h"
+#include "server/ops/catalogue.h"
 
 namespace emberd::security {
 namespace {

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "server/ops/rpc_names.h"
+#include "server/ops/catalogue.h"
 #include "tests/bench/bench_report.h"
 #include "tests/bench/peer.h"
 #include "tests/bench/raw_rpc.h"

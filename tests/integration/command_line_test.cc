@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "base/testing/paths.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/catalogue.h"
 #include "tests/testing/testing_program.h"
 
 namespace emberd::testing {

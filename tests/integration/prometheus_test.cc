@@ -21,7 +21,7 @@
 #include "base/testing/paths.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/catalogue.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/dashboards.h"

@@ -33,7 +33,7 @@
 #include "base/testing/paths.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/launcher/files.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/catalogue.h"
 #include "tests/testing/testing_program.h"
 
 namespace emberd::testing {

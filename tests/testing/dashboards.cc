@@ -11,7 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/catalogue.h"
 #include "tests/testing/process.h"
 
 namespace emberd::testing {

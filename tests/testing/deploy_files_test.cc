@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/testing/paths.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/catalogue.h"
 #include "tests/testing/dashboards.h"
 #include "tests/testing/process.h"
 
