@@ -20,7 +20,6 @@
 #include "absl/time/time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/rpc/call_context.h"
-#include "server/step/mutations.h"
 #include "server/step/served_model.h"
 #include "server/step/shard_set.h"
 

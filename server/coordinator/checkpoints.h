@@ -18,7 +18,6 @@
 #include "server/coordinator/change_pause.h"
 #include "server/coordinator/model_registry.h"
 #include "server/rpc/call_context.h"
-#include "server/step/mutations.h"
 #include "server/step/shard_set.h"
 
 namespace emberd::coordinator {

@@ -15,8 +15,8 @@
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/resources.h"
 #include "server/rpc/call_context.h"
-#include "server/step/mutations.h"
 #include "server/step/served_model.h"
+#include "server/step/shard_set.h"
 #include "server/step/step.h"
 
 namespace emberd::coordinator {

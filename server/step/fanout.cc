@@ -7,7 +7,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/step/activations.h"
-#include "server/step/mutations.h"
 
 namespace emberd::step {
 namespace {

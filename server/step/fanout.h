@@ -24,8 +24,6 @@
 
 namespace emberd::step {
 
-class Mutations;
-
 struct FanoutOptions {
   absl::Duration batch_ttl;   // how long shards keep an unused batch
   absl::Duration shard_call;  // how long an update may take, whatever the caller's deadline

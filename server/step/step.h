@@ -4,7 +4,7 @@
 //            [may gather] -> gather -> keep -> combine
 //   update:  claim -> read -> stage on all shards -> [all staged] -> commit
 //   on all shards
-//            (a unary one again, if another attempt at it was in the way: see mutations.h)
+//            (a unary one again, if another attempt at it was in the way: see shard_set.h)
 //
 // In brackets: where a rank of a group waits for others, see StepHooks. A unary call does not.
 // See docs/step.md.
@@ -26,8 +26,8 @@
 #include "server/step/activations.h"
 #include "server/step/fanout.h"
 #include "server/step/gradients.h"
-#include "server/step/mutations.h"
 #include "server/step/served_model.h"
+#include "server/step/shard_set.h"
 #include "server/step/shared_tensors.h"
 
 namespace emberd::step {

@@ -16,7 +16,7 @@
 #include "server/coordinator/programs/program_spec.h"
 #include "server/host/mutation_votes.h"
 #include "server/ops/metrics.h"
-#include "server/step/mutations.h"
+#include "server/step/shard_set.h"
 
 namespace emberd::coordinator {
 namespace {
