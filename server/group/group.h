@@ -1,4 +1,5 @@
-// One training group at its host: who has joined, and what its members wait for.
+// One training group: what its requests may hold, wherever they enter (at a coordinator, at the
+// group's host, at a shard), and at its host, who has joined and what its members wait for.
 //
 // Pure state, without locks, clock or threads: a Rendezvous brings them. Two kinds: the members of
 // a SYNC group share a generation (sync_group.cc); those of an ASYNC or BOUNDED group have one each
@@ -8,8 +9,10 @@
 
 #include <algorithm>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,8 +23,37 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "emberd/internal/v1/groups.pb.h"
+#include "emberd/v1/train.pb.h"
 
 namespace emberd::group {
+
+inline constexpr int kMaxGroupSize = 1024;
+inline constexpr size_t kMaxGroupNameBytes = 128;
+inline constexpr int64_t kMaxFirstStep = int64_t{1} << 62;
+// So that the step after it has a number, too.
+inline constexpr int64_t kMaxStep = std::numeric_limits<int64_t>::max() - 1;
+
+// Of the exchanges of a SYNC group.
+inline constexpr int kGroupKeys = 16;            // group_key is in 0 .. 15
+inline constexpr size_t kMaxOpenExchanges = 64;  // that wait for ranks
+inline constexpr size_t kMaxKeptExchanges = 16;  // complete ones that answer repeated requests
+inline constexpr int64_t kMaxKeptBytes = int64_t{1} << 20;  // of these; the newest always stays
+inline constexpr size_t kMaxValueBytes = size_t{64} << 10;
+inline constexpr int kMaxCallsPerRank = 4;  // of one rank in one exchange
+
+// Errors of what follows: INVALID_ARGUMENT with the field, its value and the range; which request
+// or group it was, the caller adds.
+absl::Status CheckInRange(absl::string_view field, int64_t value, int64_t least, int64_t most);
+
+// 1 to 128 letters, digits and _-.:/
+absl::Status CheckGroupName(absl::string_view field, absl::string_view name);
+// Of options whose defaults have been filled in.
+absl::Status CheckGroupOptions(const v1::GroupOptions& options);
+// A member's options against those that the other members joined with.
+absl::Status CheckSameOptions(const v1::GroupOptions& given, const v1::GroupOptions& others);
+absl::Status CheckRank(int rank, int size);
+absl::Status CheckExchange(const internal::v1::AllGatherRequest& request);
+absl::Status CheckAdvance(const internal::v1::AdvanceRequest& request);
 
 struct GroupId {
   uint64_t model_id = 0;
@@ -99,7 +131,7 @@ struct GroupLoad {
   int64_t value_bytes = 0;
 };
 
-// Calls have been checked (group_rules.h). Every callback is put into event->answers once, now or
+// Calls have been checked (see above). Every callback is put into event->answers once, now or
 // at a later event; until then the call is known by event->ticket.
 class Group {
  public:

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/group/group_rules.h"
+#include "server/group/group.h"
 
 namespace emberd::group {
 namespace {

@@ -1,6 +1,6 @@
 // What holds for all groups of a host together: what is refused, what is forgotten, and that memory
 // stays bounded whatever members do.
-// Covers: group_rules.cc, sync_group.cc, progress_group.cc
+// Covers: group.cc, sync_group.cc, progress_group.cc
 #include "server/group/rendezvous.h"
 
 #include <limits>

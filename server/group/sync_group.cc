@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/group/group.h"
-#include "server/group/group_rules.h"
 
 namespace emberd::group {
 namespace {

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/group/group_rules.h"
+#include "server/group/group.h"
 #include "server/group/testing_group.h"
 
 namespace emberd::group::testing {

@@ -5,7 +5,7 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/group/group_rules.h"
+#include "server/group/group.h"
 
 namespace emberd::host {
 

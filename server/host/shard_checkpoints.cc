@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "server/checkpoint/manifest.h"
 #include "server/files/files.h"
-#include "server/group/group_rules.h"
+#include "server/group/group.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {

@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status.h"
-#include "server/group/group_rules.h"
+#include "server/group/group.h"
 #include "shard/types.h"
 
 namespace emberd::host {

@@ -14,7 +14,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/group/group.h"
-#include "server/group/group_rules.h"
 #include "server/host/collective_router.h"
 #include "server/ops/logging.h"
 
