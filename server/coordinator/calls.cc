@@ -9,7 +9,7 @@
 #include "base/rpc/wire.h"
 #include "base/status.h"
 #include "server/ops/logging.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 
 namespace emberd::coordinator {
 namespace {

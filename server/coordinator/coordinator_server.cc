@@ -43,7 +43,7 @@
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/local_peers.h"
 #include "server/rpc/message.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 #include "server/step/activations.h"
 
 namespace emberd::coordinator {

@@ -17,7 +17,7 @@
 #include "server/coordinator/model_registry.h"
 #include "server/host/shard_codec.h"
 #include "server/ops/metrics.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 #include "server/step/request_reader.h"
 #include "server/step/shard_set.h"
 

@@ -16,7 +16,7 @@
 #include "config/config.h"
 #include "config/credentials.h"
 #include "server/launcher/verbs.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 
 namespace emberd::launcher {
 namespace make_token_test {

@@ -110,7 +110,7 @@ class Admission {
     Room room_;
   };
   // RESOURCE_EXHAUSTED names the budget that is used up, with the figures. `client`: see
-  // security/callers.h.
+  // security/security.h.
   absl::StatusOr<Grant> Admit(const std::string& client, int64_t bytes);
 
   int64_t bytes() const { return budget_.used(); }

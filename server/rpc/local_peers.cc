@@ -11,7 +11,7 @@
 #include "base/sha256.h"
 #include "base/steady_time.h"
 #include "config/address.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 
 namespace emberd::rpc {
 namespace {

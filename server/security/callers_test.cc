@@ -1,4 +1,4 @@
-#include "server/security/callers.h"
+#include "server/security/security.h"
 
 #include <memory>
 #include <string>

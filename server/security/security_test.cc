@@ -12,7 +12,6 @@
 #include "absl/time/time.h"
 #include "config/testing/test_ca.h"
 #include "google/protobuf/text_format.h"
-#include "server/security/callers.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/log_file.h"
 #include "server/security/testing/tokens.h"

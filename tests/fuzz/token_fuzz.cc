@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "config/config.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {

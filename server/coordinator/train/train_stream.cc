@@ -7,7 +7,7 @@
 #include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 #include "server/step/activations.h"
 
 namespace emberd::coordinator {

@@ -7,7 +7,7 @@
 #include <grpcpp/server_builder.h>
 
 #include "absl/strings/str_cat.h"
-#include "server/security/callers.h"
+#include "server/security/security.h"
 
 namespace emberd::security {
 namespace {
