@@ -24,10 +24,10 @@
 #include "server/host/group_steps.h"
 #include "server/host/hosted_models.h"
 #include "server/host/log/shard_log.h"
-#include "server/host/memory_guard.h"
 #include "server/host/mutation_votes.h"
 #include "server/host/row_files.h"
 #include "server/host/shard_backend.h"
+#include "server/rpc/budgets.h"
 #include "shard/engine.h"
 
 namespace emberd::host {
@@ -81,7 +81,7 @@ class ShardCheckpoints {
     HostedModels* models = nullptr;
     MutationVotes* votes = nullptr;
     GroupSteps* groups = nullptr;
-    MemoryGuard* memory = nullptr;
+    rpc::MemoryGuard* memory = nullptr;
     BlockingPool* threads = nullptr;
     ShardLog* log = nullptr;
     // Begins a segment of the log, so that checkpoints are of its beginning. 0: there is no log.

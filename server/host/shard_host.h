@@ -23,11 +23,11 @@
 #include "server/host/hosted_models.h"
 #include "server/host/log/durable_log.h"
 #include "server/host/log/shard_log.h"
-#include "server/host/memory_guard.h"
 #include "server/host/mutation_votes.h"
 #include "server/host/shard_backend.h"
 #include "server/host/shard_checkpoints.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/budgets.h"
 #include "server/rpc/handle_store.h"
 #include "server/rpc/message.h"
 #include "shard/engine.h"
@@ -201,7 +201,7 @@ class ShardHost {
   std::vector<ops::LabelledMetrics> partition_metrics_;  // of this shard; the sweeper's
 
   const rpc::MessageLimits limits_;
-  MemoryGuard memory_;
+  rpc::MemoryGuard memory_;
   rpc::HandleStore<KeptBatch> batches_;
 
   // Before the engine, whose last callbacks use them.

@@ -1,11 +1,11 @@
 // A shard that takes the last memory is killed, and its rows are gone.
-#include "server/host/memory_guard.h"
+#include "server/rpc/budgets.h"
 
 #include <string>
 
 #include <gtest/gtest.h>
 
-namespace emberd::host {
+namespace emberd::rpc {
 namespace memory_guard_test {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -81,4 +81,4 @@ TEST(MemoryGuard, RefusesNothingWhereNothingCanBeRead) {
 }
 
 }  // namespace memory_guard_test
-}  // namespace emberd::host
+}  // namespace emberd::rpc
