@@ -23,7 +23,7 @@
 #include "server/checkpoint/chain_work.h"
 #include "server/checkpoint/store.h"
 #include "server/files/files.h"
-#include "server/host/log/part_codec.h"
+#include "server/host/log/shard_log.h"
 #include "server/host/row_files.h"
 #include "server/host/shard_codec.h"
 #include "server/ops/logging.h"

@@ -1,6 +1,6 @@
 // A part that was written to the log makes the update that it would have made; bytes that are no
 // part are refused, whatever they are.
-#include "server/host/log/part_codec.h"
+#include "server/host/log/shard_log.h"
 
 #include <algorithm>
 #include <cmath>

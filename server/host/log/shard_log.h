@@ -1,5 +1,6 @@
 // The log of one shard as the rest of the shard writes to it: every change of what the shard knows
-// becomes a record before anybody is told of it (log.proto).
+// becomes a record before anybody is told of it, and the part of an update bytes that a record
+// names (log.proto).
 //
 // What the shard knows is changed by calls that come in some order; the log has them in that order,
 // and ShardRecovery makes the same calls again. So whoever changes something appends first, under
@@ -13,17 +14,24 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/buffers.h"
 #include "base/mutex.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "server/log/log_writer.h"
 #include "shard/update/update.h"
+
+namespace emberd::shard {
+class Engine;
+}  // namespace emberd::shard
 
 namespace emberd::host {
 
@@ -132,5 +140,28 @@ class ShardLog {
   absl::Time refuses_since_ ABSL_GUARDED_BY(mutex_);
   absl::Time quiet_until_ ABSL_GUARDED_BY(mutex_);
 };
+
+// The part of an update as bytes: what the log keeps of it (LogPartHeader in log.proto). The
+// entries are those that the engine has arranged, so that they need not be arranged again. Points
+// into the part, which must outlive it.
+class EncodedPart {
+ public:
+  explicit EncodedPart(const shard::CheckedPart& part);
+  EncodedPart(const EncodedPart&) = delete;
+  EncodedPart& operator=(const EncodedPart&) = delete;
+  absl::Span<const absl::Span<const char>> pieces() const { return pieces_; }
+
+ private:
+  std::string head_;
+  std::vector<absl::Span<const char>> pieces_;
+};
+
+// And back. Checks all that it reads, but not again that gradients are finite: sums of rows may not
+// be. `owner` keeps `bytes`, which begin at a multiple of 4; gradients stay there, entries go to
+// buffers of `pool`. INVALID_ARGUMENT: these are not the bytes of a part of this model. NOT_FOUND:
+// the engine does not know the model.
+absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> DecodePart(
+    uint64_t model_id, absl::Span<const char> bytes, std::shared_ptr<const void> owner,
+    shard::Engine* engine, BufferPool& pool);
 
 }  // namespace emberd::host
