@@ -25,7 +25,6 @@
 #include "server/host/collective_router.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
-#include "server/step/fanout.h"
 #include "server/step/shard_set.h"
 #include "server/step/step.h"
 

@@ -16,10 +16,10 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/testing_shard.h"
 #include "server/step/activations.h"
-#include "server/step/fanout.h"
 #include "server/step/gradients.h"
 #include "server/step/request_reader.h"
 #include "server/step/shard_set.h"
+#include "server/step/step.h"
 
 namespace emberd::coordinator {
 namespace coordinator_parts_test {
