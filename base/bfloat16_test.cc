@@ -1,5 +1,3 @@
-#include "base/floats.h"
-
 #include <cmath>
 #include <limits>
 #include <random>
@@ -8,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/floats.h"
 #include "base/testing/seed.h"
 
 namespace emberd {

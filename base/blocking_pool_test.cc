@@ -1,5 +1,3 @@
-#include "base/thread_pools.h"
-
 #include <atomic>
 #include <latch>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
+#include "base/thread_pools.h"
 
 namespace emberd {
 namespace blocking_pool_test {

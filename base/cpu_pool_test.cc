@@ -1,5 +1,3 @@
-#include "base/thread_pools.h"
-
 #include <atomic>
 #include <latch>
 #include <numeric>
@@ -7,6 +5,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "base/thread_pools.h"
 
 namespace emberd {
 namespace cpu_pool_test {

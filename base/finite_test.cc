@@ -1,10 +1,10 @@
-#include "base/floats.h"
-
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "base/floats.h"
 
 namespace emberd {
 namespace finite_test {

@@ -3,8 +3,6 @@
 // shared_arena_test.cc.
 //
 // Covers: local_server.cc
-#include "base/regions.h"
-
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -22,6 +20,7 @@
 #include <unistd.h>
 
 #include "absl/time/clock.h"
+#include "base/regions.h"
 #include "base/testing/await.h"
 #include "base/testing/region_ends.h"
 

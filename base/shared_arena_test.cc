@@ -2,8 +2,6 @@
 // the same bytes, and memory that the server may still be writing to is never used for anything
 // else. For other peers, see region_server_test.cc.
 //
-#include "base/regions.h"
-
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -17,6 +15,7 @@
 #include <sys/socket.h>
 
 #include "absl/time/clock.h"
+#include "base/regions.h"
 #include "base/steady_time.h"
 #include "base/testing/await.h"
 #include "base/testing/region_ends.h"

@@ -1,6 +1,4 @@
 // Would catch: a cost that does not follow from the buffers, for any model, batch and topology.
-#include "preprocess/batch/chip_cost.h"
-
 #include <map>
 #include <set>
 
@@ -8,6 +6,7 @@
 
 #include "base/testing/seed.h"
 #include "config/config.h"
+#include "preprocess/batch/chip_cost.h"
 #include "preprocess/batch/preprocessor.h"
 #include "tests/testing/random_case.h"
 

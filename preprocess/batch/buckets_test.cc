@@ -1,12 +1,11 @@
 // Covers: highway_buckets_avx2.cc
-#include "preprocess/batch/cuts.h"
-
 #include <algorithm>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/testing/seed.h"
+#include "preprocess/batch/cuts.h"
 #include "preprocess/batch/highway_buckets.h"
 #include "preprocess/testing/numberings.h"
 #include "tests/testing/random_case.h"

@@ -1,9 +1,9 @@
-#include "preprocess/batch/chip_cost.h"
-
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "preprocess/batch/chip_cost.h"
 
 namespace emberd::preprocess {
 namespace buffer_limits_test {

@@ -1,9 +1,9 @@
 // A shard that takes the last memory is killed, and its rows are gone.
-#include "server/rpc/budgets.h"
-
 #include <string>
 
 #include <gtest/gtest.h>
+
+#include "server/rpc/budgets.h"
 
 namespace emberd::rpc {
 namespace memory_guard_test {

@@ -1,5 +1,3 @@
-#include "server/security/security.h"
-
 #include <memory>
 #include <string>
 
@@ -10,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "base/sha256.h"
 #include "config/config.h"
+#include "server/security/security.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/tokens.h"
 

@@ -1,7 +1,5 @@
 // A part that was written to the log makes the update that it would have made; bytes that are no
 // part are refused, whatever they are.
-#include "server/host/log/shard_log.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,6 +11,7 @@
 
 #include "base/testing/seed.h"
 #include "gtest/gtest.h"
+#include "server/host/log/shard_log.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::host {
