@@ -98,9 +98,9 @@ class PretrainedTest(LayersCase):
         rounded = torch.tensor([[0.5, -1.0], [1.0, 0.0], [-0.5, 1.0]])
         rounding = emberd.QuantizationConfig(-1, 1, 5)
         declared = emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 3, 2, initializer=rows, quantization=rounding)],
-                                                       client=self.client, model="rounded")
+                                                       client=self.client, model="quantized")
         self.assertEqual(declared.model.tables["t"].quantization, rounding)
-        with self.assertRaisesRegex(ValueError, r"tables: 't': quantization: .*num_buckets=6\) is not allowed; that of model 'rounded' is .*num_buckets=5\)"):
+        with self.assertRaisesRegex(ValueError, r"tables: 't': quantization: .*num_buckets=6\) is not allowed; that of model 'quantized' is .*num_buckets=5\)"):
             emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 3, 2, quantization=emberd.QuantizationConfig(-1, 1, 6))], model=declared.model)
         for layer in (declared, emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 3, 2)], model=declared.model)):
             weights = [torch.tensor([[1.0, 3.0, 0.5]], requires_grad=True) for _ in range(2)]

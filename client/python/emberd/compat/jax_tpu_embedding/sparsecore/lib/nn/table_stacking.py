@@ -65,7 +65,7 @@ def _parts(value: Any) -> Optional[List[Any]]:
         return None
     if dataclasses.is_dataclass(value):
         return [type(value), *(getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)]
-    return [type(value), vars(value)] if hasattr(value, "__dict__") and type(value).__eq__ is object.__eq__ else None
+    return [type(value), vars(value)] if hasattr(value, "__dict__") and getattr(type(value), "__eq__") is object.__eq__ else None
 
 
 def _are_alike(one: Any, other: Any, within: Tuple[Tuple[Any, Any], ...] = ()) -> bool:
