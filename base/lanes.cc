@@ -140,6 +140,8 @@ bool SendPacket(int socket, absl::string_view head, absl::string_view body) {
 
 }  // namespace lanes
 
+// ---- The server's end
+
 // One connection and its thread.
 class LaneServer::Lane final : public LaneCall, public LocalGuest {
  public:
@@ -259,6 +261,8 @@ int LaneServer::lanes() const {
   MutexLock lock(&mutex_);
   return static_cast<int>(lanes_.size());
 }
+
+// ---- The client's end
 
 namespace {
 

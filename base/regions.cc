@@ -133,6 +133,8 @@ std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file) {
 
 }  // namespace regions
 
+// ---- The end that owns regions
+
 class RegionServer::Peer final : public LocalGuest {
  public:
   Peer(RegionServer* server, FileDescriptor socket) : server_(server), socket_(std::move(socket)) {
@@ -270,6 +272,8 @@ void RegionServer::Forget(Peer* peer) {
     return true;
   });
 }
+
+// ---- The end that divides them
 
 namespace {
 

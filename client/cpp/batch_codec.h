@@ -88,7 +88,8 @@ class LookupAssembler {
 
 StepTimes DecodeTimes(const v1::StepTimes& message);
 
-// Between spans and the Tensor message.
+// ---- Between spans and the Tensor message
+
 int64_t Size(const IntSpan& ints);
 
 // `size` floats of any value at a multiple of 64 bytes; they go back to the pool, which may be gone
@@ -114,6 +115,8 @@ absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, Wi
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
                                                      int64_t dim);
 
+// ---- Whole requests and answers
+
 // INVALID_ARGUMENT for spans that make no tensor and for features that the model does not have; the
 // rest is the server's to judge.
 absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
@@ -135,7 +138,8 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
                                                       const ApplyOptions& options, WireType type,
                                                       SharedGradients* shared = nullptr);
 
-// The parts that lookups and updates on a stream share with the above.
+// ---- The parts that lookups and updates on a stream share with the above
+
 // Trainers mostly keep the order of the model, so `hint`, the place in the request, is tried first.
 absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
                                                size_t hint);

@@ -121,6 +121,8 @@ ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
   return buffers;
 }
 
+// ---- What a batch costs
+
 namespace {
 
 // Entries of a slot that were not dropped.

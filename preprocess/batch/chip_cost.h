@@ -3,7 +3,8 @@
 // A chip sets buffers aside; what does not fit them is refused or dropped. They are those of
 // TensorFlow's GetMinibatchesInCsr, whose chip is a replica here. What fits is counted, as the API
 // shows it with every Lookup: counts against limits, buffers, activations, gathered bytes and how
-// evenly they spread.
+// evenly they spread. The Preprocessor does both to every batch; programs and `emberctl explain`
+// ask for the rest.
 #pragma once
 
 #include <cstdint>

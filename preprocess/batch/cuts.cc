@@ -120,6 +120,8 @@ void BucketMemo::FindMissing(int64_t partition, std::atomic<uint8_t>* known,
   }
 }
 
+// ---- Cuts
+
 namespace {
 
 // Sums of counts over ranges of buckets.

@@ -1,9 +1,11 @@
-// Where the vocabulary of a batch is cut into mini-batches, and the cutting.
+// Where the vocabulary of a batch is cut into mini-batches, and the cutting. The Preprocessor calls
+// it when a batch of the step passes its limits.
 //
 // The rows of a stack fall into 64 buckets. The possible cuts are the 63 places between
-// neighbouring buckets, which both systems see as the inner nodes of a binary tree over the
-// buckets: the node over buckets [i * 2^(k+1), (i+1) * 2^(k+1)) is the cut in its middle. Here a
-// set of cuts is written flat; only at the borders is it in the numbering of one of the systems.
+// neighbouring buckets. The two systems that emberd follows, jax-tpu-embedding ("JAX") and
+// TensorFlow, see these as the inner nodes of a binary tree over the buckets: the node over buckets
+// [i * 2^(k+1), (i+1) * 2^(k+1)) is the cut in its middle. Here a set of cuts is written flat; only
+// at the borders is it in the numbering of one of the systems.
 #pragma once
 
 #include <atomic>

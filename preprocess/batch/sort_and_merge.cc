@@ -385,6 +385,8 @@ void MakeKeys(const StackShape& shape, StackInputs inputs, const KeyGroup& group
   }
 }
 
+// ---- Sorting keys, and merging equal ones
+
 namespace {
 
 // Below so many keys, clearing and summing counters costs more than a comparison sort.

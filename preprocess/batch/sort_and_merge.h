@@ -1,5 +1,6 @@
 // One source slot from features to CSR: where the samples of a batch go, then a sort key and a gain
-// for each id of the slot (COO); keys are sorted, and equal ones merge.
+// for each id of the slot (COO); keys are sorted, and equal ones merge. Samples are laid out for
+// all slots of a batch at once; then the Preprocessor calls SortSlot for each.
 #pragma once
 
 #include <algorithm>

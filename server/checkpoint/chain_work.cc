@@ -24,7 +24,8 @@
 
 namespace emberd::checkpoint {
 
-// Reading every byte.
+// ---- Reading every byte
+
 namespace {
 
 constexpr size_t kMostNamed = 10;
@@ -72,7 +73,8 @@ absl::Status VerifyChain(const CheckpointChain& chain, TransferProgress progress
   return absl::DataLossError(absl::StrJoin(damages, "; "));
 }
 
-// Reading rows by their ids.
+// ---- Reading rows by their ids
+
 namespace {
 
 // A process may have 1,024 open files where nobody has raised the limit, and each takes a window
@@ -194,7 +196,8 @@ absl::Status TableReader::ReadHeld(const IdRun& ids, float* values, std::vector<
   return absl::OkStatus();
 }
 
-// Making an incremental one whole.
+// ---- Making an incremental one whole
+
 namespace {
 
 constexpr int64_t kMergeBlockBytes = int64_t{1} << 20;
@@ -277,7 +280,8 @@ absl::StatusOr<v1::CheckpointInfo> MergeCheckpoint(const CheckpointStore& store,
   return InfoOf(manifest);
 }
 
-// What differs between two.
+// ---- What differs between two
+
 namespace {
 
 constexpr int64_t kBlockFloats = int64_t{1} << 18;

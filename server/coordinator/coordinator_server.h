@@ -1,5 +1,5 @@
 // A coordinator as a gRPC server: its public services, EmbeddingService, CheckpointService,
-// ProgramService and AdminService.
+// ProgramService and AdminService. Small lookups of this machine reach it over lanes, too.
 #pragma once
 
 #include <memory>

@@ -260,7 +260,7 @@ ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
   return verdict;
 }
 
-// ---- Changes
+// ---- What one shard has made and another one has lost
 
 namespace {
 
@@ -389,6 +389,8 @@ absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_
   }
   return std::string();
 }
+
+// ---- Models made, reset and dropped
 
 ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
   ShardModels models = ShardModels::Ask(shards_, context);

@@ -261,7 +261,8 @@ void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients) 
   }
 }
 
-// Those that are under way.
+// ---- Votes on those under way
+
 namespace {
 
 using internal::v1::FindMutationResponse;

@@ -36,7 +36,8 @@
 
 namespace emberd::host {
 
-// A shard in this process.
+// ---- A shard in this process
+
 namespace {
 
 class LocalGather final : public GatherCall {
@@ -129,9 +130,10 @@ absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterCo
   return std::make_shared<LocalShard>(std::move(host), shard_index);
 }
 
-// A shard behind gRPC. Long payloads of a step's calls lie in memory that both have, if there is
-// some; a shard that does not know the place, because it has been restarted, is sent them after
+// ---- A shard behind gRPC. Long payloads of a step's calls lie in memory that both have, if there
+// is some; a shard that does not know the place, because it has been restarted, is sent them after
 // all.
+
 namespace {
 
 using internal::v1::ApplyReply;

@@ -170,8 +170,7 @@ class ShardBackend {
 };
 
 // A shard in this process: calls go straight to a ShardHost, with no copy and no network. `cluster`
-// is complete (config::CompleteCluster). `metrics` and `threads` must
-// outlive the shard.
+// is complete (config::CompleteCluster). `metrics` and `threads` must outlive the shard.
 absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
                                                              int shard_index, ops::Metrics* metrics,
                                                              ThreadPools* threads);

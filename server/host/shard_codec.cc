@@ -532,7 +532,8 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
   return command;
 }
 
-// Rows that are named one by one.
+// ---- Rows that are named one by one
+
 namespace {
 
 constexpr int kMaxColumns = 8192;

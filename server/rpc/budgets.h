@@ -1,8 +1,8 @@
 // How much a process takes on at once. A MemoryBudget counts bytes: of requests, of what is made of
 // them, and of answers until they are sent. An Admission counts requests and their bytes, of all
-// clients and of each. Budgets are promises of whoever wrote them; a MemoryGuard looks at what the
-// machine, or the container, has left, and refuses work that would touch new rows when the memory
-// for them is not there.
+// clients and of each. Budgets are promises of whoever wrote them; the MemoryGuard of a shard looks
+// at what the machine, or the container, has left, and refuses work that would touch new rows when
+// the memory for them is not there.
 #pragma once
 
 #include <cstdint>
@@ -116,8 +116,8 @@ class Admission {
     Clients::iterator client_;
     Room room_;
   };
-  // RESOURCE_EXHAUSTED names the budget that is used up, with the figures. `client`: see
-  // security/security.h.
+  // RESOURCE_EXHAUSTED names the budget that is used up, with the figures. `client`: see ClientName
+  // in server/security/security.h.
   absl::StatusOr<Grant> Admit(const std::string& client, int64_t bytes);
 
   int64_t bytes() const { return budget_.used(); }
@@ -138,7 +138,7 @@ class Admission {
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Thread-safe.
+// Asked by a shard before it touches new rows, or loads some. Thread-safe.
 class MemoryGuard {
  public:
   using Reader = std::function<MachineMemory()>;

@@ -1,6 +1,7 @@
 // Who may connect to a process, how bytes travel, and what it shows to others; and who calls: the
 // holders of tokens, and the name of whoever made a call, for quotas, for logs, and for what
-// depends on more than the method.
+// depends on more than the method. A process makes one Security, and a CredentialsWatch that has it
+// read its files again when they change.
 #pragma once
 
 #include <atomic>
@@ -54,6 +55,8 @@ class Replaceable {
   T value_ ABSL_GUARDED_BY(mutex_);
 };
 
+// ---- Who calls
+
 struct Caller {
   std::string name;
   v1::Token::Role role = v1::Token::ROLE_UNSPECIFIED;
@@ -105,8 +108,9 @@ void NameClientsBy(std::shared_ptr<const TokenTable> tokens);
 // without scheme and port. What is neither IPv4 nor IPv6 is given back whole; "" as "unknown".
 std::string PeerAddress(absl::string_view peer);
 
-// What each method needs, and the check of every call and page against it: the least role that may
-// call it, by "/package.Service/Method".
+// ---- What each method needs, and the check of every call and page against it
+
+// The least role that may call each method, by "/package.Service/Method".
 const absl::flat_hash_map<absl::string_view, v1::Token::Role>& MethodRoles();
 
 // True for health checks and reflection, which need no token.

@@ -1,6 +1,6 @@
-// From the shards' answers to that of a lookup: its activations, in one block that is filled from
-// the partial sums, and its bytes. Messages are made by hand so that activations are referenced,
-// not copied; any protobuf client decodes them.
+// The answer to a lookup, as it is made of the shards' answers: its activations, in one block that
+// is filled from the partial sums, and its bytes. Messages are made by hand so that activations are
+// referenced, not copied; any protobuf client decodes them.
 #pragma once
 
 #include <cstddef>
@@ -69,9 +69,9 @@ Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
 // Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
 // over shards in order (each has folded its own partitions already, so this completes the tree over
 // all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
-// zero. The results have passed CheckGatherResult, and ArrangeUniqueRows. `output`:
-// where they are written, and shards may have written some already. `cpu`: may be null.
-// `order`: the features to combine, by their index in the config.
+// zero. The results have passed CheckGatherResult, and ArrangeUniqueRows. `output`: where they are
+// written, and shards may have written some already. `order`: the features to combine, by their
+// index in the config. `cpu`: may be null.
 void CombineActivations(absl::Span<const host::GatherResult> results, const ServedModel& model,
                         const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
                         const SharedOutput& output, absl::Span<const int> order,

@@ -47,6 +47,8 @@ class MemoryManager::Room : public std::enable_shared_from_this<Room> {
   absl::Status damage;  // why the file cannot be read any more
 };
 
+// ---- Addresses, and files of spilled rows
+
 std::optional<int64_t> AddressMap::Place(int64_t bytes) {
   int64_t address = 0;
   for (const auto& [begin, size] : taken_) {

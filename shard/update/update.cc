@@ -354,6 +354,8 @@ int64_t StagedUpdate::gradient_bytes() const {
   return bytes;
 }
 
+// ---- On its way into the tables
+
 int64_t StackUpdate::partition_entries(int k) const {
   int64_t entries = 0;
   for (const StackEntries* part : parts) entries += part->partition_entries[k];

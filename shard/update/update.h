@@ -1,7 +1,7 @@
-// An update, from what the ranks bring to the rows. It is checked and waits for its decision:
-// everything that could be wrong with it is settled here, once, and what is kept is all that the
-// update needs. Then it goes into the tables: the parts of the step, laid out stack by stack for
-// the backward pass.
+// An update on a shard, from the parts that its ranks bring until its rows are written. First it is
+// checked, and waits for its decision: everything that could be wrong with it is settled here,
+// once, and what is kept is all that the update needs. Then the Engine takes it into the tables:
+// the parts of the step, laid out stack by stack for the backward pass.
 #pragma once
 
 #include <atomic>
@@ -162,8 +162,7 @@ class UpdateWork {
   // Gives the step its place among the updates of its stacks. To be called once, before any
   // partition is updated, and in the order in which updates take their strands.
   void TakePlace();
-  // Updates the rows of the k-th partition; the caller holds its strand.
-  // Rows updated.
+  // Updates the rows of the k-th partition, and returns how many; the caller holds its strand.
   int64_t UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool);
   // Of the partitions updated so far.
   ApplyResult Result() const;
