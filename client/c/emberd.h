@@ -14,9 +14,9 @@
 //   emberd_call_free(call);
 //
 // Handles belong to the caller, who frees each once; freeing NULL does nothing. A handle keeps what
-// it needs alive, so that the order of freeing does not matter. Everything is thread-safe, but of a
-// stream one thread at a time receives lookups, and one updates; and a handle may be freed only
-// when no thread uses it.
+// it needs alive, so that the order of freeing does not matter. Everything is thread-safe, except
+// that only one thread at a time may receive lookups of a stream, and one its updates; and a handle
+// may be freed only when no thread uses it.
 //
 // Strings are UTF-8 and end with a zero byte. Those that are given are copied; those that are
 // returned live as long as their handle. Arrays that are given must live until the call has ended,
@@ -223,8 +223,8 @@ EMBERD_API int32_t emberd_lookup_activations(const emberd_lookup* lookup,
 // [samples, sum of their dims], in `all` without a name. The activations above are columns of it:
 // their rows begin all->dim floats after one another. 0: it is no such lookup, or has no samples.
 EMBERD_API int32_t emberd_lookup_concat(const emberd_lookup* lookup, emberd_activation* all);
-// All of them at once, if they are such a block, as those of a stream often are. 0: they are not,
-// or they lie side by side.
+// The activations of all features at once, if they are such a block, as those of a stream often
+// are. 0: they are not, or they lie side by side.
 EMBERD_API int32_t emberd_lookup_block(const emberd_lookup* lookup, emberd_block* block);
 // On a training stream: the number of the step. Otherwise -1.
 EMBERD_API int64_t emberd_lookup_step(const emberd_lookup* lookup);
@@ -240,7 +240,7 @@ EMBERD_API emberd_call* emberd_apply(emberd_client* client, const emberd_model* 
                                      int32_t count, const emberd_hyperparameter* hyperparameters,
                                      int32_t hyperparameter_count, int64_t step,
                                      int64_t deadline_ms);
-// What a call of emberd_apply or emberd_assign_rows that has ended well did. 0: it is no such call.
+// What emberd_apply or emberd_assign_rows did, if its call has ended well. 0: it is no such call.
 EMBERD_API int32_t emberd_call_update(emberd_call* call, emberd_update* update);
 // Gives back a lookup that will not be applied.
 EMBERD_API emberd_call* emberd_release(emberd_client* client, const emberd_model* model,
@@ -311,8 +311,8 @@ typedef struct emberd_bytes {
 
 // A method of ProgramService or AdminService by its name, "Execute". `request` is its message as
 // protobuf's JSON, or empty: no fields; the data of a tensor there is its place in `tensors`: a
-// text of digits, in base64 as all bytes. `at`: something that the coordinator keeps which has to
-// answer; NULL: any. Result: answer.
+// text of digits, in base64 as all bytes. `at`: the coordinator that keeps this has to answer;
+// NULL: any may. Result: answer.
 EMBERD_API emberd_call* emberd_call_program(emberd_client* client, const char* method,
                                             const char* request, const emberd_bytes* tensors,
                                             int32_t count, const emberd_kept* at);
@@ -323,9 +323,9 @@ EMBERD_API const char* emberd_answer_json(const emberd_answer* answer);
 // many there are.
 EMBERD_API int32_t emberd_answer_tensors(const emberd_answer* answer, emberd_bytes* tensors,
                                          int32_t capacity);
-// What a coordinator keeps for the client: the program of Compile, the batch of PrepareBatch, or
-// what stays of a result, by its place; once. NULL: nothing. It is given back when it is freed, as
-// is what nobody has taken from the answer.
+// Takes what a coordinator keeps for the client: the program of Compile, the batch of PrepareBatch,
+// or what stays of the result at `place`. NULL: nothing, or it was taken before. The coordinator
+// keeps it until it is freed, or the answer is if nobody has taken it.
 EMBERD_API emberd_kept* emberd_answer_take_kept(emberd_answer* answer, int32_t place);
 EMBERD_API void emberd_answer_free(emberd_answer* answer);
 EMBERD_API void emberd_kept_free(emberd_kept* kept);
@@ -356,8 +356,8 @@ EMBERD_API uint64_t emberd_stream_generation(const emberd_stream* stream);
 // somebody else has made the step. 0: not known.
 EMBERD_API uint64_t emberd_stream_made_generation(const emberd_stream* stream);
 
-// Neither waits for the server, but where it has to give more shared memory, and is silent: then
-// half a second at the most. Ids are copied before the function returns.
+// Sending does not wait for the server, except for half a second at most, when that has to give
+// more shared memory and is silent. Ids are copied before the function returns.
 EMBERD_API emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,
                                                    const emberd_feature_ids* features,
                                                    int32_t count);
@@ -367,8 +367,8 @@ EMBERD_API emberd_error* emberd_stream_send_lookup_concat(emberd_stream* stream,
                                                           const emberd_feature_ids* features,
                                                           int32_t count);
 // `lease` NULL: gradients are copied. Else float32 gradients are sent from where they lie, and
-// *lease becomes a handle: until emberd_lease_released says so, they must be there. Unless the
-// stream fails, that is when the answer to the update has come; until then they must not change.
+// *lease becomes a handle: they must stay there until emberd_lease_released says 1, which is when
+// the update has been answered, unless the stream fails. Until then they must not change.
 EMBERD_API emberd_error* emberd_stream_send_update(emberd_stream* stream, int64_t step,
                                                    const emberd_gradient* gradients, int32_t count,
                                                    const emberd_hyperparameter* hyperparameters,
@@ -400,8 +400,8 @@ EMBERD_API void emberd_floats_free(emberd_floats* floats);
 EMBERD_API emberd_error* emberd_stream_send_skip(emberd_stream* stream, int64_t step,
                                                  const char* checkpoint);
 // The outcome of a checkpoint that this stream has asked for: a JSON object with checkpoint, its
-// name, error, empty if it has been saved, and step, which has asked for it. It comes with the
-// answer to a later update; NULL: with none of those received so far, or it has been taken.
+// name; error, which is empty if it has been saved; and step, which has asked for it. It comes with
+// the answer to a later update. NULL: no answer so far has brought one that was not taken.
 EMBERD_API emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream);
 // 1: the memory of the update is no longer read.
 EMBERD_API int32_t emberd_lease_released(const emberd_lease* lease);
@@ -420,8 +420,8 @@ EMBERD_API emberd_call* emberd_stream_finish(emberd_stream* stream);
 // Cancels what is in progress.
 EMBERD_API void emberd_stream_free(emberd_stream* stream);
 
-// For Python, where to ask 26 arrays for their addresses takes longer than to send them. What an
-// array of NumPy has to be; objects are given by their addresses, as id() gives them in CPython.
+// For Python, where asking 26 arrays for their addresses takes longer than sending them. It says
+// what an array of NumPy has to be. Objects are given by their addresses, as id() in CPython does.
 typedef struct emberd_numpy_kind {
   const void* type;   // numpy.ndarray
   const void* dtype;  // this very object

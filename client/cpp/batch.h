@@ -23,8 +23,7 @@ using IntSpan = std::variant<absl::Span<const int32_t>, absl::Span<const int64_t
 struct DenseIds {
   IntSpan ids;  // row-major [samples, ids_per_sample]
   int64_t ids_per_sample = 1;
-  // Of ids, to be read as FeatureConfig.output_shape says. Empty: ids_per_sample counts, which is
-  // not looked at otherwise.
+  // Of `ids`, as FeatureConfig.output_shape says; ids_per_sample has no effect then. Empty: it has.
   std::vector<int64_t> shape = {};
 };
 // n coordinates of a sparse [samples, ...] matrix of ids.

@@ -43,13 +43,12 @@ struct ExpectedLookup {
   std::vector<Feature> features = {};
   size_t floats = 0;
   bool concat = false;  // the features lie side by side
-  // That the request names: of its ids; of the activations. Null: they are in the messages.
+  // Where the request says that they lie. Null: they are in the messages.
   std::shared_ptr<SharedBlock> ids = nullptr;
   std::shared_ptr<SharedBlock> activations = nullptr;
 
-  // The request is sent; it has been answered.
-  void Lend();
-  void Settle();
+  void Lend();    // when the request is sent
+  void Settle();  // when it has been answered
 };
 
 // Says where each feature's activations will lie: one after the other, each from a 64-byte boundary
@@ -58,8 +57,9 @@ struct ExpectedLookup {
 absl::Status PlaceActivations(bool concat, ExpectedLookup* expected);
 // What the server writes to a block: the same layout, of elements of the type.
 size_t SharedBytes(const ExpectedLookup& expected);
-// The floats in `expected.activations`, where the server has written `bytes` bytes, and what they
-// are. INTERNAL if these are not as many as they should be. The pool is needed for bfloat16.
+// The floats in `expected.activations`, where the server has written `bytes` bytes, and which
+// feature's they are. INTERNAL if `bytes` is not what it should be. The pool is needed for
+// bfloat16.
 absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
                                                   BufferPool* pool,
                                                   std::vector<Activation>* activations);

@@ -31,9 +31,9 @@ class CredentialFiles {
   // Create it before the files are read for the first time.
   explicit CredentialFiles(const ClientOptions& options);
 
-  // What a file holds that has changed since the last time; nothing when they are looked at again
-  // within kEvery. Files that cannot be used are read again at the next look; gRPC's log says so
-  // once a minute.
+  // What the files hold, if one has changed since the last look; nothing within kEvery of that
+  // look. Files that cannot be used are read again at the next look; gRPC's log says so once a
+  // minute.
   std::optional<Credentials> Renewed();
   // Whether it was more than the token that changed, the last time.
   bool channel_changed() const { return channel_changed_; }
@@ -47,8 +47,8 @@ class CredentialFiles {
 };
 
 // gRPC writes a line for each connection that is tried in vain, twenty a second where a certificate
-// is wrong. From now on it writes one a minute; GRPC_VERBOSITY gives it its voice back. For whole
-// programs, and for libraries that hide gRPC.
+// is wrong. From now on it writes one a minute, unless the environment has GRPC_VERBOSITY. For
+// whole programs, and for libraries that hide gRPC.
 void LimitGrpcLog();
 
 }  // namespace emberd::client

@@ -24,9 +24,9 @@ namespace emberd::client {
 
 class Transport;
 
-// A program, a batch or a result on a coordinator. It stays there, also where nothing else is heard
-// of the client, until the last pointer to it goes: then it is given back, by another thread,
-// within about a second. What is left when the client goes is given back at once.
+// A program, a batch or a result on a coordinator. It stays there, even if the client makes no
+// calls, until the last pointer to it goes: then another thread gives it back, within about a
+// second. What is left when the client goes is given back at once.
 struct Kept {
   uint64_t handle = 0;
   int coordinator = 0;  // index in ClientOptions::addresses: the only one that knows the handle
@@ -56,9 +56,9 @@ class Programs : public std::enable_shared_from_this<Programs> {
   //   Call("PrepareBatch", absl::StrCat("program_handle: ", program->handle, " batch { features {",
   //        " feature: 'f' dense { ids { dtype: INT64 shape: 3 data: '0' } } } }"), {ids},
   //        &*program)
-  // Who calls is filled in, and a number for updates that have none. `at`: what has to be known
-  // where the call goes; null: nothing. UNAVAILABLE if its coordinator has gone: compile again at
-  // another.
+  // The client's id is filled in, and the sequence of updates that have none. `at`: the call goes
+  // to the coordinator that keeps this; null: to any. UNAVAILABLE if that coordinator has gone:
+  // compile again at another.
   absl::StatusOr<ServiceAnswer> Call(const std::string& method, const std::string& request,
                                      absl::Span<const std::string_view> tensors = {},
                                      const Kept* at = nullptr);

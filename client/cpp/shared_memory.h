@@ -17,8 +17,8 @@
 
 namespace emberd::client {
 
-// For so long at the most, the sending of a step waits for more memory of its coordinator. One that
-// is there gives it in far less; without it, the step goes by TCP.
+// Sending a step waits at most this long for its coordinator to give more memory. One that works
+// gives it in far less; without the memory, the step goes by TCP.
 inline constexpr absl::Duration kSendPatience = absl::Milliseconds(500);
 
 // Thread-safe.
@@ -85,11 +85,10 @@ class SharedGradients {
   bool Put(const FeatureGradient& gradient, int64_t dim, WireType type,
            v1::FeatureGradient* message);
 
-  // The update is sent; it has been answered.
-  void Lend();
-  void Settle();
-  // It will not be answered, and may be made later all the same, or now: with the gradients of now,
-  // whatever the caller does to its memory from here on.
+  void Lend();    // when the update is sent
+  void Settle();  // when it has been answered
+  // When it will not be answered: shards may make it all the same, now or later. They see the
+  // gradients as they are now, whatever the caller writes to its memory from here on.
   void Part();
 
  private:
@@ -99,8 +98,8 @@ class SharedGradients {
 
   SharedMemory* memory_ = nullptr;
   std::vector<std::shared_ptr<SharedBlock>> own_;
-  // The block of each gradient, once for all: one that is parted meanwhile is found no more, but
-  // `copies_` has no room for what lies in it.
+  // The block of each gradient, looked for only once: if it is parted later, it would not be found
+  // again, and `copies_` has no room for the gradient.
   std::vector<std::shared_ptr<SharedBlock>> found_;
   size_t put_ = 0;  // of them
   std::shared_ptr<SharedBlock> copies_;

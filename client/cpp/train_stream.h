@@ -13,8 +13,8 @@
 //
 // Requests may be sent ahead, each kind in the order of steps: the ids of step k + 1 while step k
 // computes. A group that is `pipelined` demands it: Update(k) is answered once Lookup(k + 1) has
-// been sent, or Finish called. However many lookups are ahead, an update can be waited for: those
-// whose turn is far off leave once the updates before them have been sent.
+// been sent, or Finish called. However many lookups are ahead, an update can be waited for: a
+// lookup whose turn is far off is kept here until the updates before it have been sent.
 #pragma once
 
 #include <cstdint>
@@ -85,11 +85,12 @@ struct TrainUpdateResult {
   int64_t rows_updated = 0;  // distinct rows, over all ranks
   StepTimes times;
   int64_t rows_skipped = 0;  // left as they were: their gradient was not finite
-  // A checkpoint that this stream has asked for and whose end is known, and why there is none of
-  // this name; empty: it has been saved.
+  // The name of a checkpoint that this stream has asked for, if its outcome has become known, and
+  // why it could not be saved; empty: it has been.
   std::string checkpoint = {};
   std::string checkpoint_error = {};
-  // Which has asked for it: several may ask for one name. -1: an older coordinator does not say it.
+  // The step that asked for it: several may use one name. -1: the coordinator is older and does not
+  // say it.
   int64_t checkpoint_step = -1;
 };
 
@@ -132,8 +133,8 @@ class TrainStream {
   virtual int64_t next_step() const = 0;
   // Of the group: grows whenever its members join anew.
   virtual uint64_t generation() const = 0;
-  // In which step next_step() - 1 was made. Where no stream of the caller had it, somebody else has
-  // made the step. 0: not known.
+  // The generation in which step next_step() - 1 was made. If no stream of the caller has had it,
+  // somebody else has made the step. 0: not known.
   virtual uint64_t made_generation() const = 0;
 
   // `features` holds every feature of the model once, in any order. The ids are copied.

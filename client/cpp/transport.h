@@ -142,8 +142,8 @@ class Transport {
 
   mutable absl::Mutex mutex_;
   std::string authorization_ ABSL_GUARDED_BY(mutex_);
-  // One of another channel takes the place of one whose certificates are old. Calls keep the one
-  // that they began with.
+  // When certificates have changed, one with another channel takes the place of each. Calls keep
+  // the one that they began with.
   std::vector<std::shared_ptr<const Coordinator>> coordinators_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> cancellations_ = 0;  // changed with mutex_ held
   struct Progress {
