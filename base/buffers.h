@@ -84,7 +84,7 @@ class BufferPool {
  public:
   // Idle buffers are kept up to `idle_limit` bytes in all.
   explicit BufferPool(size_t idle_limit = size_t{1} << 30);
-  // Never fails for want of memory short of the kernel's own out-of-memory handling.
+  // There is no error for want of memory: a process that gets none ends.
   PooledBytes Get(size_t bytes);
 
  private:

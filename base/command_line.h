@@ -1,4 +1,4 @@
-// What a wrong command line is told, for programs whose options CLI11 reads.
+// Errors for wrong command lines, of programs whose options CLI11 reads.
 #pragma once
 
 #include <map>

@@ -73,9 +73,9 @@ class LaneCall {
   virtual ~LaneCall() = default;
   virtual const lanes::Request& request() const = 0;
   virtual const LocalPeer& peer() const = 0;
-  // `cancel` runs, once, on another thread, when the client goes away or the server has to stop; at
-  // once if that has happened. It is not called any more, and is not running, after the next call
-  // of this, or after the handler has returned. Null: nobody wants to hear of it.
+  // `cancel` runs once, on another thread, when the client goes away or the server has to stop; at
+  // once if that has happened already. It is not running, and never will, when the next OnCancel
+  // has returned, or the handler has. Null: nobody wants to hear of it.
   virtual void OnCancel(std::function<void()> cancel) = 0;
 };
 
@@ -83,7 +83,7 @@ class LaneCall {
 struct LaneAnswer {
   absl::Status status = absl::OkStatus();
   std::string body = {};
-  // See lanes::Answer. A body that does not fit in a packet counts as such.
+  // See lanes::Answer. An answer whose body does not fit in a packet is sent as one with this set.
   bool elsewhere = false;
 };
 
@@ -146,9 +146,9 @@ class LaneClientCall {
   };
   LaneClientCall(LanePool* pool, std::unique_ptr<Connection> connection)
       : pool_(pool), connection_(std::move(connection)) {}
-  // Until there is something to read, or the connection is over. False: it is `until`.
+  // Waits until there is something to read, or the connection is over. False: `until` came first.
   bool Await(absl::Time until);
-  // True if there is: looked for again and again, as far as the pool wants that.
+  // Polls for something to read, for as long as the pool wants that. True: there is something.
   bool Watch(absl::Time until);
 
   LanePool* const pool_;
@@ -166,9 +166,9 @@ class LanePool {
  public:
   // Asks the server, by the other way, where to connect; not later than `deadline`.
   using Ask = std::function<absl::StatusOr<LocalInvitation>(absl::Time deadline)>;
-  // `watch`: a thread that waits alone looks for its answer for so long before it sleeps, unless
-  // that was in vain of late. To wake a thread, and the core that went idle with it, can take
-  // longer than a small call. `patience`: what a server may take to let us in.
+  // `watch`: a thread polls for its answer this long before it sleeps, if no other thread waits,
+  // and polling was not in vain of late: waking a thread, and the core that went idle with it, can
+  // take longer than a small call. `patience`: what a server may take to let us in.
   LanePool(int max_lanes, Ask ask, absl::Duration watch = absl::ZeroDuration(),
            absl::Duration patience = absl::Milliseconds(500))
       : max_lanes_(max_lanes), ask_(std::move(ask)), watch_(watch), patience_(patience) {}
@@ -182,7 +182,7 @@ class LanePool {
   void Grow(absl::Time deadline);
 
   int lanes() const;
-  // Calls that were watched.
+  // Calls whose answers a thread has polled for.
   int64_t watches() const { return watches_.load(); }
 
  private:

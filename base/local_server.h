@@ -75,7 +75,7 @@ class LocalServer {
     std::string name = "local";  // of the socket, for people
     bool any_user = false;       // else peers of this process's user alone
     absl::Duration ticket_life = absl::Seconds(10);
-    // Who connects shows a ticket at once.
+    // How long a connection may stay that has not shown a ticket.
     absl::Duration stranger_patience = absl::Seconds(10);
   };
   // `memory` and `calls` take the guests of their kind; null: these are refused. UNAVAILABLE if the
@@ -85,7 +85,7 @@ class LocalServer {
   // Its guests go first.
   ~LocalServer();
 
-  // To nowhere, if the system gives no random numbers.
+  // With a new ticket; to nowhere, if the system gives no random numbers.
   LocalInvitation Invite(LocalPeer peer);
   // Has the thread look which guests are over.
   void Wake();
@@ -138,10 +138,11 @@ class LocalServer {
 absl::StatusOr<FileDescriptor> ConnectLocal(const LocalInvitation& invitation, LocalKind kind,
                                             absl::Time deadline);
 
-// Until there is something to read at a socket, or the connection is over. False: it is `until`.
+// Waits until there is something to read at a socket, or the connection is over. False: `until`
+// came first.
 bool AwaitReadable(int socket, absl::Time until);
 
-// What goes over the socket first, each way. Processes of different versions part here.
+// The first packet each way. Processes of different versions refuse each other by it.
 inline constexpr size_t kLocalTicketBytes = 32;
 struct LocalHello {
   uint32_t version = kVersion;

@@ -35,7 +35,7 @@ void RadixSort(Item* items, Item* spare, int64_t n, int bits, Key key) {
   for (int pass = 0; pass < passes; ++pass) {
     const int shift = pass * digit_bits;
     uint32_t* const position = counters[pass].data();
-    // All items have the digit of any: there is nothing to do.
+    // All items have the same digit: there is nothing to do.
     if (position[key(from[0], shift) & mask] == n) continue;
     uint32_t sum = 0;
     for (uint64_t digit = 0; digit <= mask; ++digit) sum += std::exchange(position[digit], sum);

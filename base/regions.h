@@ -1,9 +1,9 @@
 // Memory that processes on one machine share: regions, which are sealed memory files that both map.
 //
-// RegionServer is the end that owns it. A peer that LocalServer has let in takes regions, and
-// SharedArena, the peer's end, divides them into blocks as it likes; it names places in them, and
-// Find says where they are at the other end. A peer may also lend regions that another server has
-// given: a coordinator those of its clients to a shard. When it goes away, its regions are
+// RegionServer is the end that owns the memory. A peer that LocalServer has let in takes regions.
+// SharedArena, the peer's end, divides them into blocks as it likes, and names places in them; Find
+// of RegionServer says where these are. A peer may also lend regions that another server gave it: a
+// coordinator lends those of its clients to a shard. When a peer goes away, its regions are
 // forgotten: they are unmapped when the last reference to them goes.
 // See docs/shared_memory.md.
 #pragma once
@@ -51,8 +51,8 @@ class SharedRegion {
   char* data() const { return data_; }
   size_t size() const { return size_; }
   int descriptor() const { return file_.get(); }
-  // What is written here from now on to the pages of these bytes stays in this process, and others
-  // keep what they see now. Both must be multiples of a page. False: the system refused.
+  // From now on, what this process writes to the pages of these bytes stays in it, and others keep
+  // what they see now. Both numbers must be multiples of a page. False: the system refused.
   bool KeepFromOthers(uint64_t offset, uint64_t bytes);
   // Whether `bytes` from `offset` on lie inside.
   bool Holds(uint64_t offset, uint64_t bytes) const {
@@ -87,11 +87,11 @@ struct Request {
 // wanted.
 struct Answer {
   uint64_t region = 0;
-  uint64_t bytes = 0;  // of the region; where there is none, those that could be had
+  uint64_t bytes = 0;  // of the region; if there is none, how many could be had
 };
 
-// Both never raise SIGPIPE. `file`: -1 for none. False if the packet could not be sent, at once
-// with MSG_DONTWAIT.
+// Never raises SIGPIPE. `file`: -1 for none. False if the packet could not be sent, or, where the
+// flags have MSG_DONTWAIT, not at once.
 template <typename Packet>
 bool SendPacket(int socket, const Packet& packet, int flags, int file = -1);
 // Nothing if there is none, or it is not one of these, or more than one file came with it. `file`:
@@ -117,8 +117,8 @@ class RegionServer final : public LocalHost {
     int max_peers = 1024;
     int max_regions = 1024;  // of all peers, with what they lend: each costs a descriptor
     int max_regions_of_peer = 64;
-    // Only where peers are other servers: the bytes of these regions count where they were given,
-    // and the names are the peers' own.
+    // Not 0 only if peers are servers themselves. The bytes of such regions count where they were
+    // given, and their names are the peers' own.
     int max_lent_by_peer = 0;
   };
   // Regions live on as long as somebody refers to their memory.
@@ -172,7 +172,7 @@ class SharedBlock;
 // The end that divides regions. Thread-safe. Blocks keep it alive.
 class SharedArena : public std::enable_shared_from_this<SharedArena> {
  public:
-  // How long a server may be silent, which may be stopped, and not gone.
+  // How long a server may be silent: it may be stopped, and not gone.
   static constexpr absl::Duration kPatience = absl::Seconds(2);
 
   // `socket`, `ticket`: of LocalServer::Invite. UNAVAILABLE if that server is not on this machine,
@@ -183,8 +183,8 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   ~SharedArena();
 
   // Whether the server is still there, and has answered all that it was asked. One that has not may
-  // be stopped: it is asked nothing more, but it keeps the regions, which requests on their way to
-  // it name.
+  // be stopped: it is asked nothing more, but it keeps the regions, for requests on their way to it
+  // name them.
   bool alive() const;
   // A block whose memory begins at a multiple of 4096, with any contents. Null if the server gives
   // no more, is gone, or is silent until `deadline`.
@@ -192,7 +192,7 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   // Lends the server a region that another server has given, whose name is `name`, so that places
   // in it may be named to this one, too. False if it does not want it, or is gone.
   bool LendRegion(uint64_t name, const SharedRegion& region);
-  // It is lent no longer. The server unmaps it when work on it has ended.
+  // Ends LendRegion. The server unmaps the region when work on it has ended.
   void TakeBack(uint64_t name);
   int regions() const;
 
@@ -249,7 +249,7 @@ class SharedBlock {
 
   // The server may read or write the block from now on, until it has said that it is done with it.
   void Lend() { ++lent_; }
-  // It has. If that never comes, once for each Lend, the block's memory is never used again: the
+  // It has said so. Without a Settle for each Lend, the block's memory is never used again: the
   // server may still be at work.
   void Settle() { --lent_; }
   // Instead of Settle: its user may write to it again although the server may still read it. What

@@ -32,12 +32,12 @@ inline constexpr int64_t kSafetensorsPrefix = 8;  // bytes of the length
 // Bytes of an element of the type; 0 for a type that the format does not have.
 int64_t SafetensorsBytes(absl::string_view dtype);
 
-// The whole header. It takes `size` bytes, if that is not less than it needs, so that a header that
-// is not known yet can have its place; otherwise as few as it needs, a multiple of 8.
+// The whole header. It has `size` bytes if it needs no more: so a place can be kept for a header
+// that is not known yet. Else it has as few as it needs, a multiple of 8.
 std::string EncodeSafetensorsHeader(const SafetensorsHeader& header, int64_t size = 0);
 
 // Bytes of the whole header of a file that begins with `prefix` (8 bytes) and has `file_bytes`.
-// INVALID_ARGUMENT if it cannot be.
+// INVALID_ARGUMENT if no header of such a file begins so.
 absl::StatusOr<int64_t> SafetensorsHeaderSize(absl::string_view prefix, int64_t file_bytes);
 // Reads what stands behind the first 8 bytes. INVALID_ARGUMENT unless it is such an object, of
 // known types, and its tensors take the `data_bytes` behind it without holes and overlaps.

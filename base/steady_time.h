@@ -22,12 +22,12 @@ std::chrono::system_clock::time_point ToSystemTime(absl::Time steady);
 // The other way round.
 absl::Time FromSystemTime(std::chrono::system_clock::time_point time);
 
-// Abseil waits by the system's clock: set back by an hour, it would make a wait an hour longer.
-// These are late by a second.
+// Abseil waits by the system's clock: if somebody sets that back by an hour, a wait takes an hour
+// longer. A wait of no more than this is late by no more than this.
 constexpr absl::Duration kLongestWait = absl::Seconds(1);
 
-// Calls `wait` with a time of at most kLongestWait, until it says true or `timeout` is over.
-// Returns what it said last.
+// Calls `wait` again and again, with a time of at most kLongestWait, until it returns true or
+// `timeout` is over. Returns what it returned last.
 template <typename Wait>
 bool WaitSteadily(absl::Duration timeout, const Wait& wait) {
   const absl::Time end = SteadyNow() + timeout;

@@ -38,8 +38,8 @@ class CpuPool {
   // begun, so it never waits for a thread. Allocates nothing.
   void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> task);
 
-  // While one lives, its thread runs its loops alone: of tiny ones, to wake others costs many times
-  // what they would save.
+  // While one lives, its thread runs its loops alone. For tiny loops, waking other threads costs
+  // many times what these would save.
   class Alone {
    public:
     // Does nothing unless `tiny`.
@@ -112,8 +112,8 @@ class BlockingPool {
   [[nodiscard]] bool Run(std::function<void()> task) { return RunAll(absl::MakeSpan(&task, 1)); }
   // The same of all of them; takes them only if they will run.
   [[nodiscard]] bool RunAll(absl::Span<std::function<void()>> tasks);
-  // Calls call(0) to call(count - 1) at the same time, the first, and those for which no thread can
-  // be had, on the caller's thread; returns when all are done.
+  // Calls call(0) to call(count - 1) at the same time; returns when all are done. The first runs on
+  // the caller's thread, and so do those for which no thread can be had.
   void RunEach(int count, absl::FunctionRef<void(int)> call);
 
   int threads() const;
@@ -143,8 +143,8 @@ class TaskQueue {
 
   // What to say of a full queue; may ask it for max_queued() alone.
   using Text = absl::FunctionRef<std::string()>;
-  // RESOURCE_EXHAUSTED, and nothing is done, if max_queued tasks wait already, which is what `full`
-  // says, or if no thread can be had.
+  // RESOURCE_EXHAUSTED, and nothing is done, if max_queued tasks wait already (`full` gives the
+  // message), or if no thread can be had.
   absl::Status Submit(std::function<void()> task, Text full);
   // Both run at the same time, from now on; or neither, if not two more may run, or no threads can
   // be had.
@@ -160,8 +160,8 @@ class TaskQueue {
   absl::Duration ExpectedTime() const;
   // The same for a task that begins to run now.
   absl::Duration ExpectedRunTime() const;
-  // Of a task that is about to end. Those that are given up at once are not told: they would make
-  // the others look short.
+  // How long a task that is about to end took. Not for tasks that are given up at once: they would
+  // make the others look short.
   void RecordDuration(absl::Duration took);
 
  private:
@@ -178,8 +178,8 @@ class TaskQueue {
   CondVar none_runs_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
-  // What one task of late has kept the others waiting: its duration over the tasks that ran beside
-  // it.
+  // For how long a task kept the others waiting, of late: its duration divided by the tasks that
+  // ran beside it.
   absl::Duration mean_share_ ABSL_GUARDED_BY(mutex_);
 };
 
