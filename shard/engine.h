@@ -36,12 +36,12 @@ class Engine {
   static absl::StatusOr<std::unique_ptr<Engine>> Create(EngineOptions options);
 
   // Reserves and initialises. RESOURCE_EXHAUSTED names the bytes needed and the budget.
-  // ALREADY_EXISTS if the id is known. Of stacks with a resource (StackSpec), it takes those that
-  // other models have: ALREADY_EXISTS, too, if they differ, and UNAVAILABLE while another model is
-  // made with rows of its own.
+  // ALREADY_EXISTS if the id is known. If other models have a stack of the same resource
+  // (StackSpec), takes that: ALREADY_EXISTS, too, if it differs; UNAVAILABLE while a model that
+  // MakeModel has made is to bring its rows.
   absl::Status CreateModel(const ModelSpec& spec);
   absl::Status DropModel(uint64_t model_id);
-  // The same, for who must not wait: whoever lets go of the model gives its memory back.
+  // The same for callers that must not wait: who lets go of the result last gives its memory back.
   absl::StatusOr<std::shared_ptr<Model>> TakeModel(uint64_t model_id);
 
   // DATA_LOSS, with the reason: the rows of the model were evicted and cannot be read any more.
@@ -56,15 +56,14 @@ class Engine {
   // For a recovery: changes that are handed over from now on are of this epoch.
   void SetEpoch(uint64_t epoch) { epoch_ = epoch; }
 
-  // Models of which one snapshot is to be taken, and whose rows it holds. Of rows one at a time:
-  // ABORTED while another one has some of them. FAILED_PRECONDITION: changes alone, of rows that
-  // are shared.
+  // One snapshot of all these models, whose rows it holds. ABORTED while another snapshot has some
+  // of these rows. FAILED_PRECONDITION: rows that are shared, and only what has changed of them.
   absl::StatusOr<std::shared_ptr<Snapshot>> MakeSnapshot(absl::Span<const uint64_t> model_ids,
                                                          const SnapshotOptions& options);
   // Fixes the rows as all work submitted before makes them.
   void StartSnapshot(Snapshot& snapshot);
-  // Whoever has made it has read it, or gives it up, started or not. `kept`: the next one may be of
-  // what has changed since this one.
+  // Call it when the snapshot has been read, or is given up, started or not. `kept`: the next one
+  // may be of what has changed since this one.
   void EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept);
 
   // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory
@@ -78,9 +77,9 @@ class Engine {
       std::shared_ptr<const void> owner, const GatherPlaces& places = {},
       v1::DataType activation_dtype = v1::FLOAT32, bool for_update = true);
 
-  // A batch of before that is to be applied again: entries as PrepareBatch has arranged them, with
-  // their padding. Checks every number; nothing can be gathered with it. INVALID_ARGUMENT names
-  // what does not fit.
+  // A batch that was logged and is to be applied again: entries as PrepareBatch has arranged them,
+  // with their padding. Checks every number; nothing can be gathered with it. INVALID_ARGUMENT
+  // names what does not fit.
   absl::StatusOr<std::shared_ptr<const Batch>> RestoreBatch(uint64_t model_id,
                                                             std::vector<StackEntries> stacks);
 
@@ -124,15 +123,15 @@ class Engine {
   // NOT_FOUND: the model was dropped before the call.
   void Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback done);
 
-  // What touching rows for the first time takes. Bytes that the model can take at most beyond what
-  // it has; those that a batch, or a selection, takes of them. 0 for a model that is not known, and
-  // for what Gather or ReadRows will refuse.
+  // Memory of rows that are touched for the first time: the bytes that the model can still take at
+  // most, and those of them that a batch, or a selection, will take. 0 for a model that is not
+  // known, and for what Gather or ReadRows will refuse.
   int64_t UntouchedBytes(uint64_t model_id) const;
   int64_t BytesToTouch(const Batch& batch) const;
   int64_t BytesToTouch(const RowSelection& rows) const;
 
-  // Memory for the batch, of which each SparseCore has an equal part, while somebody has what is
-  // returned; null: models are not evicted. Errors: those of Model::Hold and MemoryManager::Keep.
+  // Memory for the batch, an equal part of it on each SparseCore, for as long as somebody has the
+  // result; null: models are not evicted. Errors: those of Model::Hold and MemoryManager::Keep.
   absl::StatusOr<std::shared_ptr<const void>> RoomFor(const Batch& batch) const;
   // Null: models are not evicted.
   MemoryManager* memory() const { return memory_->evicts() ? memory_.get() : nullptr; }

@@ -63,7 +63,7 @@ struct StackSpec {
   v1::OptimizerConfig optimizer;  // complete: every field present
   v1::DataType storage_dtype = v1::FLOAT32;
   bool stochastic_rounding = false;  // of 16-bit weights, in updates
-  bool skip_nonfinite = false;       // a row whose summed gradient is not finite; else refused
+  bool skip_nonfinite = false;       // rows with a sum that is not finite; else it is refused
   v1::ResultMode result_mode = v1::PARTIAL_SUMS;
   bool quantized = false;
   v1::QuantizationConfig quantization;
@@ -195,13 +195,13 @@ struct StackGradients {
   absl::Span<const float> gradients;
   Hyperparameters hyperparameters;
   // Instead of `gradients`: where they lie, for all features of the stack, in canonical order.
-  // Whoever gives them has checked that they are finite; those that have changed since, and are not
-  // any more, count as 0.
+  // Whoever gives them has checked that they are finite; a value that has changed since and is no
+  // longer finite counts as 0.
   std::vector<FeatureRows<const float>> features = {};
   // `gradients` has a row for each distinct row instead, in the order of StackRows: the sum that an
   // update makes of its samples' gradients. Only for a batch that returned these rows, and for the
-  // only rank of its step. Whoever gives them has checked the gradients; that a sum of finite ones
-  // may be infinite makes no difference to who makes it.
+  // only rank of its step. Whoever gives them has checked the gradients. A sum of finite gradients
+  // may be infinite; it counts as it would if the update had made it.
   bool of_rows = false;
 };
 
@@ -211,8 +211,8 @@ struct ApplyInput {
   int64_t step = -1;      // 0-based; -1: not given
   uint64_t rng_seed = 0;  // StackStore::NextRoundingKey
   bool skip = false;      // no row changes; there are no gradients
-  // The gradients were checked before they were written to where they come from, a log: there may
-  // be sums among them (StackGradients.of_rows), which need not be finite.
+  // The gradients come from a log, and were checked before they were written there. Some may be
+  // sums (StackGradients.of_rows), which need not be finite.
   bool checked = false;
   std::shared_ptr<const void> owner;  // keeps the gradients alive until done
 };

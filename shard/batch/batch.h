@@ -85,7 +85,7 @@ struct StackEntries {
   // Of each partition, what OrderByRow makes of this batch alone. Empty: that has to be done.
   std::vector<PooledArray<Touch>> touches;
   bool single_rows = false;  // as in StackBatchView
-  // All rows had their values when it was arranged, and rows keep theirs. False: nobody has looked,
+  // All rows had a value when it was arranged, which no row ever loses. False: nobody has looked,
   // or some may have none (StackStore::EnsureRow).
   bool rows_touched = false;
   // Whether a gather returns unique rows, and which: ascending.
@@ -121,8 +121,8 @@ struct StackShape {
 absl::StatusOr<StackEntries> ArrangeEntries(const preprocess::StackBatchView& view,
                                             const StackShape& shape, BufferPool& pool,
                                             CpuPool& cpu);
-// The same for one who has not the stack but the unique rows of this batch: entries name a row by
-// its place among these, and so do partition_ends. `shape` needs no result_mode.
+// The same for callers that do not have the stack, but the unique rows of this batch: entries name
+// a row by its place among these, and so do partition_ends. `shape` needs no result_mode.
 absl::StatusOr<StackEntries> ArrangeForUniqueRows(const preprocess::StackBatchView& view,
                                                   const StackShape& shape, BufferPool& pool,
                                                   CpuPool& cpu);

@@ -27,10 +27,10 @@ absl::Status CheckSumPlaces(const SumPlaces& places, const preprocess::StackBatc
 // run on several threads at a time.
 class Pooling {
  public:
-  // `weights`: the rows that `entries` name, as `spec` stores them. Both must outlive it, and so
-  // must what is not null of the rest. `places`: where sums are written, checked against the batch;
-  // null: all are returned. `room`: memory for those that are returned, from whose front they take
-  // what they need; null, or too small: they get some of their own.
+  // `weights`: the rows that `entries` name, as `spec` stores them. What is passed must outlive the
+  // Pooling. `places`: where sums are written, checked against the batch; null: all are returned.
+  // `room`: memory for those that are returned, which take what they need from its front; null, or
+  // too small: they get memory of their own.
   Pooling(const StackSpec& spec, const char* weights, const StackEntries& entries, BufferPool& pool,
           const SumPlaces* places = nullptr, absl::Span<char>* room = nullptr);
 

@@ -5,8 +5,8 @@
 // The SparseCores of a shard have the same share of every model, so one map of addresses and one
 // budget stand for each of them: bytes here are those of one SparseCore.
 //
-// What is spilled is no more than memory elsewhere. It goes with the process, which makes its rows
-// from checkpoints and log as ever; saving a checkpoint is a use like any other.
+// Spilled rows are in memory elsewhere, no more: they go with the process, and the next one makes
+// its rows from checkpoints and log as ever. Saving a checkpoint is a use like any other.
 #pragma once
 
 #include <chrono>
@@ -145,9 +145,9 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
     std::shared_ptr<Room> room_;
   };
 
-  // Memory for the tables of a new model, which is used until MayEvict. With a space, `model` is
-  // the name of something else. RESOURCE_EXHAUSTED names the bytes needed, and why other models do
-  // not leave theirs. `owner`: see Keep.
+  // Memory for the tables of a new model, which is used until MayEvict. A `model` with a space in
+  // its name is no model. RESOURCE_EXHAUSTED names the bytes needed, and why other models do not
+  // leave theirs. `owner`: the model of a batch, see Keep.
   absl::StatusOr<std::shared_ptr<Room>> Take(const std::string& model, std::vector<Table> tables,
                                              const Room* owner = nullptr);
   // Memory for a batch of a model, until the last reference to what is returned goes. The model
@@ -203,7 +203,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   // held by `rows`, and nobody can use it before it stands still again.
   Room* Oldest(v1::MemoryTable::Place place, std::shared_ptr<Evictable>* rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_, mutex_);
-  // Until a use has ended after the first `ends`. False: it is too late, or nothing is in use.
+  // Waits until more than `ends` uses have ended. False: it is too late, or nothing is in use.
   bool WaitForUse(int64_t ends, absl::Time until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Tell(absl::string_view event) const;
@@ -216,9 +216,9 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
 
   const MemoryOptions options_;
   Mutex swapping_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while rows move
-  // Of the command of an operator, while one is carried out.
+  // What the command of an operator has done so far, while one is carried out.
   std::optional<v1::ShardMemoryChange> change_ ABSL_GUARDED_BY(swapping_);
-  // That a batch belongs to, while room is made for it; null otherwise.
+  // The model of a batch, while room is made for the batch; null otherwise.
   const Room* stays_ ABSL_GUARDED_BY(swapping_) = nullptr;
   mutable Mutex mutex_;  // never held for long
   CondVar use_ended_;

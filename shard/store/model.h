@@ -63,8 +63,8 @@ class SharedStacks : public std::enable_shared_from_this<SharedStacks> {
 
   // `alone`: the rows come from elsewhere. FAILED_PRECONDITION then if other models have the stack;
   // those that want it before Open get UNAVAILABLE. ALREADY_EXISTS names the first difference to
-  // the stack that is here. Of calls at one time, one makes it. Other errors: StackStore::Create,
-  // and those of memory.
+  // the stack that is here. Of several calls at a time, one makes the stack. Other errors:
+  // StackStore::Create, and those of memory.
   absl::StatusOr<Share> Take(const ModelSpec& model, const StackSpec& stack, bool alone);
 
   // Of all stacks, in one partition.

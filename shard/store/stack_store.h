@@ -124,8 +124,8 @@ class StackStore {
   // The key of this step's random roundings, from the model's seed, the stack's name and the step:
   // the trainer's step number where it gives one, else the number of this update among those of the
   // stack that gave none. Either is the same for any number of shards, threads and restarts that
-  // replay the updates in their order. To be called once per update, in that order. `rng_seed`, if
-  // not 0, stands for the model's, and the update is counted nowhere.
+  // replay the updates in their order. To be called once per update, in that order. If `rng_seed`
+  // is not 0, it takes the place of the model's seed, and the update is not counted.
   uint64_t NextRoundingKey(int64_t step, uint64_t rng_seed);
 
   // True once every row has its initial value; EnsureRow is then not needed.

@@ -1,7 +1,7 @@
 // An update on a shard, from the parts that its ranks bring until its rows are written. First it is
-// checked, and waits for its decision: everything that could be wrong with it is settled here,
-// once, and what is kept is all that the update needs. Then the Engine takes it into the tables:
-// the parts of the step, laid out stack by stack for the backward pass.
+// checked, and waits for its decision: everything that could be wrong with it is found here, once,
+// and what is kept is all that the update needs. Then the Engine takes it into the tables: the
+// parts of the step, laid out stack by stack for the backward pass.
 #pragma once
 
 #include <atomic>
@@ -127,7 +127,7 @@ class StagedUpdate {
 
   std::vector<std::shared_ptr<const CheckedPart>> parts_;
   int held_ = 0;
-  int first_rank_ = -1;  // to come; -1: nobody has
+  int first_rank_ = -1;  // whose part came first; -1: none has
   std::map<int, Agreed> stacks_;
 };
 
