@@ -1,6 +1,6 @@
-// Files of rows: one holds those of one array of one stack in one partition that somebody touched,
-// behind a header that says so to other tools. A chain of them holds all that a checkpoint builds
-// on.
+// Files of rows: one holds those rows of one array of one stack in one partition that somebody
+// touched, behind a header that other tools understand. A chain of such files has the rows of a
+// checkpoint and of all that it builds on.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,8 @@ class PartitionFileWriter {
  public:
   static absl::StatusOr<std::unique_ptr<PartitionFileWriter>> Create(const std::string& folder,
                                                                      const PartitionArray& array);
-  // Local rows from first_row on, as they are stored. What follows the rows before makes one range
-  // with them. No row may come twice.
+  // Local rows from first_row on, as they are stored. If they follow the last rows of the call
+  // before, both are one range. No row may come twice.
   absl::Status Append(int64_t first_row, absl::Span<const char> rows);
   // Writes the rest, and waits until all of it has reached the disk. The last call.
   absl::StatusOr<v1::CheckpointFile> Finish();
@@ -79,8 +79,8 @@ class PartitionFileWriter {
   bool direct_ = false;
   int64_t data_bytes_ = 0;  // written behind the header
   uint32_t data_crc32c_ = 0;
-  const MappedMemory buffer_;  // whose first bytes come behind them
-  size_t buffered_ = 0;
+  const MappedMemory buffer_;  // its first bytes are written next
+  size_t buffered_ = 0;        // how many
   std::vector<LocalRows> ranges_;
   int64_t rows_ = 0;
 };

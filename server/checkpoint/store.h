@@ -43,9 +43,9 @@ class CheckpointStore {
   // With all that it builds on: it first, the whole one last.
   absl::StatusOr<CheckpointChain> Chain(const std::string& model, const std::string& name) const;
 
-  // A new folder for the files of a checkpoint. ALREADY_EXISTS: there is one of this name, which
-  // may be empty if it is not known yet. Whoever writes calls Heartbeat at least every 20 seconds;
-  // a folder for which nobody did for a minute is removed by the next to begin.
+  // A new folder for the files of a checkpoint. ALREADY_EXISTS: there is a checkpoint of this name.
+  // `name` may be empty: it is not known yet. Whoever writes calls Heartbeat at least every 20
+  // seconds; a folder for which nobody did for a minute is removed by the next to begin.
   absl::StatusOr<std::string> BeginSave(const std::string& model, const std::string& name) const;
   absl::Status Heartbeat(const std::string& folder) const;
   // Makes the folder, with all files that the manifest lists, the checkpoint that the manifest
@@ -64,9 +64,9 @@ class CheckpointStore {
   // meanwhile.
   absl::Status CommitMerge(const std::string& folder, v1::CheckpointManifest manifest) const;
 
-  // From now on logs of rows of this history (storage.durability LOG) begin with the checkpoint.
-  // Call it before the first log does, where rows are restored, or after the last, where they are
-  // saved.
+  // From now on logs of rows of this history (storage.durability LOG) begin with the checkpoint. If
+  // rows are restored, call it before the first log does so; if they are saved, after the last one
+  // does.
   absl::Status SetBeginning(const v1::CheckpointManifest& checkpoint, uint64_t history) const;
 
   // Whether SetBeginning was called for rows of this history, and some checkpoint of the model.
@@ -74,14 +74,14 @@ class CheckpointStore {
 
   // Returns the bytes that it took. FAILED_PRECONDITION: another one builds on it, or a log of rows
   // of this history may begin with it. `history`: of the rows that have logs; 0: there are none.
-  // `may_go`: another reason why an intact one may not be deleted.
+  // `may_go`: asked for an intact one; its error is another reason not to delete it.
   using MayGo = std::function<absl::Status(const v1::CheckpointManifest&)>;
   absl::StatusOr<int64_t> Delete(const std::string& model, const std::string& name,
                                  uint64_t history = 0, const MayGo& may_go = nullptr) const;
-  // The rows of a model are given up on purpose: its checkpoints of now are not to bring them back
-  // by themselves. With a `history`: if the newest is of these rows.
+  // The rows of a model are given up on purpose: none of the checkpoints that it has is to bring
+  // them back by itself. With a `history`: only if the newest is of these rows.
   absl::Status GiveUp(const std::string& model, uint64_t history = 0) const;
-  // Checkpoints saved later than this, in ms since 1970, may. 0: all.
+  // Only checkpoints saved later than this, in ms since 1970, may. 0: all.
   absl::StatusOr<int64_t> GivenUpUntil(const std::string& model) const;
 
   // Deletes the automatic ones beyond the newest `keep` of them, and those saved until `given_up`,

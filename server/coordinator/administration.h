@@ -1,5 +1,5 @@
-// What operators ask of a coordinator's process: AdminService serves it, with what they ask of the
-// cluster (Coordinator), and so does the status page.
+// What operators ask of a coordinator's process. AdminService serves it, and the status page; what
+// they ask of the cluster is Coordinator's.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // What storage.durability means to coordinators. CHECKPOINT: models are saved by themselves, and a
-// model that has lost rows goes back to its newest good checkpoint by itself, all shards together.
+// model that has lost rows goes back to its newest intact checkpoint, on all shards together.
 // LOG: models are saved when a shard's log is long; rows are never taken back to a checkpoint, for
 // they come back from the logs. With any durability, a model that serves a checkpoint gets lost
 // rows from there again.
@@ -35,13 +35,13 @@ class AutoCheckpoints {
   // Gives up what is under way.
   ~AutoCheckpoints();
 
-  // The rows that a declaration begins with which finds no model; nothing: initial ones. NOT_FOUND:
-  // no checkpoint is what it asks for. FAILED_PRECONDITION: the newest is of another config.
-  // DATA_LOSS: all that there are are damaged, so that rows may be lost.
+  // The rows with which a declaration begins that finds no model; nothing: initial ones. NOT_FOUND:
+  // there is no such checkpoint. FAILED_PRECONDITION: the newest is of another config. DATA_LOSS:
+  // all checkpoints of the name are damaged, so that rows may be lost.
   absl::StatusOr<std::optional<RowSource>> FindRows(const v1::ModelConfig& config,
                                                     const std::string& restore_from) const;
-  // It is dropped, or reset: rows of before are not to come back. An error: they may. `history`:
-  // see CheckpointStore::GiveUp.
+  // The model is dropped or reset: no checkpoint that it has is to bring rows back. An error: one
+  // may. `history`: see CheckpointStore::GiveUp.
   absl::Status GiveUpRows(const std::string& model, uint64_t history);
 
   // What callers hear of a lost model: UNAVAILABLE, with the progress, while its rows come back;

@@ -34,7 +34,7 @@ struct ModelRegistryOptions {
   ops::Metrics* metrics = nullptr;
   // What to tell the callers of a lost model, given what they would be told; null: just that.
   std::function<absl::Status(const std::string& model, const absl::Status& lost)> explain_lost;
-  // Called before rows are given up that shards have: an error, and none are.
+  // Called before rows that shards have are given up; after its error, none are.
   GiveUpRows give_up;
   // Models that lost rows go back to checkpoints by themselves, each to its own.
   bool recovers = false;
@@ -60,9 +60,9 @@ class ModelRegistry {
       std::function<absl::StatusOr<std::optional<RowSource>>(const v1::ModelConfig& config)>;
   absl::StatusOr<Declared> Declare(v1::ModelConfig config, const FindRows& find_rows,
                                    rpc::CallContext* context, uint64_t filled = 0);
-  // False: there was none. `settle` runs before a model goes whose tables others may keep: of a
-  // step that has begun on their rows, no part may be missing. Its error is the result, and nothing
-  // goes.
+  // False: there was none. `settle` runs before a model goes that shares tables with others: if a
+  // step on their rows has begun, no shard may lack its part. The error of `settle` is the result,
+  // and nothing goes.
   using SettleChanges = std::function<absl::Status(const step::ServedModelPtr& model)>;
   absl::StatusOr<bool> Drop(const std::string& name, const SettleChanges& settle,
                             rpc::CallContext* context);
@@ -86,8 +86,8 @@ class ModelRegistry {
   // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
   // reset or dropped; DATA_LOSS if it is lost.
   absl::StatusOr<step::ServedModelPtr> Find(uint64_t model_id, rpc::CallContext* context);
-  // The same, but what is known is not enough: for what goes on for long with one history, while
-  // the model may have been reset through another coordinator just now.
+  // The same, but always asks the shards: another coordinator may have reset the model just now.
+  // For calls that go on for long with one history.
   absl::StatusOr<step::ServedModelPtr> FindAnew(uint64_t model_id, rpc::CallContext* context);
   // One that is being filled: AssignRowsRequest.history.
   absl::StatusOr<step::ServedModelPtr> FindUnfilled(uint64_t model_id, uint64_t history,
@@ -101,9 +101,9 @@ class ModelRegistry {
   // DATA_LOSS if the model is known to be lost. Asks nobody if it is not.
   absl::Status CheckNotLost(uint64_t model_id, rpc::CallContext* context);
 
-  // What a call on rows of `history` (0: whatever they were) should end with that ended with
-  // `status`. Shards say DATA_LOSS where they do not have these rows; this finds out why. ABORTED:
-  // the model was reset, or dropped and declared again.
+  // What to tell the caller of a call on rows of `history` (0: of any) that ended with `status`.
+  // Shards say DATA_LOSS if they do not have these rows; this finds out why. ABORTED: the model was
+  // reset, or dropped and declared again.
   absl::Status Explain(uint64_t model_id, uint64_t history, const absl::Status& status);
 
   // Calls call(model) on the model that find() gives, and explains a DATA_LOSS. If the model was
@@ -129,10 +129,10 @@ class ModelRegistry {
     bool doubted = false;  // it seemed lost when Watch looked last
     // As shards said when Watch asked last: see ShardModels::Merged.
     internal::v1::HostedModel rows;
-    absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it followed
+    absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it replaced
 
     uint64_t history() const { return model == nullptr ? 0 : model->history; }
-    // In the metrics, too; there not as 0 or 1: beyond kMaxStackLabels, models share a label.
+    // Counts it in the metrics, too: beyond kMaxStackLabels, several models share a label.
     void SetLost(std::string why) {
       model->metrics->Change(ops::MetricId::kModelLost, int{!why.empty()} - int{!lost.empty()});
       lost = std::move(why);
@@ -213,7 +213,7 @@ class ModelRegistry {
                           rpc::CallContext* context);
   // Those on the shards that are not known here, as after a restart of the process.
   void LearnModels(const ShardModels& shards);
-  // Gives up rows that others have followed for a while.
+  // Gives up rows that others have replaced, when they have for a while.
   void DropFollowed(const step::ServedModel& model, const ShardModels& shards,
                     rpc::CallContext* context);
 

@@ -123,8 +123,8 @@ absl::StatusOr<std::string> FindLostChange(const step::ShardSet& shards, uint64_
 struct RowSource {
   checkpoint::CheckpointChain chain;
   step::BytesReport report;  // hears how far the shards are
-  // Hears the history that the rows will have, before any shard does, which then gives up those
-  // that it has; and 0 if files are damaged: an error if others took them away. Null: nobody does.
+  // Hears the history that the rows will have, before any shard gives up the rows that it has; and
+  // hears 0 if files are damaged: an error then says that others took them away. Null: nobody does.
   std::function<absl::Status(uint64_t history)> begins = nullptr;
   // Asked before shards begin, and again before they serve the rows: an error gives these up; null:
   // they are wanted.
@@ -136,9 +136,9 @@ struct RowSource {
 // CheckpointStore::GiveUp.
 using GiveUpRows = std::function<absl::Status(const std::string& model, uint64_t history)>;
 
-// Has `change` take a model's rows from the shards; neither the checkpoints of before nor what is
-// saved of these rows meanwhile brings them back. `change` returns their history; 0: there are
-// none. `give_up`: null if no checkpoints bring them back.
+// Calls `change`, which takes a model's rows from the shards and returns their history (0: there
+// were none). Notes before and after it that no checkpoint is to bring these rows back, not even
+// one that is saved meanwhile. `give_up`: null if no checkpoints bring rows back.
 absl::Status TakeRows(const std::string& model, const GiveUpRows& give_up,
                       absl::FunctionRef<absl::StatusOr<uint64_t>()> change);
 

@@ -22,7 +22,7 @@ absl::Status DamagedFile(absl::string_view path, absl::string_view what);
 // Whether something will never be read, so that something older may take its place: it does not
 // exist, or its bytes are wrong. What an error of the disk keeps from being read may come back.
 bool IsGone(const absl::Status& status);
-// Also a link that leads nowhere.
+// True also for a link that leads nowhere.
 absl::StatusOr<bool> IsThere(const std::string& path);
 
 // A name of any characters as part of a file name: others than letters, digits and _-. as %XX.
@@ -84,9 +84,9 @@ absl::StatusOr<std::string> MakeFolder(const std::string& parent, absl::string_v
 // A name for such a folder.
 std::string RandomName(const std::string& parent, absl::string_view prefix);
 
-// Somebody is at work in the folder.
+// Notes that somebody is at work in the folder.
 absl::Status TouchFolder(const std::string& folder);
-// When that was said last, in seconds by the clock of the file system. NOT_FOUND: there is no such
+// When that was noted last, in seconds by the clock of the file system. NOT_FOUND: there is no such
 // folder.
 absl::StatusOr<int64_t> TouchedAt(const std::string& folder);
 

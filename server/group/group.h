@@ -73,9 +73,9 @@ using JoinDone = std::function<void(absl::StatusOr<internal::v1::JoinResponse>)>
 using GatherDone = std::function<void(absl::StatusOr<internal::v1::AllGatherResponse>)>;
 using StatusDone = std::function<void(absl::Status)>;
 
-// Hosts count the generations of their groups one by one, and begin anywhere when they start
-// (RendezvousOptions): what is late of a former life of a host is known by its number. So one
-// life's numbers are near each other, and those of two are far apart.
+// A host counts the generations of its groups one by one, from a random number when it starts
+// (RendezvousOptions). So the numbers of one life of a host are near each other, those of two are
+// far apart, and what comes late from a former life is known by its number.
 //
 // Whether `generation` is `newest` or came before it at the same host.
 inline bool HasBeen(uint64_t generation, uint64_t newest) {

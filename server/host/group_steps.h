@@ -28,8 +28,8 @@ namespace emberd::host {
 // Which generation of a group a shard is in, and how shards and coordinators agree on the next.
 //
 // Whenever the ranks of a group begin anew, they do so under a generation: a number that no others
-// of the group have had or will have, so that what is left on its way of an earlier one (parts,
-// words, openings) is known and refused. It needs no clock and no place that must live:
+// of the group have had or will have. So what comes late from an earlier one (parts, words,
+// openings) is known and refused. This needs no clock and no place that must live:
 //
 //   1. Who begins asks every shard for the newest generation that it knows (OpenGroup with
 //      generation 0), and takes the number after the largest.
@@ -129,10 +129,10 @@ class GroupSteps {
   void ListHeld(uint64_t model_id, HeldList* held) const;
   // The newest generation of groups that have been forgotten, of whatever model.
   uint64_t forgotten_generation() const;
-  // For checkpoints: the groups that have made steps, and those put in the place of what is known.
+  // For checkpoints: the groups that have made steps.
   void Save(uint64_t model_id, internal::v1::ShardState* state) const;
-  // `finished`: groups that had finished before. They stay so, for their trainers are gone; one
-  // that comes back takes it back. Lock, and what is returned: as of DropModel.
+  // Puts them in the place of what is known. `finished`: groups that had finished before; they stay
+  // so until a trainer of theirs comes back. Lock, and what is returned: as of DropModel.
   [[nodiscard]] std::function<void()> Restore(uint64_t model_id,
                                               const internal::v1::ShardState& state,
                                               const std::set<std::string>& finished);
@@ -140,12 +140,12 @@ class GroupSteps {
 
   // For the log, under the lock of `order`: all that is known here.
   void Describe(internal::v1::LogState* state) const;
-  // Puts what a log has into the place of nothing. `part_of` reads a part.
+  // Takes what a log has, before anything is known here. `part_of` reads a part.
   using PartOf = std::function<absl::StatusOr<std::shared_ptr<const shard::CheckedPart>>(
       const internal::v1::LogPart& part)>;
   absl::Status Remember(const internal::v1::LogState& state, const PartOf& part_of);
-  // While the log is read (null: it is over): steps of models for which it says true are in the
-  // rows already, and end with FinishStep; what was taken before is taken again, whatever the
+  // While the log is read (null: it has been): steps of models for which `skips` says true are in
+  // the rows already, and end with FinishStep; what was taken before is taken again, whatever the
   // budgets are now.
   using Skips = std::function<bool(uint64_t model_id)>;
   void SetReplaying(Skips skips);
@@ -191,7 +191,7 @@ class GroupSteps {
                          std::vector<uint64_t>* released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
 
-  // ABORTED unless the generation is that of now, or a later one.
+  // ABORTED if the group is in a later generation, or this one has ended.
   absl::Status CheckNotOver(const Group& group, const std::string& name, uint64_t generation) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
 
@@ -202,7 +202,7 @@ class GroupSteps {
                      std::shared_ptr<const shard::CheckedPart> checked,
                      const internal::v1::LogBlob& blob, std::vector<uint64_t>* released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
-  // The answer about a step that was applied, now or when it is.
+  // Whether `step` was the last to be made. If it is still on its way, takes `done`, for its end.
   bool AnswerApplied(Group* group, int64_t step, RowsCallback* done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // Takes the group to the next step; its parts are the caller's to apply, before the lock is gone.

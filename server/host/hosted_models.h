@@ -80,8 +80,8 @@ class HostedModels {
                           uint64_t checkpoint_id, const Rest& rest);
   // Gives up rows that nobody was told to serve.
   void Abandon(uint64_t model_id, uint64_t history);
-  // The same, when all of the log was read, of restored rows that shard 0 has: it is told first to
-  // serve, so that nobody was, and whoever restored them will not say so after its restart.
+  // The same for restored rows of shard 0, when all of its log was read: it is the first that is
+  // told to serve, so no shard was, and whoever restored them does not go on after its restart.
   void AbandonRestored();
 
   // An update or assignment was made.
@@ -117,9 +117,9 @@ class HostedModels {
   // more, with a warning.
   void PinAgain();
 
-  // Puts what a log has into its place. `model`: with the rows of a checkpoint after so many
-  // changes; null: its rows are initial. `tracked`: the checkpoint since which it is known what has
-  // changed; 0: none.
+  // Takes a model that a log has. `model`: with the rows of a checkpoint after so many changes;
+  // null: its rows are initial. `tracked`: the checkpoint since which it is known what has changed;
+  // 0: none.
   absl::Status Remember(const internal::v1::LogModel& from, std::shared_ptr<shard::Model> model,
                         int64_t changes, uint64_t tracked);
   absl::StatusOr<shard::ModelSpec> SpecOf(const internal::v1::CreateModelRequest& request) const;
@@ -136,7 +136,7 @@ class HostedModels {
   };
   // DATA_LOSS unless the model is served with rows of this history. UNAVAILABLE: they have come
   // back, and no coordinator has compared them with those of the other shards.
-  // `unserved`: or is not served yet, for whoever fills it: they are compared when it is.
+  // `unserved`: or is not served yet, for the client that fills it: it is compared when it is.
   absl::StatusOr<Rows> FindRows(uint64_t model_id, uint64_t history, bool unserved = false) const;
   absl::Status Check(uint64_t model_id, uint64_t history) const {
     return FindRows(model_id, history).status();
@@ -173,8 +173,8 @@ class HostedModels {
   // Whether the model may have its shared tables, beside the other models that are here.
   absl::Status CheckShared(const internal::v1::CreateModelRequest& request, bool initial_rows) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // The oldest segment that the rows of a model follow from which begin in `segment`: what it
-  // shares may follow from a checkpoint of another one.
+  // The oldest segment that is needed for a model whose own rows begin in `segment`: rows that it
+  // shares may follow from an older checkpoint of another model.
   uint64_t OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The plan of the model that the request is about.

@@ -99,8 +99,8 @@ struct MutationRecordOptions {
   // The newest finished requests kept of one client. Older sequence numbers are refused, never
   // applied again.
   int per_client = 1024;
-  // Those that are younger are kept beyond that, while a quarter of `entries` is free: a shard may
-  // hold a vote of then, and who decides on it has to know whether the change was made here.
+  // Requests younger than this are kept beyond that, while a quarter of `entries` is free: another
+  // shard may still hold its vote, and who decides on that has to know whether it was made here.
   absl::Duration young = absl::ZeroDuration();
   // Clients, and requests of all clients together: beyond either, the client that was quiet for
   // longest is forgotten; beyond half of `entries`, if it has none that is young.
@@ -126,8 +126,8 @@ class MutationRecord {
   // From now on the number and all smaller ones that were not carried out are too old.
   void Refuse(const Mutation& mutation);
 
-  // What was carried out on a model, for checkpoints; and that put in the place of what is known.
-  // What a client was told to be too old stays so.
+  // For checkpoints: what was carried out on a model, and puts that in the place of what is known.
+  // A number that was too old for a client stays so.
   using Clients = google::protobuf::RepeatedPtrField<internal::v1::ClientState>;
   void Save(uint64_t model_id, Clients* clients);
   void Restore(uint64_t model_id, const Clients& clients);
@@ -179,8 +179,8 @@ class MutationRecord {
   std::deque<size_t> forgotten_order_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 
-// Tags have the id of the model that the changes were made on as its last XOR: it has another id if
-// its config is another one now.
+// A model that is restored with another config has another id. Every tag ends with an XOR of the
+// model's id: puts that of `now` in the place of that of `before`.
 void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients);
 
 // Thread-safe.
@@ -230,8 +230,8 @@ class MutationVotes {
   // change. INVALID_ARGUMENT and FAILED_PRECONDITION as in MutationRecord::Find.
   absl::StatusOr<std::optional<RowCounts>> MayStage(const Mutation& mutation, uint64_t attempt)
       ABSL_LOCKS_EXCLUDED(order_->mutex);
-  // Holds the change until its decision. The same answers, and RESOURCE_EXHAUSTED with the figures;
-  // unless nothing is returned, the caller keeps what the change would have given back.
+  // Holds the change until its decision. The same answers, and RESOURCE_EXHAUSTED with the figures.
+  // If it answers anything but nothing, the caller keeps what the change would have given back.
   absl::StatusOr<std::optional<RowCounts>> Stage(const Mutation& mutation, uint64_t attempt,
                                                  Change change) ABSL_LOCKS_EXCLUDED(order_->mutex);
 
@@ -252,8 +252,8 @@ class MutationVotes {
 
   // For the log, under the lock of `order`: all that is known here.
   void Describe(internal::v1::LogState* state) const;
-  // Puts what a log has into the place of nothing. `change_of` gives a held change, and nothing for
-  // one that was made already and is not finished: `made` gets what finishes it.
+  // Takes what a log has, before anything is known here. `change_of` gives a held change, and
+  // nothing for one that was made already and is not finished: `made` gets what finishes it.
   using ChangeOf = std::function<std::optional<Change>(const internal::v1::LogVote& vote)>;
   using Finish = std::function<void(const Mutation& mutation, RowsCallback finish)>;
   void Remember(const internal::v1::LogState& state, const ChangeOf& change_of, const Finish& made)

@@ -56,8 +56,8 @@ absl::Status LoadRows(shard::Model& model, const checkpoint::CheckpointChain& ch
                       BlockingPool* threads, ShardProgress& progress, uint64_t epoch = 0);
 
 // For shard `shard` of `shards`. Every shard has carried out the same requests, but each counts its
-// own rows: where the checkpoint was saved on another number of shards, the first one of now
-// answers with the rows of all. DATA_LOSS, with the file's name, if a file is not whole.
+// own rows: if the checkpoint was saved on another number of shards, shard 0 answers with the rows
+// of all. DATA_LOSS, with the file's name, if a file is not whole.
 absl::StatusOr<internal::v1::ShardState> LoadState(const internal::v1::CheckpointSource& newest,
                                                    int shard, int shards);
 

@@ -47,7 +47,7 @@ struct GatherCommand {
   NamedRegion region = {};
 };
 
-// Of what a Gather brings.
+// Bytes of what a Gather sends to the shard.
 inline int64_t PayloadBytes(const GatherCommand& command) {
   size_t bytes = 0;
   for (const preprocess::StackBatchView& stack : command.stacks) {
@@ -73,7 +73,7 @@ struct GatherResult {
   }
 };
 
-// Makes an update one rank's part of a step of a group. `skip` stands in the update instead.
+// Makes an update one rank's part of a step of a group. Instead of its `skip`, ApplyInput's counts.
 using internal::v1::GroupPart;
 struct ApplyCommand {
   uint64_t model_id = 0;

@@ -165,9 +165,9 @@ class ShardCheckpoints {
   absl::flat_hash_map<uint64_t, TransferPtr> transfers_ ABSL_GUARDED_BY(mutex_);
   // By model, groups that had finished before a restore that is not over, or came to nothing.
   absl::flat_hash_map<uint64_t, std::set<std::string>> finished_ ABSL_GUARDED_BY(mutex_);
-  // None waits for its turn: a snapshot that nobody reads stops the updates of its model, and these
-  // the threads that others read with. Last: its destructor waits for what uses the rest.
-  // A snapshot is read from its beginning: while nobody reads, what changes waits for room.
+  // No save waits for its turn: while nobody reads its snapshot, updates of the model wait for room
+  // for copies, and hold the threads with which others read. Last: its destructor waits for what
+  // uses the rest.
   TaskQueue saves_;
   TaskQueue restores_;  // and checks of files
 };

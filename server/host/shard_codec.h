@@ -40,9 +40,9 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command);
 rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const AnswerRoom& room = {});
 
 // INVALID_ARGUMENT names what does not fit. The result keeps the message's payload alive.
-// `partitions`: row ends of each segment, SparseCores per shard. `regions`: where a payload may lie
-// instead of in the message; FAILED_PRECONDITION if it lies in none of them. It is copied from
-// there within `limits` before it is looked at.
+// `partitions`: SparseCores per shard; each segment has so many row ends. `regions`: where a
+// payload may lie instead of in the message; FAILED_PRECONDITION if it lies in none of them. It is
+// copied from there within `limits` before it is looked at.
 absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions,
                                            const RegionServer* regions = nullptr,
                                            const rpc::MessageLimits& limits = {});

@@ -84,7 +84,7 @@ class ShardHost {
       const internal::v1::OpenGroupRequest& request);
   using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
   void DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done) {
-    // A word about rows that are gone has nothing to say about those of now.
+    // A decision about rows that are gone must not reach the rows that are here now.
     const absl::Status status = models_.Check(request.model_id(), request.history());
     if (!status.ok()) return done(status);
     group_steps_.Decide(request, log_.AfterDurable(std::move(done)));

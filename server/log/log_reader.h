@@ -26,15 +26,15 @@ struct LogPosition {
 };
 
 struct LogEnd {
-  // With what a writer goes on.
+  // Where a writer goes on.
   uint64_t next_segment = 1;
   uint64_t next_sequence = 1;
   uint64_t first_segment = 0;  // 0: there is no log
   uint64_t durable = 0;        // the newest record that the disk is known to have had
   // By segment: the oldest one whose blobs its records name, where that is an older one.
   std::map<uint64_t, uint64_t> older_blobs;
-  // Bytes behind the last record that are none: what was being written when the process died or
-  // the power went. `torn` says where they begin and what is wrong there.
+  // Bytes behind the last record that are no record: what was being written when the process died
+  // or the power went. `torn` says where they begin and what is wrong there.
   int64_t torn_bytes = 0;
   std::string torn;
   // Whose log it is, and how its newest segment was written.

@@ -88,8 +88,8 @@ class LogSegment {
   // Gives room back that was set aside for records.
   void Close() { records_->Truncate(end_).IgnoreError(); }
 
-  // What was written before, if anything was since the last time. Beside other threads, but only
-  // one at a time.
+  // Syncs what was written before, if anything was since the last sync. Beside threads that write,
+  // but by one thread at a time.
   absl::Status SyncBlobs() { return SyncIf(&blobs_written_, *blobs_); }
   absl::Status SyncRecords() { return SyncIf(&records_written_, *records_); }
   bool Synced() const { return blobs_writing_ == 0 && !blobs_written_ && !records_written_; }
@@ -124,8 +124,8 @@ struct LogOptions {
   v1::StorageConfig::Fsync fsync = v1::StorageConfig::INTERVAL;
   absl::Duration interval = absl::Seconds(1);  // INTERVAL
 
-  // A segment with more than one of them is full. Small ones are dropped sooner; each begins with
-  // the whole state of the shard.
+  // A segment that is longer than either is full. Small segments can be dropped sooner, but each
+  // begins with the whole state of the shard.
   int64_t segment_bytes = int64_t{256} << 20;  // of blobs
   int64_t record_bytes = int64_t{64} << 20;    // of records behind the state
   // Room for records is set aside in steps of so much, and half of it at least ahead of need: small

@@ -147,8 +147,8 @@ class MemoryGuard {
       int shards, Reader read = [] { return ReadMachineMemory(); });
 
   // RESOURCE_EXHAUSTED, with the figures, if all shards of the machine cannot take `bytes()` each,
-  // beside what others were told that they may take and have not yet: until the result goes, this
-  // is. A reserve stays free. `most`: bytes() at most; where that fits, bytes() is not called.
+  // beside what earlier calls were promised. The result is such a promise until it goes. A reserve
+  // stays free. `most`: what bytes() returns at most; if that fits, bytes() is not called.
   absl::StatusOr<MemoryRoom> Check(int64_t most, absl::FunctionRef<int64_t()> bytes);
 
   // RESOURCE_EXHAUSTED, with the figures, if all shards of the machine cannot take `bytes` each at

@@ -29,8 +29,8 @@ class GrpcServer {
     std::string address;  // "host:port"; port 0: the system picks one
     int64_t max_message_bytes = 0;
     int max_calls_per_connection = 0;  // at once; 0: any number
-    // For messages of which only a part is here, or that no call has taken yet. Connections take
-    // more.
+    // Memory for messages of which only a part is here, or that no call has taken yet; connections
+    // take other memory.
     int64_t receive_bytes = 0;
     // Who may connect; null: anybody, in plain text.
     std::shared_ptr<const security::Security> security = nullptr;

@@ -144,10 +144,10 @@ class Mutations {
       const host::Mutation& mutation, rpc::CallContext* context,
       const std::function<absl::StatusOr<MadeMutation>(uint64_t attempt)>& try_once);
 
-  // The result of a mutation that some shard has made, or holds and is now told to make for another
-  // has. Nothing: no shard has. Where one held it, none will by an attempt of before; where none
-  // did, one that has not asked for votes yet still may. DATA_LOSS: a shard has lost what others
-  // have made.
+  // The result of a mutation that some shard has made; those that only hold it are told to make it.
+  // Nothing: no shard has made it. If one held it, no earlier attempt can make it any more; if none
+  // did, an attempt that has not asked for votes yet still may. DATA_LOSS: a shard has lost what
+  // others have made.
   absl::StatusOr<std::optional<host::RowCounts>> Find(const host::Mutation& mutation,
                                                       rpc::CallContext* context);
 

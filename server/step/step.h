@@ -113,8 +113,8 @@ class Fanout {
     for (size_t i = 0; i < shards_.size(); ++i) shards_[i].TakeBackRegions();
   }
 
-  // Both best effort, under a deadline of their own: what is missed expires. After a shard has
-  // missed it, nothing is released there for a while.
+  // Both best effort, under a deadline of their own: what is missed expires. A shard that has
+  // missed a release is sent no other for a while.
   void RenewBatches(const std::vector<uint64_t>& handles);
   void Release(uint64_t model_id, uint64_t handle);
 
@@ -193,9 +193,8 @@ class StepPath {
   absl::StatusOr<LookupOutput> Lookup(const ServedModelPtr& model, const v1::LookupRequest& request,
                                       rpc::CallContext* context, StepHooks* hooks,
                                       v1::StepTimes* times);
-  // The same in two parts. Of the request, `inference` does not count in the first. `later`: it is
-  // to be looked up by another call, so there is no room for the answer, and `shared.activations`
-  // is not allowed.
+  // The same in two parts; the first ignores the `inference` of the request. `later`: another call
+  // does the second, so no room is made for the answer, and `shared.activations` is not allowed.
   absl::StatusOr<PreparedLookup> Prepare(const ServedModelPtr& model,
                                          const v1::LookupRequest& request, bool later,
                                          rpc::CallContext* context, StepHooks* hooks,
