@@ -272,11 +272,13 @@ def as_samples(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> Tup
 
 
 def weights_belong(name: str, ids: Any, weights: Any) -> List[Any]:
-    """Checks that there is one for each id, in its place."""
+    """Checks that there is one for each id, in its place; of a dense input, one may be for all."""
     if isinstance(ids, tf.SparseTensor):
         what, one, other = "indices", ids.indices, weights.indices
     elif isinstance(ids, tf.RaggedTensor):
         what, one, other = "row splits", ids.row_splits, weights.row_splits
+    elif weights.shape.num_elements() == 1:
+        return []
     else:
         what, one, other = "shape", tf.shape(ids), tf.shape(weights)
     if one is other:
@@ -332,6 +334,15 @@ def _coordinates(name: str, ids: Any) -> Tuple[Any, Any, Any, Any]:
     rows = ids.value_rowids()
     columns = tf.range(tf.size(rows, rows.dtype)) - tf.gather(ids.row_starts(), rows)
     return ids.nrows(), tf.cast(rows, tf.int64), tf.cast(columns, tf.int64), ids.values
+
+
+def _check_device(device: Optional[str]) -> Optional[int]:
+    """Its number, if it has one. ValueError for what is no TPU."""
+    spec = None if device is None else tf.DeviceSpec.from_string(device)
+    if spec is not None and spec.device_type != "TPU":
+        raise ValueError(f"device: {device!r} is not allowed; it must be a TPU, or None")
+    number: Optional[int] = None if spec is None else spec.device_index
+    return number
 
 
 class TPUEmbeddingV2(BaseEmbedding):
@@ -399,12 +410,13 @@ class TPUEmbeddingV2(BaseEmbedding):
     @as_it_is
     def embedding_lookup(self, features: Any, weights: Any = None) -> Tuple[Any, Prepared]:
         """features: tf.Tensor, tf.SparseTensor or tf.RaggedTensor of integers in the structure of feature_config; weights: of the same kinds and
-        places, or None for all or for some."""
+        places, or None for all or for some; of a dense input also one number for all ids."""
         return self.dequeue(self.enqueue(features, weights))
 
     @as_it_is
     def enqueue(self, features: Any, weights: Any = None, device: Optional[str] = None) -> Prepared:
-        """Prepares ids for `dequeue`, and looks nothing up."""
+        """Prepares ids for `dequeue`, and looks nothing up. device: a TPU, whichever it is."""
+        _check_device(device)
         return self._prepare(features, weights)
 
     @as_it_is
@@ -450,7 +462,10 @@ class TPUEmbedding(BaseEmbedding):
     @as_it_is
     def enqueue(self, features: Any, weights: Any = None, training: bool = True, name: Optional[str] = None,
                 device: Optional[str] = None) -> None:
-        """As TPUEmbeddingV2.embedding_lookup has features and weights. training: `apply_gradients` follows."""
+        """As TPUEmbeddingV2.embedding_lookup has features and weights. training: `apply_gradients` follows. device: the first TPU, for a process
+        is one replica."""
+        if _check_device(device):
+            raise ValueError(f"device: {device!r} is not allowed; it must be the first TPU, or None: a process is one replica, and others are ranks of its group")
         self._built()
         prepared = self._prepare(features, weights)
         self._shapes = [_known(one[3]) for one in prepared.values()]

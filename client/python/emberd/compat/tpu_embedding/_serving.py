@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from emberd import nested
 from emberd.client import Model
-from ._config import FeatureConfig, Optimizer, TableConfig
+from ._config import FeatureConfig, Optimizer, QuantizationConfig, TableConfig
 from ._embedding import BaseEmbedding, EmbeddingTable, as_it_is, as_samples, looked_up, place, weights_belong
 
 
@@ -21,15 +21,18 @@ def serving_embedding_lookup(inputs: Any, weights: Optional[Any], tables: Mappin
     an output_shape gets that: of combined samples, or, where it is N times their number, of the first N ids of each.
 
     tables: the `embedding_tables` of a TPUEmbedding, or of a TPUEmbeddingForServing.
+    ValueError as for TPUEmbeddingForServing.
     """
     for table in tables.values():
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"tables: a {type(table).__name__} is not allowed; it must be an EmbeddingTable; for variables of TensorFlow there is "
                             "tf.tpu.experimental.embedding.serving_embedding_lookup")
-    return _look_up(inputs, weights, next(iter(tables.values())).model, BaseEmbedding(feature_config))
+    names = {table: one._table for table, one in tables.items()}
+    return _look_up(inputs, weights, next(iter(tables.values())).model, BaseEmbedding(feature_config), names)
 
 
-def _look_up(inputs: Any, weights: Optional[Any], model: Model, there: BaseEmbedding) -> Any:
+def _look_up(inputs: Any, weights: Optional[Any], model: Model, there: BaseEmbedding, names: Mapping[TableConfig, str]) -> Any:
+    """names: of the model's tables, by the descriptions that stand for them."""
     scales = {} if weights is None else _by_path(weights)
     of_inputs = _by_path(inputs)
     for path, scale in scales.items():
@@ -40,21 +43,31 @@ def _look_up(inputs: Any, weights: Optional[Any], model: Model, there: BaseEmbed
         if path not in there.paths:
             raise ValueError(f"inputs: {path} is not a feature of feature_config; it has {', '.join(there.paths)}")
         name = there.paths[path]
-        _check_table(name, there.features[name], model)
+        table = there.features[name].table
+        _check_table(name, there.features[name], names.get(table) or table.name, model)
         given[name] = _of_any_shape(name, there.features[name], ids, scales.get(path))
     widths = {name: feature.table.dim for name, feature in there.features.items()}
     return looked_up(lambda ids: model.lookup(ids, partial=True), given, widths, inputs)
 
 
-def _check_table(name: str, feature: FeatureConfig, model: Model) -> None:
-    """Refuses what would be other activations than those that were trained."""
+def _check_table(name: str, feature: FeatureConfig, table_name: Optional[str], model: Model) -> None:
+    """Refuses what would be other activations than those that were trained. table_name: None: it has none."""
     if name not in model.features:
         return  # which the lookup says
     table, found = feature.table, model.tables[model.features[name].table]
-    for what, mine, its in (("dim", table.dim, found.embedding_dim), ("combiner", table.combiner, found.combiner)):
-        if mine != its and (what == "dim" or not feature.max_sequence_length):  # rows of sequences are not combined
+    if table_name not in (None, found.name):
+        raise ValueError(f"feature {name!r}: table: {table_name!r} is not allowed, for in model {model.name!r} this feature looks up table {found.name!r}")
+    combined = feature.output_shape or not feature.max_sequence_length  # rows of sequences are not
+    for what, mine, its in (("dim", table.dim, found.embedding_dim), ("combiner", table.combiner if combined else found.combiner, found.combiner),
+                            ("quantization_config", _as_stored(table.quantization_config), _as_stored(found.quantization))):
+        if mine != its:
             raise ValueError(f"feature {name!r}: table: {what}: {mine!r} is not allowed, for that of table {found.name!r} of model "
                              f"{model.name!r} is {its!r}")
+
+
+def _as_stored(one: Any) -> Optional[QuantizationConfig]:
+    """A QuantizationConfig, ours or emberd's, with the numbers that a model has: float32."""
+    return None if one is None else QuantizationConfig(one.num_buckets, float(np.float32(one.lower)), float(np.float32(one.upper)))
 
 
 def _by_path(tree: Any) -> Dict[str, Any]:
@@ -85,7 +98,8 @@ def _of_any_shape(name: str, feature: FeatureConfig, ids: Any, weights: Any) -> 
 
 class TPUEmbeddingForServing(BaseEmbedding):
     """Rows of the model that `use` names, where it is on the cluster: one that is trained, or restored. Where it is not, its tables are made.
-    ValueError where the dim or the combiner of a table is another than there."""
+    Rows are rounded as in training: by the quantization_config of their table. ValueError where the table of a feature, or its dim, combiner or
+    quantization_config, is another than there. experimental_sparsecore_restore_info: not needed."""
 
     def __init__(self, feature_config: Any, optimizer: Optional[Optimizer], experimental_sparsecore_restore_info: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(feature_config, optimizer)
@@ -113,4 +127,4 @@ class TPUEmbeddingForServing(BaseEmbedding):
     @as_it_is
     def embedding_lookup(self, features: Any, weights: Any = None) -> Any:
         """As serving_embedding_lookup has them."""
-        return _look_up(features, weights, self.model, self)
+        return _look_up(features, weights, self.model, self, {})
