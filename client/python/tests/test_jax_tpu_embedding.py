@@ -234,14 +234,19 @@ class FunctionsTest(Case):
                 self.make(specs(optimizer=wrong))
 
     def test_adam_without_a_step_is_corrected_as_in_the_first(self):
-        features = specs(optimizer=embedding_spec.AdamOptimizerSpec(0.1))
+        for rate in (0.1, lambda step: 0.1 / (1 + step)):
+            features = specs(optimizer=embedding_spec.AdamOptimizerSpec(rate))
+            variables = self.make(features)
+            inputs, _ = self.inputs(features, [np.full((8, 2), 1, np.int32)])
+            for _ in range(2):
+                variables = embedding.tpu_sparse_dense_matmul_grad([np.full((8, 8), 1 / 16, np.float32)], inputs, variables, features)
+            # Of gradient 1: m = 0.1, 0.19; v = 0.001, 0.001999.
+            expected = 0.25 - 0.1 - 0.1 * (0.19 / 0.1) / np.sqrt(0.001999 / 0.001)
+            self.assertAlmostEqual(float(jax_tpu_embedding.model_of(variables).read_rows("t", [1])[0, 0]), expected, places=6)
+        features = specs(optimizer=embedding_spec.SGDOptimizerSpec(rate))
         variables = self.make(features)
-        inputs, _ = self.inputs(features, [np.full((8, 2), 1, np.int32)])
-        for _ in range(2):
-            variables = embedding.tpu_sparse_dense_matmul_grad([np.full((8, 8), 1 / 16, np.float32)], inputs, variables, features)
-        # Of gradient 1: m = 0.1, 0.19; v = 0.001, 0.001999.
-        expected = 0.25 - 0.1 - 0.1 * (0.19 / 0.1) / np.sqrt(0.001999 / 0.001)
-        self.assertAlmostEqual(float(jax_tpu_embedding.model_of(variables).read_rows("t", [1])[0, 0]), expected, places=6)
+        with self.assertRaisesRegex(ValueError, "is a function of the step; give `step`"):
+            embedding.tpu_sparse_dense_matmul_grad([np.ones((8, 8), np.float32)], inputs, variables, features)
 
     def test_statistics_are_those_of_the_documentation(self):
         features = specs(batch=2)
@@ -651,6 +656,9 @@ class SpecificationsTest(unittest.TestCase):
                           for name in "ab")
             self.assertIs(embedding.get_table_specs([one, other])["t"], one.table_spec)
             self.assertEqual(jax.jit(lambda x: x + len(embedding.get_table_specs([one, other])))(1), 2)
+        one, other = (feature(name, initializer=functools.partial(drawn(1), **options)) for name, options in (
+            ("a", {"scale": 0.5, "dtype": jnp.float32}), ("b", {"dtype": jnp.float32, "scale": 0.5})))
+        self.assertIs(embedding.get_table_specs([one, other])["t"], one.table_spec)
         with self.assertRaisesRegex(ValueError, "table_spec: initializer"):
             embedding.get_table_specs([feature("a", initializer=drawn(0.5)), feature("b", initializer=drawn(0.25))])
         copies = [feature("a"), feature("b")]
@@ -671,8 +679,30 @@ class SpecificationsTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "fail_on_excess_padding: the tables a, b have 8, 16 columns with padding"):
             table_stacking.stack_tables(features, ["a", "b"], 1, 4, fail_on_excess_padding=True)
         self.assertFalse(features[0].table_spec.is_stacked())
+        with self.assertWarnsRegex(UserWarning, "stack 'wide': the tables a, b have 8, 16 columns with padding; each row takes 16"):
+            table_stacking.stack_tables(features, ["a", "b"], 1, 4, stack_name="wide")
+        self.assertEqual(features[0].table_spec.setting_in_stack.padded_embedding_dim, 16)
         with self.assertRaisesRegex(ValueError, "table_to_padded_vocab_size: the table 'b' is missing; there are a"):
             table_stacking.compute_table_to_setting_in_stack("s", ["a", "b"], 8, {"a": 32}, 4, 1)
+
+
+    def test_a_name_is_that_of_one_stack(self):
+        features = specs(names=("a", "b_c")) + specs(names=("a_b", "c"), dim=16)
+        with self.assertRaisesRegex(ValueError, "stack_name: 'a_b_c' is not allowed for a_b, c, for it is that of the stack of a, b_c; give another"):
+            embedding.auto_stack_tables(features, 1, 4)
+        self.assertEqual([one.table_spec.is_stacked() for one in features], [True, True, False, False])
+        table_stacking.stack_tables(features, ["a_b", "c"], 1, 4, stack_name="other")
+        self.assertEqual(list(table_stacking.get_table_stacks(embedding.get_table_specs(features))), ["a_b_c", "other"])
+
+    def test_a_table_in_a_stack_stays_as_it_is(self):
+        features = specs()
+        table = features[0].table_spec
+        table.optimizer = optimizer = embedding_spec.SGDOptimizerSpec(0.25)
+        embedding.prepare_feature_specs_for_training(features, 1, 4)
+        for name, value in (("optimizer", embedding_spec.SGDOptimizerSpec(0.5)), ("vocabulary_size", 64), ("max_ids_per_partition", 8)):
+            with self.assertRaisesRegex(AttributeError, f"table 't': {name}: it cannot be set once the table is in a stack, here 't'"):
+                setattr(table, name, value)
+        self.assertEqual((table.optimizer, table.vocabulary_size, table.max_ids_per_partition), (optimizer, 32, 256))
 
 
 class Net(nnx.Module):

@@ -400,7 +400,7 @@ def tpu_sparse_dense_matmul_grad(
     for name in embedding_var_limits or ():
         if name not in stacks:
             raise ValueError(f"embedding_var_limits: {name!r} is not allowed; it must be one of the stacks {', '.join(sorted(stacks))}")
-    rates = {name: table.optimizer.get_learning_rate(step) for name, table in tables.items()}
+    rates = {name: table.optimizer.get_learning_rate(table.optimizer.no_step if step is None else step) for name, table in tables.items()}
     count = jnp.asarray(0 if step is None else step, jnp.int32)
 
     def update(table: Any, given: SparseDenseMatmulInput, gradients: Any, rates: Any, count: Any) -> Any:

@@ -85,6 +85,7 @@ class OptimizerSpec:
     fields: ClassVar[Mapping[str, str]] = {}  # its names of the others
     fixed: ClassVar[Mapping[str, Any]] = {}
     slot_type: ClassVar[Any] = SGDSlotVariables
+    no_step: ClassVar[Optional[int]] = None  # the step of an update that is told none
 
     def slot_variables_initializers(self) -> Any:
         """Constants, by the names of the slots."""
@@ -171,6 +172,7 @@ class AdamOptimizerSpec(OptimizerSpec):
     epsilon: float = 1e-8
     kind: ClassVar[Any] = config.Adam
     slot_type: ClassVar[Any] = AdamSlotVariables
+    no_step: ClassVar[Optional[int]] = 0
     fields: ClassVar[Mapping[str, str]] = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "epsilon"}
     fixed: ClassVar[Mapping[str, Any]] = {"bias_correction": False, "sum_inside_sqrt": False}  # the values of each step correct
 
@@ -268,6 +270,7 @@ class F2AOptimizerSpec(OptimizerSpec):
     max_lr_multiplier: float = 1e6
     kind: ClassVar[Any] = config.F2A
     slot_type: ClassVar[Any] = F2ASlotVariables
+    no_step: ClassVar[Optional[int]] = 0
     fields: ClassVar[Mapping[str, str]] = {
         "rho": "rho", "initial_accumulator_value": "initial_accumulator", "l1_regularization_strength": "l1",
         "l2_regularization_strength": "l2", "max_lr_multiplier": "max_lr_multiplier"}
@@ -444,6 +447,7 @@ class TableSpec:
     initializer: a function of a key and the shape of a part of the table, as in jax.nn.initializers, or of nothing, which gives the
       whole table, at least [vocabulary_size, embedding_dim]; or what emberd.TableConfig takes: one of emberd's, or a function whose arguments are named
       (offset, shape), which needs little memory here. Default: emberd.TruncatedNormal(0, 1/sqrt(embedding_dim)).
+    In a stack it does not change: AttributeError.
     """
 
     name: str
@@ -466,6 +470,12 @@ class TableSpec:
             raise TypeError(f"table {self.name!r}: optimizer: {self.optimizer!r} is not allowed; give one as SGDOptimizerSpec()")
         if self.setting_in_stack is None:
             self.setting_in_stack = TableSettingInStack(self.name, self.vocabulary_size, self.embedding_dim)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("setting_in_stack", "stacked_table_spec", "feature_shapes") and self.is_stacked():
+            raise AttributeError(f"table {self.name!r}: {name}: it cannot be set once the table is in a stack, here {self.setting_in_stack.stack_name!r}; set it "
+                                 "before, in another TableSpec, or set limits of the stack by update_preprocessing_parameters")
+        super().__setattr__(name, value)
 
     def is_stacked(self) -> bool:
         return self.stacked_table_spec is not None

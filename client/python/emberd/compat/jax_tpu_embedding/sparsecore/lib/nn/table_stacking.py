@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 import types
+import warnings
 from collections import defaultdict
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -60,7 +61,7 @@ def _parts(value: Any) -> Optional[List[Any]]:
     if isinstance(value, (list, tuple)):
         return [type(value), *value]
     if isinstance(value, Mapping):
-        return [*value, *value.values()]
+        return [part for key in sorted(value, key=repr) for part in (key, value[key])]
     if isinstance(value, type):
         return None
     if dataclasses.is_dataclass(value):
@@ -134,18 +135,20 @@ def stack_tables(features: Any, table_names: Sequence[str], global_device_count:
     """Makes one stack of some tables; the specifications are changed in place.
 
     rotation: by how many SparseCores each table is shifted against the one before; default: those of a device.
-    fail_on_excess_padding: refuses tables that are not equally wide when they are padded to multiples of 8.
+    fail_on_excess_padding: refuses tables that are not equally wide when they are padded to multiples of 8, of which it warns else.
     """
     specs: List[FeatureSpec] = jax.tree.leaves(features)
     known = _tables_of(specs)
-    tables = _stackable(known, table_names)
     shards = global_device_count * num_sc_per_device
     name = stack_name or stack_name_of(table_names)
+    tables = _stackable(known, table_names, name)
     widths, rows = round_up_dim_and_vocab_size({one: known[one] for one in table_names}, shards)
     width = max(widths.values())
-    if fail_on_excess_padding and width != min(widths.values()):
-        raise ValueError(f"fail_on_excess_padding: the tables {', '.join(table_names)} have {', '.join(map(str, widths.values()))} columns with "
-                         "padding; they must have the same number")
+    if width != min(widths.values()):
+        unequal = f"the tables {', '.join(table_names)} have {', '.join(map(str, widths.values()))} columns with padding"
+        if fail_on_excess_padding:
+            raise ValueError(f"fail_on_excess_padding: {unequal}; they must have the same number")
+        warnings.warn(f"emberd: stack {name!r}: {unequal}; each row takes {width}: stack tables that have the same number", stacklevel=2)
     mine = [feature for feature in specs if feature.table_spec.name in table_names]
     samples = sum(map(_samples, mine))
     alone = tables[0] if len(tables) == 1 else None
@@ -165,8 +168,8 @@ def stack_tables(features: Any, table_names: Sequence[str], global_device_count:
         row += _samples(feature)
 
 
-def _stackable(known: Mapping[str, TableSpec], table_names: Sequence[str]) -> List[TableSpec]:
-    """The tables of these names, of which a stack can be made."""
+def _stackable(known: Mapping[str, TableSpec], table_names: Sequence[str], stack_name: str) -> List[TableSpec]:
+    """The tables of these names, of which a stack of this name can be made."""
     unknown = [name for name in table_names if name not in known]
     if unknown:
         raise ValueError(f"table_names: {unknown[0]!r} is not a table of these features; they are {', '.join(known)}")
@@ -176,6 +179,10 @@ def _stackable(known: Mapping[str, TableSpec], table_names: Sequence[str]) -> Li
                          "quantization to be stacked")
     if len(set(table_names)) != len(table_names) or any(table.is_stacked() for table in tables):
         raise ValueError(f"table_names: each of {', '.join(table_names)} may be in one stack, once")
+    taken = [table.name for table in known.values() if table.is_stacked() and table.setting_in_stack.stack_name == stack_name]
+    if taken:
+        raise ValueError(f"stack_name: {stack_name!r} is not allowed for {', '.join(table_names)}, for it is that of the stack of {', '.join(taken)}; give "
+                         "another")
     return tables
 
 
