@@ -593,6 +593,7 @@ class LayerTest(Case):
         with self.assertRaisesRegex(ValueError, r"\(2, 4\) is not allowed; it must be \(32, 4\)"):
             layer.set_embedding_tables({"t": table[:2]})
         self.assertEqual(layer.tables.read_rows("t", [3])[0, 0], 6)
+        self.assertTrue(0.5 < np.abs(self.make(table=self.table(initializer=None), model="drawn").tables.table("t")).max() <= 1)  # truncated, of 1/sqrt(4)
 
     def test_optimizers_may_have_names_where_fit_builds_the_layer(self):
         layer = self.make(table=self.table(optimizer="sgd"))
@@ -644,7 +645,7 @@ class LayerTest(Case):
     def test_optimizers_are_those_of_keras(self):
         for name, optimizer, tolerance in (
                 ("adam", keras.optimizers.Adam(0.1, beta_1=0.8, epsilon=1e-3), 5e-6),  # Keras rounds 1 - beta_2^step
-                ("adagrad", keras.optimizers.Adagrad(0.1), 1e-6),
+                ("adagrad", keras.optimizers.Adagrad(0.1), 1e-6), ("adagrad_from_zero", keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0), 1e-6),
                 ("adagrad_epsilon", keras.optimizers.Adagrad(0.1, epsilon=0.5), 1e-6),
                 ("ftrl", keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.01), 1e-6),
                 ("schedule", keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)), 5e-6),
@@ -665,12 +666,13 @@ class LayerTest(Case):
                 self.assertEqual(rows[8, 0], 0.25)
 
     def test_what_is_refused(self):
-        for optimizer, text in ((keras.optimizers.SGD(0.1, momentum=0.9), "momentum: 0.9 is not allowed"),
-                                (keras.optimizers.Adam(clipnorm=1.0), "clipnorm: 1.0 is not allowed"),
-                                (keras.optimizers.SGD(lambda: 0.1), "table 't': optimizer: learning_rate: the function .* is not allowed; it must be a number or a"),
-                                (keras.optimizers.Lion(), "Lion is not allowed; it must be SGD, Adagrad, Adam or Ftrl")):
+        for options, text in (({"optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}, "momentum: 0.9 is not allowed"),
+                              ({"optimizer": keras.optimizers.Adam(clipnorm=1.0)}, "clipnorm: 1.0 is not allowed"),
+                              ({"optimizer": keras.optimizers.SGD(lambda: 0.1)}, "table 't': optimizer: learning_rate: the function .* is not allowed; it must be a number or a"),
+                              ({"optimizer": keras.optimizers.Lion()}, "Lion is not allowed; it must be SGD, Adagrad, Adam or Ftrl"),
+                              ({"placement": "gpu"}, "table 't': placement: 'gpu' is not allowed; it must be one of auto, default_device, sparsecore")):
             with self.assertRaisesRegex(ValueError, text):
-                self.make(table=self.table(optimizer=optimizer)).build()
+                self.make(table=self.table(**options)).build()
         layer = self.make({"a": emberd.keras.FeatureConfig("a", self.table(), (8,), (8, 4))})
         with self.assertRaisesRegex(ValueError, "the structure must be that of feature_configs, a dict of a"):
             layer({"b": np.ones(8, np.int32)})

@@ -24,7 +24,7 @@ class TableConfig:
 
     initializer: of Keras, called in this process, for the whole table, or where that has more than 64 MiB for stretches of it; or what
       emberd.TableConfig takes: emberd.Normal and so on, for rows that are made on the cluster, a function whose arguments are named (offset, shape), or an
-      array.
+      array. None: emberd.TruncatedNormal(0, 1/sqrt(embedding_dim)).
     optimizer: SGD, Adagrad, Adam or Ftrl of Keras, by name or not; a schedule of its learning rate counts the steps of the
       group of trainers. Or one of emberd's. Rows that a batch does not look up are left alone. Independent of the model's. With
       gradient_accumulation_steps=n, which all tables of a layer have to have, n batches make a step, of the mean of their gradients.
@@ -151,7 +151,7 @@ class TableOptimizer:
         kind = type(optimizer).__name__
         if kind == "SGD":
             self.declared = config.SGD(constant)
-        elif kind == "Adagrad" and optimizer.epsilon > 1e-7:  # Keras's default, which changes nothing that one would see
+        elif kind == "Adagrad" and optimizer.epsilon > min(1e-7, 2e-5 * optimizer.initial_accumulator_value):  # Keras's defaults change nothing one would see
             self.declared = config.AdagradMomentum(constant, momentum=0.0, epsilon=optimizer.epsilon,
                                                    initial_accumulator=optimizer.initial_accumulator_value)
         elif kind == "Adagrad":
@@ -192,7 +192,7 @@ class TableOptimizer:
 
 def initial_rows(given: Any, rows: int, dim: int) -> Any:
     """An initializer of Keras, or what a TableConfig of emberd takes, as the latter."""
-    if isinstance(given, config.Initializer) or (_filling.is_given(given) and (not callable(given) or _filling.takes_offset(given))):
+    if given is None or isinstance(given, config.Initializer) or (_filling.is_given(given) and (not callable(given) or _filling.takes_offset(given))):
         return given
     initializer: Any = keras.initializers.get(given)
     if type(initializer).__name__ == "Zeros":

@@ -29,6 +29,7 @@ PREPROCESSED = "preprocessed_inputs_per_placement"
 RATES = "learning_rates"  # among the saved variables, in the order of the tables
 STEP = "next_step"  # there, too: of the tables
 ASKING = ("tables", "learning_rates", "next_step", "checkpoints")
+PLACEMENTS = ("auto", "default_device", "sparsecore")
 NONE = -1  # the id that fills samples up where the combiner is max
 
 
@@ -70,6 +71,9 @@ class _Tables:
             raise ValueError("feature_configs: the names of features must be unique")
         for feature in self.features.values():
             _check_mask(feature)
+            if getattr(feature.table, "placement", "auto") not in PLACEMENTS:
+                raise ValueError(f"table {feature.table.name!r}: placement: {feature.table.placement!r} is not allowed; it must be one of "
+                                 f"{', '.join(PLACEMENTS)}, which all are the cluster")
             if feature.table != self.tables[feature.table.name]:
                 raise ValueError(f"feature_configs: two tables have the name {feature.table.name!r}")
         # Made here, for they have variables, which Keras does not allow where it builds a layer while it traces.
