@@ -148,24 +148,8 @@ class TableOptimizer:
         if schedule is not None:  # described, it is the same when it has been saved and loaded; one of the user's own may have no description
             with _eagerly(), contextlib.suppress(NotImplementedError, TypeError, ValueError):
                 self.schedule = keras.saving.serialize_keras_object(schedule)
-        kind = type(optimizer).__name__
-        if kind == "SGD":
-            self.declared = config.SGD(constant)
-        elif kind == "Adagrad" and optimizer.epsilon > min(1e-7, 2e-5 * optimizer.initial_accumulator_value):  # Keras's defaults change nothing one would see
-            self.declared = config.AdagradMomentum(constant, momentum=0.0, epsilon=optimizer.epsilon,
-                                                   initial_accumulator=optimizer.initial_accumulator_value)
-        elif kind == "Adagrad":
-            self.declared = config.Adagrad(constant, initial_accumulator=optimizer.initial_accumulator_value)
-        elif kind == "Adam":
-            self.declared = config.Adam(constant, bias_correction=False, sum_inside_sqrt=False, beta1=optimizer.beta_1,
-                                        beta2=optimizer.beta_2, epsilon=optimizer.epsilon)
-        elif kind == "Ftrl":
-            self.declared = config.Ftrl(constant, learning_rate_power=optimizer.learning_rate_power,
-                                        l1=optimizer.l1_regularization_strength, l2=optimizer.l2_regularization_strength,
-                                        beta=optimizer.beta, initial_accumulator=optimizer.initial_accumulator_value)
-        else:
-            raise ValueError(f"{what}: {kind} is not allowed; it must be SGD, Adagrad, Adam or Ftrl, or one of emberd's")
-        if kind == "Adam":
+        self.declared = _declared_of(optimizer, constant, what)
+        if isinstance(self.declared, config.Adam):
             # Keras corrects the bias in the rate alone.
             decays = [math.log(beta) if beta > 0 else -math.inf for beta in (optimizer.beta_1, optimizer.beta_2)]
 
@@ -188,6 +172,23 @@ class TableOptimizer:
     def as_it_is(self) -> "TableOptimizer":
         """With the numbers that the optimizer has by now. Makes no variable."""
         return TableOptimizer(self._given, self._table)
+
+
+def _declared_of(optimizer: Any, rate: Any, what: str) -> config.Optimizer:
+    """One of Keras as emberd's. rate: None: it is sent with each update. what: whose it is."""
+    kind = type(optimizer).__name__
+    if kind == "SGD":
+        return config.SGD(rate)
+    if kind == "Adagrad" and optimizer.epsilon > min(1e-7, 2e-5 * optimizer.initial_accumulator_value):  # Keras's defaults change nothing one would see
+        return config.AdagradMomentum(rate, momentum=0.0, epsilon=optimizer.epsilon, initial_accumulator=optimizer.initial_accumulator_value)
+    if kind == "Adagrad":
+        return config.Adagrad(rate, initial_accumulator=optimizer.initial_accumulator_value)
+    if kind == "Adam":
+        return config.Adam(rate, bias_correction=False, sum_inside_sqrt=False, beta1=optimizer.beta_1, beta2=optimizer.beta_2, epsilon=optimizer.epsilon)
+    if kind == "Ftrl":
+        return config.Ftrl(rate, learning_rate_power=optimizer.learning_rate_power, l1=optimizer.l1_regularization_strength,
+                           l2=optimizer.l2_regularization_strength, beta=optimizer.beta, initial_accumulator=optimizer.initial_accumulator_value)
+    raise ValueError(f"{what}: {kind} is not allowed; it must be SGD, Adagrad, Adam or Ftrl, or one of emberd's")
 
 
 def initial_rows(given: Any, rows: int, dim: int) -> Any:

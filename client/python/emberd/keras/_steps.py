@@ -148,6 +148,31 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
     return trainer, call, turns
 
 
+def _as_arrays(ids: Mapping[str, Ids]) -> Tuple[List[Any], Callable[[Any], Dict[str, Ids]]]:
+    """What goes through TensorFlow, and what makes ids of NumPy of it again, and of whatever follows it."""
+    parts: List[Tuple[str, Any, List[Any]]] = [(name, type(one), list(vars(one).values())) for name, one in ids.items()]
+
+    def back(arrays: Any) -> Dict[str, Ids]:
+        left = iter(arrays)
+        return {name: on_host(kind(*(None if one is None else next(left) for one in values))) for name, kind, values in parts}
+
+    return [one for _, _, values in parts for one in values if one is not None], back
+
+
+def _unlearnable(name: str, weights: Any) -> Any:
+    """The weights. Tapes of TensorFlow that go on to what they are made of come here."""
+    import tensorflow as tf
+
+    @tf.custom_gradient
+    def same(given: Any) -> Any:
+        def backward(_: Any) -> Any:
+            raise unlearned(name)
+
+        return tf.identity(given), backward
+
+    return same(tf.convert_to_tensor(weights))
+
+
 def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
     import tensorflow as tf
 
@@ -158,15 +183,8 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None, refused: Refusal = None) -> Found:
         names = list(ids)
-        kinds: Any = [type(ids[name]) for name in names]
-        flat = [one for name in names for one in vars(ids[name]).values()]
-        given = [one for one in flat if one is not None]
+        given, ids_of = _as_arrays(ids)
         sent = [] if step is None else [step]
-
-        def ids_of(arrays: Any) -> Dict[str, Ids]:
-            left = list(arrays)
-            parts = iter([left.pop(0) if one is not None else None for one in flat])
-            return {name: on_host(kind(*(next(parts) for _ in vars(ids[name])))) for name, kind in zip(names, kinds)}
 
         def sent_of(arrays: Any) -> Tuple[Dict[str, Ids], Optional[int]]:
             return ({}, int(arrays[-1][0])) if sent else (ids_of(arrays), None)
@@ -185,17 +203,6 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
             for name, one in zip(names, result[1:]):
                 one.set_shape(shapes[name])
             return result
-
-        def unlearnable(name: str, weights: Any) -> Any:
-            """The weights. Tapes that go on to what they are made of come here."""
-            @tf.custom_gradient
-            def same(given: Any) -> Any:
-                def backward(_: Any) -> Any:
-                    raise unlearned(name)
-
-                return tf.identity(given), backward
-
-            return same(tf.convert_to_tensor(weights))
 
         @tf.custom_gradient
         def begin(_: Any, *weights: Any) -> Any:
@@ -219,7 +226,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
         if token.trainable and token._value is not None:  # built frozen, it is a variable that tapes never watch
             token._value._trainable = True
-        weighted = [unlearnable(name, one.weights) for name, one in ids.items() if not isinstance(one, Sequences) and one.weights is not None]
+        weighted = [_unlearnable(name, one.weights) for name, one in ids.items() if not isinstance(one, Sequences) and one.weights is not None]
         found = begin(token.value, *weighted) if token.trainable else run(look_up, given)[1:]
         return dict(zip(names, found))
 
