@@ -32,6 +32,7 @@ from flax import nnx
 
 jax.config.update("jax_platforms", "cpu")
 from emberd.compat import jax_tpu_embedding  # noqa: E402
+from emberd.compat.jax_tpu_embedding import _tables  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.flax.nnx import embed  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.lib.nn import embedding, embedding_proto_utils, embedding_spec, table_stacking  # noqa: E402
 from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils  # noqa: E402
@@ -738,6 +739,23 @@ class NnxTest(Case):
         np.testing.assert_allclose(net.dense.kernel[...], kernel - 0.1 * 8 * 0.25, atol=1e-6)
         train_step(net, optimizer, inputs, jnp.int32(1))
         self.assertEqual(float(net.embed.embedding_table.get_value()["t"].table[0, 3]), 2)
+
+    def test_evaluating_the_layer_begins_no_step(self):
+        """One that began would count, for LaProp and F2A, too."""
+        features = {"t": specs(valency=1)[0]}
+        net = Net(features, self.mesh, nnx.Rngs(0))
+        variables = net.embed.embedding_table.get_value()
+        model, kernel = jax_tpu_embedding.model_of(variables), np.asarray(net.dense.kernel[...])
+        evaluated, inputs = (self.inputs(features, {"t": np.full((8, 1), row, np.int32)})[0] for row in (5, 1))
+        evaluate = nnx.jit(lambda net, inputs: net(inputs))
+        gradient = nnx.jit(nnx.grad(lambda net, inputs: jnp.sum(net(inputs))))
+        for step in range(2):
+            np.testing.assert_allclose(evaluate(net, evaluated), np.full(8, 0.25 * kernel.sum()), atol=1e-6)
+            nnx.update(net, nnx.state(gradient(net, inputs), embed.is_embedding_variables))
+            np.testing.assert_allclose(evaluate(net, evaluated), np.full(8, 0.25 * kernel.sum()), atol=1e-6)
+            jax.effects_barrier()
+            self.assertEqual(_tables.of(variables["t"].table).trainer.next_step, step + 1)
+        np.testing.assert_allclose(model.read_rows("t", [1])[0], 0.25 - 2 * 0.5 * 8 * kernel[:, 0], atol=1e-5)
 
 
 if __name__ == "__main__":

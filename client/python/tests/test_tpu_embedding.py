@@ -529,6 +529,19 @@ class InputsTest(Case):
             enqueue(tf.constant(ids, tf.int64))
             self.assertEqual(traced().numpy(), sum(ids) / len(ids))
 
+    def test_evaluation_begins_no_step(self):
+        """One that began would count, and the ranks of a group would have to evaluate the same batches."""
+        queue, evaluated, ids = tpu.TPUEmbedding({"a": simple()}, tpu.SGD(1.0)), {"a": tf.constant([5])}, {"a": tf.constant([1, 2])}
+        for step in range(2):
+            self.assertEqual(queue(evaluated)["a"].numpy()[0, 0], 5)
+            queue.enqueue(evaluated, training=False)
+            queue.enqueue(ids)
+            self.assertEqual(queue.dequeue()["a"].numpy()[0, 0], 5)
+            self.assertEqual(queue.dequeue()["a"].numpy()[:, 0].tolist(), [1 - step, 2 - step])
+            self.assertEqual(queue(ids)["a"].numpy()[:, 0].tolist(), [1 - step, 2 - step])
+            queue.apply_gradients({"a": tf.ones([2, 4])})
+            self.assertEqual(queue._built().trainer.next_step, step + 1)
+
     def test_a_batch_that_could_not_be_dequeued_has_no_update(self):
         for kind in (lambda function: function, tf.function):
             queue = tpu.TPUEmbedding({"a": simple()}, tpu.SGD(1.0))

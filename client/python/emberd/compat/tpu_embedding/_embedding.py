@@ -166,9 +166,13 @@ class BaseEmbedding:
         return {name: as_samples(name, feature, ids, scale)
                 for (name, feature), ids, scale in zip(self.features.items(), given, scales)}
 
-    def _look_up(self, prepared: Prepared) -> Any:
-        in_turn = self._built()
-        look_up = in_turn.look_up if any(self._optimizers.values()) else in_turn.trainer.look_up  # rows that are not trained have no steps
+    def _look_up(self, prepared: Prepared, trains: Callable[[], bool] = lambda: True) -> Any:
+        """trains: asked on the host: whether an update may follow."""
+        in_turn, trained = self._built(), any(self._optimizers.values())
+
+        def look_up(ids: Dict[str, Ragged]) -> Mapping[str, Floats]:
+            return in_turn.look_up(ids) if trained and trains() else in_turn.trainer.look_up(ids)  # which makes no step
+
         return looked_up(look_up, prepared, {name: feature.table.dim for name, feature in self.features.items()}, self._structure)
 
     def _check_built(self) -> InTurn:
@@ -456,8 +460,8 @@ class TPUEmbedding(BaseEmbedding):
 
     @as_it_is
     def __call__(self, features: Any, weights: Any = None) -> Any:
-        """Activations without the queue, for evaluation."""
-        return self._look_up(self._prepare(features, weights))
+        """Activations without the queue, for evaluation: no step begins."""
+        return self._look_up(self._prepare(features, weights), lambda: False)
 
     @as_it_is
     def enqueue(self, features: Any, weights: Any = None, training: bool = True, name: Optional[str] = None,
@@ -478,7 +482,7 @@ class TPUEmbedding(BaseEmbedding):
 
     @as_it_is
     def dequeue(self, name: Optional[str] = None) -> Any:
-        """Activations in the structure of feature_config, float32 [..., dim]. In a tf.function they have the shape of what had been enqueued last
+        """Activations in the structure of feature_config, float32 [..., dim]. Those that were not enqueued for training begin no step. In a tf.function they have the shape of what had been enqueued last
         when it was traced; those of another one are refused when it runs: enqueue, or trace, with an unknown number of samples."""
         if self._shapes is None:
             raise RuntimeError("dequeue: nothing has been enqueued; the function that enqueues is called, or traced, before")
@@ -498,7 +502,7 @@ class TPUEmbedding(BaseEmbedding):
                 self._awaiting.append(arrays)
             return np.int64(0)
 
-        activations = tf.nest.flatten(self._look_up(self._with_shapes(numpy_function(on_host, [], kinds))))
+        activations = tf.nest.flatten(self._look_up(self._with_shapes(numpy_function(on_host, [], kinds)), lambda: self._taken[0]))
         if not tf.executing_eagerly():  # eagerly each has the shape that it has, whatever was enqueued last
             activations = [tf.ensure_shape(one, shape.concatenate(one.shape[-1:])) for one, shape in zip(activations, self._shapes)]
         with tf.control_dependencies(activations):  # what could not be looked up has no update

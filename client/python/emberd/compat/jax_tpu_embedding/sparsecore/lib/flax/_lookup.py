@@ -37,17 +37,22 @@ class Layer:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def look_up(layer: Any, token: Any, variables: Any, inputs: Any, step: Any) -> Any:
-    """token: None, or a zero by which JAX knows that there is something to differentiate where the variables are not. Its gradient is zero."""
+    """token: None, or a zero by which JAX knows that there is something to differentiate where the variables are not. Its gradient is zero.
+
+    Where nothing is differentiated no step begins."""
+    return _looked_up(layer, token, variables, inputs, trains=False)
+
+
+def _looked_up(layer: Any, token: Any, variables: Any, inputs: Any, *, trains: bool) -> Any:
     if token is not None:  # it comes from the update before, so that this lookup sees the rows after it
         variables = jax.tree.map(lambda one: one + 0 * token, variables)
-    function = functools.partial(embedding.tpu_sparse_dense_matmul, feature_specs=layer.specs,
-                                 global_device_count=layer.mesh.size)
+    function = functools.partial(embedding.looked_up, feature_specs=layer.specs, trains=trains)
     return jax.shard_map(function, mesh=layer.mesh, in_specs=(layer.data, layer.tables), out_specs=layer.data,
                          check_vma=False)(inputs, variables)
 
 
 def _forward(layer: Any, token: Any, variables: Any, inputs: Any, step: Any) -> Any:
-    return look_up(layer, token, variables, inputs, step), (token, variables, inputs, step)
+    return _looked_up(layer, token, variables, inputs, trains=True), (token, variables, inputs, step)
 
 
 def update(layer: Layer, variables: Any, inputs: Any, gradients: Any, step: Any = None) -> Any:

@@ -366,11 +366,17 @@ def tpu_sparse_dense_matmul(
     _check_strategy(sharding_strategy)
     if not perform_unstacking:
         raise ValueError("perform_unstacking: False is not allowed; activations come by feature")
+    return looked_up(preprocessed_inputs, embedding_variables, feature_specs, trains=True)
+
+
+def looked_up(preprocessed_inputs: Any, embedding_variables: Mapping[str, EmbeddingVariables], feature_specs: Nested[Any], *, trains: bool) -> Any:
+    """As tpu_sparse_dense_matmul. trains: an update may follow, for which the lookup begins a step."""
     inputs = _inputs(preprocessed_inputs)
     shapes = activation_shapes(inputs, feature_specs)
 
     def look_up(table: Any, given: SparseDenseMatmulInput) -> Any:
-        return of(table).look_up(_ids(given))
+        tables, ids = of(table), _ids(given)
+        return tables.look_up(ids) if trains else dict(tables.trainer.look_up(ids))
 
     found = _call(look_up, shapes, _first(embedding_variables), inputs)
     return jax.tree.map(lambda spec: found[spec.name][..., :spec.output_shape[-1]], feature_specs)
