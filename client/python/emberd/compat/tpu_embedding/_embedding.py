@@ -350,7 +350,8 @@ def _check_device(device: Optional[str]) -> Optional[int]:
 
 
 class TPUEmbeddingV2(BaseEmbedding):
-    """A lookup gives what its update takes: activations in the structure of feature_config, float32 [..., dim], and the prepared ids."""
+    """A lookup gives what its update takes: activations in the structure of feature_config, float32 [..., dim], and the prepared ids. The first one after
+    an update begins a step; one that is never updated counts, and changes no row. TPUEmbeddingForServing looks up without steps."""
 
     def build(self) -> None:
         """Makes the tables, or finds them."""
@@ -482,8 +483,9 @@ class TPUEmbedding(BaseEmbedding):
 
     @as_it_is
     def dequeue(self, name: Optional[str] = None) -> Any:
-        """Activations in the structure of feature_config, float32 [..., dim]. Those that were not enqueued for training begin no step. In a tf.function they have the shape of what had been enqueued last
-        when it was traced; those of another one are refused when it runs: enqueue, or trace, with an unknown number of samples."""
+        """Activations in the structure of feature_config, float32 [..., dim]. Those that were not enqueued for training begin no step. In a
+        tf.function they have the shape of what had been enqueued last when it was traced; those of another one are refused when it runs:
+        enqueue, or trace, with an unknown number of samples."""
         if self._shapes is None:
             raise RuntimeError("dequeue: nothing has been enqueued; the function that enqueues is called, or traced, before")
         kinds = [tf.int64, tf.int64, tf.float32, tf.int32] * len(self.features)

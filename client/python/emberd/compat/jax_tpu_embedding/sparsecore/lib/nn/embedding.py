@@ -362,7 +362,7 @@ def tpu_sparse_dense_matmul(
         enable_minibatching: bool = False, perform_unstacking: bool = True,
         use_activation_unstack_primitive: bool = False) -> Any:
     """Activations in the structure of feature_specs, float32 [samples, columns], or as output_shape has them. In jit, shard_map or
-    neither."""
+    neither. The first lookup after an update begins a step; one that is never updated counts, and changes no row."""
     _check_strategy(sharding_strategy)
     if not perform_unstacking:
         raise ValueError("perform_unstacking: False is not allowed; activations come by feature")
