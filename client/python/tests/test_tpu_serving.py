@@ -108,6 +108,11 @@ class ServingTest(Case):
         swapped = {unnamed[path].table: trained.embedding_tables[table] for path, table in zip("xy", "ba")}
         with self.assertRaisesRegex(ValueError, "feature 'x': table: 'b' is not allowed"):
             tpu.serving_embedding_lookup(ids, None, swapped, unnamed)
+        tpu.use(self.client, model="other")
+        other = tpu.TPUEmbeddingForServing(config(), None)
+        for tables, said in (({**serving.embedding_tables, **other.embedding_tables}, f"{name} and other"), ({}, "no model")):
+            with self.assertRaisesRegex(ValueError, f"tables: those of {said} are not allowed; a lookup is of one model"):
+                tpu.serving_embedding_lookup(ids, None, tables, other._structure)
 
     def test_limits_that_a_batch_would_need(self):
         users, items = (tpu.TableConfig(64, 8, name=name, combiner="sum") for name in ("users", "items"))

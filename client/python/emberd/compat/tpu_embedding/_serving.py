@@ -20,15 +20,19 @@ def serving_embedding_lookup(inputs: Any, weights: Optional[Any], tables: Mappin
     of a sparse or a ragged one, [samples, dim], or [samples, max_sequence_length, dim] where the feature has no output_shape. A ragged one with
     an output_shape gets that: of combined samples, or, where it is N times their number, of the first N ids of each.
 
-    tables: the `embedding_tables` of a TPUEmbedding, or of a TPUEmbeddingForServing.
+    tables: the `embedding_tables` of a TPUEmbedding, or of a TPUEmbeddingForServing, not of several.
     ValueError as for TPUEmbeddingForServing.
     """
     for table in tables.values():
         if not isinstance(table, EmbeddingTable):
             raise TypeError(f"tables: a {type(table).__name__} is not allowed; it must be an EmbeddingTable; for variables of TensorFlow there is "
                             "tf.tpu.experimental.embedding.serving_embedding_lookup")
+    models = {table.model.name: table.model for table in tables.values()}
+    if len(models) != 1:
+        raise ValueError(f"tables: those of {' and '.join(models) or 'no model'} are not allowed; a lookup is of one model")
     names = {table: one._table for table, one in tables.items()}
-    return _look_up(inputs, weights, next(iter(tables.values())).model, BaseEmbedding(feature_config), names)
+    (model,) = models.values()
+    return _look_up(inputs, weights, model, BaseEmbedding(feature_config), names)
 
 
 def _look_up(inputs: Any, weights: Optional[Any], model: Model, there: BaseEmbedding, names: Mapping[TableConfig, str]) -> Any:
