@@ -331,7 +331,6 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::Assign(const step::ServedModel
       config::CheckSlotValues(table.optimizer(), table.name(), target.slot, ids, values));
 
   const std::vector<ShardRows> shards = PlaceRows(model.plan.topology, target, ids);
-  absl::Status tried;  // what the newest attempt ended with
   const auto attempt = [&](uint64_t number) -> absl::StatusOr<step::MadeMutation> {
     // All shards vote, also those without a row of it, as on updates: so any of them can tell
     // whether it may have been decided.
@@ -341,19 +340,13 @@ absl::StatusOr<v1::AssignRowsResponse> RowAccess::Assign(const step::ServedModel
       *part.mutable_mutation() = host::NameToProto(mutation);
       part.set_attempt(number);
     }
-    auto made = TryAssign(mutation, requests, context);
-    tried = made.status();
-    return made;
+    return TryAssign(mutation, requests, context);
   };
-  const auto made = resources_->mutations->Make(mutation, context, attempt);
-  if (absl::IsDataLoss(made.status()) && !absl::IsDataLoss(tried)) {
-    // Some shard has made it, another has lost it: if it were made again, then on the latter alone.
-    return resources_->registry->Explain(model.id, model.history, made.status());
-  }
-  RETURN_IF_ERROR(made.status());
-  if (made->replayed) resources_->server_metrics->Add(ops::MetricId::kReplays);
+  ASSIGN_OR_RETURN(const step::MadeMutation made,
+                   resources_->mutations->Make(mutation, context, attempt));
+  if (made.replayed) resources_->server_metrics->Add(ops::MetricId::kReplays);
   v1::AssignRowsResponse response;
-  response.set_replayed(made->replayed);
+  response.set_replayed(made.replayed);
   return response;
 }
 

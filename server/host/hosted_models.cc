@@ -516,8 +516,10 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     const bool trained = found->second.is_trained();
     if (trained) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
     const internal::v1::LogRows& removed = found->second.rows;
+    bool rows_stay = false;
     for (const auto& [id, other] : models_) {
       if (config::CommonResource(other.config(), found->second.config()).empty()) continue;
+      rows_stay |= id != engine_id;
       log_->NoteChange(id, log_->LastChange(engine_id).value_or(0));
       // Who has joined since has the shared rows of that checkpoint, which the log alone names.
       const bool joined = other.rows.checkpoint_id() == 0 && removed.checkpoint_id() != 0;
@@ -526,7 +528,7 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     models_.erase(found);
     // None of it is there while a restore loads it.
     if (auto taken = engine_->TakeModel(engine_id); taken.ok()) rows = *std::move(taken);
-    if (trained) forgotten = forget_(engine_id);
+    if (trained) forgotten = forget_(engine_id, rows_stay);
   }
   forgotten();
   return absl::OkStatus();

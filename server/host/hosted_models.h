@@ -45,8 +45,9 @@ struct ShardPlace {
 class HostedModels {
  public:
   // Gives up whatever else is kept of a model that goes, under the lock of the sequencer, so that
-  // the log says it at the same moment. What it returns runs when the lock is free.
-  using Forget = std::function<std::function<void()>(uint64_t model_id)>;
+  // the log says it at the same moment. What it returns runs when the lock is free. `rows_stay`:
+  // another model shares some of its rows.
+  using Forget = std::function<std::function<void()>(uint64_t model_id, bool rows_stay)>;
   // `engine`, `metrics`, `log` and `order` must outlive it.
   HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics, ShardLog* log,
                Sequencer* order, Forget forget)

@@ -405,6 +405,7 @@ absl::StatusOr<std::optional<MutationVotes::Found>> MutationVotes::TryFind(const
     KeepFence(mutation);
   }
   if (vote->making) {
+    if (vote->model_id == 0) return NotInCharge(mutation);  // soon there is nothing to find
     vote->waiting.push_back([done = std::move(*done)](absl::StatusOr<RowCounts> rows) {
       if (!rows.ok()) return done(rows.status());
       done(Found{FindMutationResponse::COMMITTED, *rows, 0});
@@ -480,20 +481,22 @@ void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCount
   const bool late = Mistake("record.after_reply");
   std::vector<RowsCallback> waiting;
   uint64_t model_id = 0, history = 0;
+  bool keep = false;
   {
     MutexLock lock(&order_->mutex);
     const auto vote = votes_.find(KeyOf(mutation));
     waiting.swap(vote->second.waiting);
     model_id = vote->second.model_id;
     history = vote->second.history;
+    keep = rows.ok() && model_id != 0;
     fenced_.erase(vote->second.fence);
     votes_.erase(vote);
     // The decision is in the log: without this record, it says all but the counts.
     log_->Append(MadeRecord(mutation, rows)).IgnoreError();
-    if (rows.ok() && !late) record_.Finish(mutation, *rows, model_id, history);
+    if (keep && !late) record_.Finish(mutation, *rows, model_id, history);
   }
   for (const RowsCallback& done : waiting) done(rows);
-  if (rows.ok() && late) {
+  if (keep && late) {
     ReachFailpoint("record.is_next");
     record_.Finish(mutation, *rows, model_id, history);
   }
@@ -609,11 +612,13 @@ void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf
   }
 }
 
-std::function<void()> MutationVotes::DropModel(uint64_t model_id) {
+std::function<void()> MutationVotes::DropModel(uint64_t model_id, bool rows_stay) {
   order_->mutex.AssumeHeld();
+  if (!rows_stay) record_.Restore(model_id, {});
   std::vector<std::function<void()>> dropped;
   absl::erase_if(votes_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
     Vote& vote = entry.second;
+    if (vote.making && vote.model_id == model_id && !rows_stay) vote.model_id = 0;
     if (!vote.change.has_value() || vote.change->model_id != model_id) return false;
     dropped.push_back(Take(&vote).drop);
     fenced_.erase(vote.fence);

@@ -263,15 +263,16 @@ class MutationVotes {
   // Of the change that is held; 0: none is.
   uint64_t ModelOf(const Mutation& mutation) const ABSL_LOCKS_EXCLUDED(order_->mutex);
 
-  // Under the lock of `order`: drops what is held for a model that is gone. What is returned runs
-  // when the lock is free.
-  [[nodiscard]] std::function<void()> DropModel(uint64_t model_id);
+  // Under the lock of `order`: drops what is held for a model that is gone, and forgets what was
+  // made of it: that says nothing about other rows. What is returned runs when the lock is free.
+  // `rows_stay`: some of its rows are those of another model, too, and what was made is remembered.
+  [[nodiscard]] std::function<void()> DropModel(uint64_t model_id, bool rows_stay = false);
 
  private:
   using Key = std::pair<std::string, uint64_t>;  // client, sequence
   // A mutation that is not finished.
   struct Vote {
-    uint64_t model_id = 0;  // of the change that is, or was, held
+    uint64_t model_id = 0;  // of the change that is, or was, held; 0: its rows are gone
     uint64_t history = 0;
     uint64_t tag = 0;
     uint64_t attempt = 0;          // in charge

@@ -120,9 +120,9 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       models_(place_, engine.get(), metrics, &log_, &order_,
-              [this](uint64_t model_id) -> std::function<void()> {
+              [this](uint64_t model_id, bool rows_stay) -> std::function<void()> {
                 return [groups = group_steps_.DropModel(model_id),
-                        votes = votes_.DropModel(model_id)] {
+                        votes = votes_.DropModel(model_id, rows_stay)] {
                   groups();
                   votes();
                 };

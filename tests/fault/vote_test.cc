@@ -34,6 +34,14 @@ class VoteTest : public ::testing::Test {
                                             uint64_t sequence) {
     return cluster_->Apply(client, batch, sequence);
   }
+  // Every row becomes `value`. Whether it had been assigned before.
+  absl::StatusOr<bool> Assign(client::Client& client, float value, uint64_t sequence) {
+    client::AssignOptions options;
+    options.sequence = sequence;
+    const std::vector<float> values(CountingCluster::kRows * 4, value);
+    return client.AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), values,
+                             options);
+  }
   std::vector<float> FirstColumn(client::Client& client) { return cluster_->Counts(client); }
 
   client::Client& first() { return cluster_->first(); }
@@ -78,30 +86,56 @@ INSTANTIATE_TEST_SUITE_P(Windows, AssignTest,
 
 TEST_P(AssignTest, IsMadeOnAllShardsOrOnNone) {
   Start(GetParam());
-  client::AssignOptions options;
-  options.sequence = 1;
-  const std::vector<float> values(kRows * 4, 7.0f);
-  ASSERT_FALSE(
-      first()
-          .AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), values, options)
-          .ok());
-  auto assigned = other().AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(),
-                                     values, options);
+  ASSERT_FALSE(Assign(first(), 7.0f, 1).ok());
+  auto assigned = Assign(other(), 7.0f, 1);
   ASSERT_TRUE(assigned.ok()) << assigned.status();
   EXPECT_THAT(FirstColumn(other()), ::testing::Each(7.0f));
   // A copy of the request that comes late does not undo what came after.
-  const std::vector<float> newer(kRows * 4, 8.0f);
-  client::AssignOptions next;
-  next.sequence = 2;
-  ASSERT_TRUE(
-      other()
-          .AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), newer, next)
-          .ok());
-  assigned = other().AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), values,
-                                options);
+  ASSERT_TRUE(Assign(other(), 8.0f, 2).ok());
+  assigned = Assign(other(), 7.0f, 1);
   ASSERT_TRUE(assigned.ok()) << assigned.status();
   EXPECT_TRUE(*assigned);
   EXPECT_THAT(FirstColumn(other()), ::testing::Each(8.0f));
+}
+
+// One shard has made an assignment, the other holds it, and the model is reset. Would catch: the
+// first answers the retry from its record, the other makes it, and the new rows have half of it.
+TEST_F(VoteTest, AHalfMadeAssignmentIsMadeOnAllRowsOfAReset) {
+  Start("assign.word_is_next=die:300@2");
+  ASSERT_FALSE(Assign(first(), 7.0f, 1).ok()) << "its coordinator dies";
+  ASSERT_TRUE(other().ResetModel(cluster_->model().name).ok());
+  const auto again = Assign(other(), 7.0f, 1);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_FALSE(*again);
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(7.0f));
+}
+
+// The same, but its coordinator goes on after the reset, and tries again by itself.
+TEST_F(VoteTest, AnAssignmentThatAResetInterruptsIsMadeOnTheNewRows) {
+  Start("assign.word_is_next=stop:300@2");
+  absl::StatusOr<bool> assigned = absl::UnknownError("not called");
+  std::thread trainer([&] { assigned = Assign(first(), 7.0f, 1); });
+  EXPECT_TRUE(cluster_->cluster().AwaitStandstill(0));
+  EXPECT_TRUE(other().ResetModel(cluster_->model().name).ok());
+  cluster_->cluster().ResumeCoordinator(0);
+  trainer.join();
+  ASSERT_TRUE(assigned.ok()) << assigned.status();
+  EXPECT_FALSE(*assigned);
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(7.0f));
+}
+
+// An update that was half made finds no batch after the reset; its trainer looks up again and sends
+// the gradients under the same number.
+TEST_F(VoteTest, AHalfMadeUpdateIsMadeOnAllRowsOfAReset) {
+  Start("update.word_is_said=die:300@1");
+  auto found = Lookup(first());
+  ASSERT_TRUE(found.ok()) << found.status();
+  ASSERT_FALSE(Apply(first(), found->batch, 1).ok()) << "its coordinator dies";
+  ASSERT_TRUE(other().ResetModel(cluster_->model().name).ok());
+  const auto applied = cluster_->Retry(found->batch, 1);
+  ASSERT_TRUE(applied.ok()) << applied.status();
+  EXPECT_FALSE(applied->replayed);
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(1.0f));
 }
 
 // A coordinator that stops in the middle and goes on when its trainer has gone on through another:

@@ -110,6 +110,23 @@ TEST_F(SharedTablesTest, AHalfMadeUpdateIsFinishedBeforeItsModelGoes) {
   EXPECT_EQ(rows[true], rows[false]);
 }
 
+// Would catch: an update that is made twice in rows that another model has kept, for it was
+// forgotten when its own model was dropped.
+TEST_F(SharedTablesTest, WhatWasMadeInRowsThatStayIsNotMadeAgain) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  client::Model a = Declare("a"), b = Declare("b");
+  const uint64_t sequence = client_->NextSequence();
+  const auto first = Train(*client_, b, 1, sequence);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::vector<float> trained = Read(a).users;
+  ASSERT_NO_FATAL_FAILURE(Drop("b"));
+  b = Declare("b");
+  const auto again = Train(*client_, b, 1, sequence);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->replayed);
+  EXPECT_EQ(Read(a).users, trained);
+}
+
 TEST_F(SharedTablesTest, AShardThatIsStartedAgainWithoutALogLosesAllModels) {
   ASSERT_NO_FATAL_FAILURE(Start());
   client::Model a = Declare("a"), b = Declare("b");

@@ -116,7 +116,7 @@ class ShardRecovery {
     if (Mistake("log.vote_lost")) {
       for (const auto& [model_id, segment] : begins_) {
         const MutexLock lock(&parts_.order->mutex);
-        (void)parts_.votes->DropModel(model_id);
+        (void)parts_.votes->DropModel(model_id, /*rows_stay=*/true);
       }
     }
     parts_.votes->SetReplaying(false);
