@@ -534,17 +534,15 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
                               std::function<void(const absl::Status&)> done) {
   std::shared_ptr<CheckpointSave> shared = std::move(save);
   const auto finish = [this, shared, done] {
-    const auto finished = FinishSave(
-        shared.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_);
-    if (!finished.ok()) {
-      ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
-               {{"model", shared->model().config.name()}, {"reason", finished.status().message()}});
-    }
-    done(finished.status());
+    done(FinishSave(
+             shared.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_)
+             .status());
   };
   const absl::Status taken =
       later_.Submit(finish, [] { return "too many checkpoints are being saved"; });
-  if (!taken.ok()) done(taken);
+  if (taken.ok()) return;
+  shared->model().metrics->Add(ops::MetricId::kCheckpointFailures);
+  done(taken);
 }
 
 Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request,

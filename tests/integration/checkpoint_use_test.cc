@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/substitute.h"
@@ -207,6 +208,25 @@ TEST_F(CheckpointUseTest, ASkippedStepIsInTheCheckpoint) {
   stream = client_->Train(model_, {.group = "run"});
   ASSERT_TRUE(stream.ok()) << stream.status();
   EXPECT_EQ((*stream)->next_step(), 2);
+}
+
+// Would catch: a failure that nobody hears of, because the stream ends before a result can tell of
+// it, or nobody reads the result.
+TEST_F(CheckpointUseTest, TheLogTellsOfACheckpointOfAStreamThatFailed) {
+  Start(2, 2);
+  Declare(MixedModel("mixed"));
+  auto stream = client_->Train(model_, {.group = "run"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE((*stream)->SendLookup(0, Features(MixedBatch(1, 20))).ok());
+  ASSERT_TRUE((*stream)->ReceiveLookup().ok());
+  ASSERT_TRUE((*stream)->SendUpdate(0, {}, {.checkpoint = "no/name", .skip = true}).ok());
+  ASSERT_TRUE((*stream)->ReceiveUpdate().ok());
+  ASSERT_TRUE((*stream)->Finish().ok());
+  EXPECT_TRUE(Eventually([&] {
+    const std::string log = cluster_->CoordinatorLog();
+    return absl::StrContains(log, "a checkpoint could not be saved") &&
+           absl::StrContains(log, "no/name");
+  })) << cluster_->CoordinatorLog();
 }
 
 // A script may save again at once; its second save wrote all its files, and was then refused.

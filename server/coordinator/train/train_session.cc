@@ -293,10 +293,16 @@ void TrainSession::LogIfSlow(int64_t step, absl::Duration time, const v1::StepTi
             {"trace", rpc::TraceId(context_->trace())}});
 }
 
-void StreamCheckpoints::Outcomes::Add(const std::string& name, int64_t step,
-                                      const absl::Status& status) {
+void StreamCheckpoints::Outcomes::Add(const v1::ModelConfig& model, const Outcome& outcome) {
+  if (!outcome.status.ok()) {
+    ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
+             {{"model", model.name()},
+              {"checkpoint", outcome.name},
+              {"step", outcome.step},
+              {"reason", outcome.status.message()}});
+  }
   MutexLock lock(&mutex);
-  known.push_back({name, step, status});
+  known.push_back(outcome);
 }
 
 void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPart& part,
@@ -317,14 +323,14 @@ void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPar
       return held;
     });
   }
-  if (!status.ok()) outcomes_->Add(name, part.step(), status);
+  if (!status.ok()) outcomes_->Add(model_->config, {name, part.step(), status});
 }
 
 void StreamCheckpoints::AfterStep(rpc::CallContext* context) {
   if (pause_ == nullptr) return;
-  const auto ended = [outcomes = outcomes_, name = save_.name,
+  const auto ended = [outcomes = outcomes_, model = model_, name = save_.name,
                       step = save_.before->next_step() - 1](const absl::Status& status) {
-    outcomes->Add(name, step, status);
+    outcomes->Add(model->config, {name, step, status});
   };
   auto save = checkpoints_->BeginSave(model_, save_, std::move(pause_), context);
   if (!save.ok()) return ended(save.status());

@@ -55,7 +55,8 @@ class StreamCheckpoints {
   struct Outcomes {
     Mutex mutex;
     std::deque<Outcome> known ABSL_GUARDED_BY(mutex);
-    void Add(const std::string& name, int64_t step, const absl::Status& status);
+    // A failure goes to the log, too: no later result of the stream may tell of it.
+    void Add(const v1::ModelConfig& model, const Outcome& outcome);
   };
 
   Checkpoints* const checkpoints_;
