@@ -183,6 +183,11 @@ TEST_F(CheckpointTest, Shows) {
     file->set_rows(100);
     file->set_bytes(kMiB);
   }
+  v1::CheckpointInfo& newer = *service_.checkpoints.list.add_checkpoints();
+  newer = Info("step-8");
+  newer.set_saved_at_ms(manifest.saved_at_ms() + 1);
+  *service_.checkpoints.list.add_checkpoints() = Info("step-7");
+  service_.checkpoints.list.add_damaged("m/c: manifest.json: cut off");
   const Outcome show = Call({"show", "m"});
   EXPECT_EQ(show.code, kOk) << show.err;
   EXPECT_EQ(show.out,
@@ -194,7 +199,10 @@ TEST_F(CheckpointTest, Shows) {
             "groups: -\n"
             "\n"
             "STACK  ARRAY    FILES  ROWS  SIZE\n"
-            "wide   weights  2      200   2.0 MiB\n");
+            "wide   weights  2      200   2.0 MiB\n"
+            "PASSED OVER: 'step-8' is newer, but what it builds on is damaged or missing\n"
+            "DAMAGED: m/c: manifest.json: cut off\n");
+  EXPECT_THAT(Call({"show", "m", "step-7"}).out, ::testing::EndsWith("2.0 MiB\n"));
   const Json json = Json::parse(Call({"show", "m", "step-7", "--json"}).out);
   EXPECT_EQ(json["history"], "0000000000000077");
   EXPECT_EQ(json["files"][1]["partition"], 1);

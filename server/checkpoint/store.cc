@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/failpoint.h"
 #include "base/status.h"
@@ -219,19 +220,21 @@ absl::StatusOr<CheckpointChain> CheckpointStore::NewestChain(const std::string& 
                                                              Damages* damaged) const {
   RETURN_IF_ERROR(CheckModelName(model));
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
-  if (damaged != nullptr) *damaged = list.damaged();
+  Damages found;
+  if (damaged == nullptr) damaged = &found;
+  *damaged = list.damaged();
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     auto chain = Chain(model, info.name());
     if (!files::IsGone(chain.status())) return chain;
-    if (damaged != nullptr && !absl::IsNotFound(chain.status())) {  // else deleted just now
-      *damaged->Add() = std::string(chain.status().message());
-    }
+    if (absl::IsNotFound(chain.status())) continue;  // deleted just now
+    *damaged->Add() = std::string(chain.status().message());
   }
-  const int unusable = list.checkpoints_size() + list.damaged_size();
+  const int named = std::min(damaged->size(), 8);
   return absl::NotFoundError(
-      unusable == 0 ? absl::StrCat("model \"", model, "\" has no checkpoints")
-                    : absl::StrCat("model \"", model, "\" has no intact checkpoint, only ",
-                                   unusable, " damaged"));
+      named == 0 ? absl::StrCat("model \"", model, "\" has no checkpoints")
+                 : absl::StrCat("model \"", model, "\" has no intact checkpoint, only ",
+                                damaged->size(), " damaged: ",
+                                absl::StrJoin(damaged->begin(), damaged->begin() + named, "; ")));
 }
 
 absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,

@@ -370,6 +370,15 @@ TEST_F(StoreTest, DamagedOnesAreToldAndPassedOver) {
               HasSubstr("it is the manifest of checkpoint \"a\""));
   std::filesystem::create_directory(dir_.Path("m%2F1/e"));
   EXPECT_EQ(store_.List("m/1")->damaged_size(), 3);
+  // Where none is intact, the error names them.
+  std::filesystem::rename(dir_.Path("m%2F1/a"), dir_.Path("m%2F1/.a"));
+  const absl::Status none = store_.Newest("m/1").status();
+  EXPECT_EQ(none.code(), StatusCode::kNotFound);
+  EXPECT_THAT(
+      std::string(none.message()),
+      testing::AllOf(HasSubstr("only 4 damaged"), HasSubstr("m%2F1/b/manifest.json: its checksum"),
+                     HasSubstr("checkpoint \"c\" builds on \"b\"")));
+  std::filesystem::rename(dir_.Path("m%2F1/.a"), dir_.Path("m%2F1/a"));
   // They can be deleted.
   ASSERT_TRUE(store_.Delete("m/1", "c").ok());
   for (const char* name : {"b", "d", "e"}) EXPECT_TRUE(store_.Delete("m/1", name).ok()) << name;

@@ -104,6 +104,27 @@ class AutoCheckpointsTest : public testing::Test {
     EXPECT_TRUE(shard_->ResumeChanges(resume, &context_).ok());
   }
 
+  // A model's first checkpoint is one that others may build on when the shard has heard of it.
+  bool MayBuildOnFirst(const step::ServedModel& model) {
+    return Eventually([&] {
+      auto pause = step::OfRows<internal::v1::PauseChangesRequest>(model.id, model.history);
+      pause.set_pause_id(kPause);
+      pause.set_lease_ms(60'000);
+      const auto answer = shard_->PauseChanges(pause, &context_);
+      LetGo(model);
+      return answer.ok() && answer->checkpoint_id() != 0;
+    });
+  }
+  // Of "a", an incremental one if that is possible.
+  Checkpoints::Progress SaveOnTop(const std::string& name) {
+    v1::SaveCheckpointRequest save;
+    save.set_model("a");
+    save.set_name(name);
+    save.set_incremental(true);
+    return coordinator_->resources().checkpoints->Save(
+        save, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_);
+  }
+
   // Of another coordinator, which looks when it is asked to.
   ModelRegistryOptions OfOther() {
     ModelRegistryOptions options;
@@ -260,24 +281,10 @@ TEST_F(AutoCheckpointsTest, LimitsThatAreSetWhileACheckpointIsLoadedStay) {
 // Would catch: an alarm of damage where nothing is damaged, because another call has taken files
 // away while they were read.
 TEST_F(AutoCheckpointsTest, WhatIsMergedOrDeletedWhileItIsReadIsNotDamaged) {
-  const step::ServedModelPtr model = ChangeNew("a");
-  // Its first checkpoint is one that others may build on when the shard has heard of it.
-  const auto heard = [&] {
-    auto pause = step::OfRows<internal::v1::PauseChangesRequest>(model->id, model->history);
-    pause.set_pause_id(kPause);
-    pause.set_lease_ms(60'000);
-    const auto answer = shard_->PauseChanges(pause, &context_);
-    LetGo(*model);
-    return answer.ok() && answer->checkpoint_id() != 0;
-  };
-  ASSERT_TRUE(Eventually(heard));
+  ASSERT_TRUE(MayBuildOnFirst(*ChangeNew("a")));
   Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
   const auto ignore = [](const v1::CheckpointProgress&) { return absl::OkStatus(); };
-  v1::SaveCheckpointRequest save;
-  save.set_model("a");
-  save.set_name("b");
-  save.set_incremental(true);
-  const auto saved = checkpoints.Save(save, ignore, &context_);
+  const auto saved = SaveOnTop("b");
   ASSERT_TRUE(saved.ok()) << saved.status();
   ASSERT_EQ(saved->checkpoint().chain(), 1);
   v1::VerifyCheckpointRequest verify;
@@ -364,6 +371,30 @@ TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatIsPassedOver) {
   EXPECT_EQ(rows->chain.front().manifest().name(), "b");
   for (const std::string& told :
        {std::string("a checkpoint is damaged"), manifest, std::string("taken=b")}) {
+    EXPECT_TRUE(absl::StrContains(log, told)) << told << " is not in: " << log;
+  }
+}
+
+// Would catch: an incremental checkpoint that is a full one without a word of why.
+TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatNothingCanBuildOn) {
+  ASSERT_TRUE(MayBuildOnFirst(*ChangeNew("a")));
+  auto saved = SaveOnTop("b");
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_EQ(saved->checkpoint().chain(), 1);
+  const std::string manifest = absl::StrCat(cluster_.storage().checkpoints(), "/a/b/manifest.json");
+  std::filesystem::resize_file(manifest, 9);
+  testing::internal::CaptureStderr();
+  saved = SaveOnTop("c");
+  v1::GetCheckpointRequest newest;
+  newest.set_model("a");
+  const auto shown = coordinator_->resources().checkpoints->Get(newest, &context_);
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  EXPECT_EQ(saved->checkpoint().chain(), 0);
+  ASSERT_TRUE(shown.ok()) << shown.status();
+  EXPECT_EQ(shown->name(), "c");
+  for (const std::string& told :
+       {manifest, std::string("none: a full one is saved"), std::string("taken=c")}) {
     EXPECT_TRUE(absl::StrContains(log, told)) << told << " is not in: " << log;
   }
 }

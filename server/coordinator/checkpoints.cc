@@ -168,10 +168,14 @@ void CheckpointSave::ChooseParent(const ChangePause::Answers& answers) {
     return answer.checkpoint_id() == known;
   });
   if (!options_.incremental || known == 0 || !all_know) return;
-  const auto chain = store_->NewestChain(model().config.name());
-  if (!chain.ok()) return;
+  checkpoint::CheckpointStore::Damages damaged;
+  const auto chain = store_->NewestChain(model().config.name(), &damaged);
+  if (!chain.ok() || chain->front().manifest().checkpoint_id() != known) {
+    LogPassedOver(model().config.name(), damaged, "none: a full one is saved");
+    return;
+  }
   const v1::CheckpointManifest& newest = chain->front().manifest();
-  if (newest.checkpoint_id() != known || newest.chain() >= options_.max_chain) return;
+  if (newest.chain() >= options_.max_chain) return;
   const int64_t full = checkpoint::InfoOf(chain->back().manifest()).bytes();
   most_bytes_ = full / 2 - (checkpoint::BytesOf(*chain) - full);
   manifest_.set_parent(newest.name());
@@ -653,8 +657,11 @@ absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(
 absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointRequest& request,
                                                         rpc::CallContext*) {
   RETURN_IF_ERROR(CheckEnabled());
-  return request.name().empty() ? store_.Newest(request.model())
-                                : store_.Read(request.model(), request.name());
+  if (!request.name().empty() && request.name() != checkpoint::kNewestCheckpoint) {
+    return store_.Read(request.model(), request.name());  // also if what it builds on is damaged
+  }
+  ASSIGN_OR_RETURN(const auto chain, ChainOf(request.model(), request.name()));
+  return chain.front().manifest();
 }
 
 absl::StatusOr<uint64_t> Checkpoints::LoggedHistory(const std::string& model,

@@ -20,6 +20,10 @@ std::string TimeText(int64_t since_1970_ms) {
                           absl::UTCTimeZone());
 }
 
+void PrintDamaged(const v1::ListCheckpointsResponse& list, std::ostream& out) {
+  for (const std::string& damaged : list.damaged()) out << "DAMAGED: " << damaged << "\n";
+}
+
 absl::Status ListCheckpoints(Session& session, const v1::ListCheckpointsRequest& request) {
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::ListCheckpointsResponse>(request));
   if (session.json) return PrintJson(response, session.out);
@@ -35,9 +39,7 @@ absl::Status ListCheckpoints(Session& session, const v1::ListCheckpointsRequest&
     PrintColumns(lines, session.out);
     session.out << StoredText(response) << "\n";
   }
-  for (const std::string& damaged : response.damaged()) {
-    session.out << "DAMAGED: " << damaged << "\n";
-  }
+  PrintDamaged(response, session.out);
   return absl::OkStatus();
 }
 
@@ -74,9 +76,21 @@ void PrintManifest(const v1::CheckpointManifest& manifest, std::ostream& out) {
 }
 
 absl::Status ShowCheckpoint(Session& session, const v1::GetCheckpointRequest& request) {
+  v1::ListCheckpointsResponse list;  // where the newest is to be shown: what may be newer
+  if (request.name().empty() && !session.json) {
+    v1::ListCheckpointsRequest of_model;
+    of_model.set_model(request.model());
+    ASSIGN_OR_RETURN(list, session.Call<v1::ListCheckpointsResponse>(of_model));
+  }
   ASSIGN_OR_RETURN(const auto manifest, session.Call<v1::CheckpointManifest>(request));
   if (session.json) return PrintJson(manifest, session.out);
   PrintManifest(manifest, session.out);
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    if (info.saved_at_ms() <= manifest.saved_at_ms()) break;
+    session.out << "PASSED OVER: '" << info.name()
+                << "' is newer, but what it builds on is damaged or missing\n";
+  }
+  PrintDamaged(list, session.out);
   return absl::OkStatus();
 }
 
