@@ -229,12 +229,13 @@ absl::StatusOr<CheckpointChain> CheckpointStore::NewestChain(const std::string& 
     if (absl::IsNotFound(chain.status())) continue;  // deleted just now
     *damaged->Add() = std::string(chain.status().message());
   }
-  const int named = std::min(damaged->size(), 8);
-  return absl::NotFoundError(
-      named == 0 ? absl::StrCat("model \"", model, "\" has no checkpoints")
-                 : absl::StrCat("model \"", model, "\" has no intact checkpoint, only ",
-                                damaged->size(), " damaged: ",
-                                absl::StrJoin(damaged->begin(), damaged->begin() + named, "; ")));
+  if (damaged->empty()) {
+    return absl::NotFoundError(absl::StrCat("model \"", model, "\" has no checkpoints"));
+  }
+  const auto named_end = damaged->begin() + std::min(damaged->size(), 8);
+  return absl::DataLossError(
+      absl::StrCat("model \"", model, "\" has no intact checkpoint, only ", damaged->size(),
+                   " damaged: ", absl::StrJoin(damaged->begin(), named_end, "; ")));
 }
 
 absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,

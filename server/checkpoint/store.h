@@ -33,7 +33,7 @@ class CheckpointStore {
   absl::StatusOr<v1::ListCheckpointsResponse> ListAll(const std::string& model) const;
   absl::StatusOr<v1::CheckpointManifest> Read(const std::string& model,
                                               const std::string& name) const;
-  // The newest one that has all that it builds on.
+  // The newest one that has all that it builds on. DATA_LOSS: there are only damaged ones.
   absl::StatusOr<v1::CheckpointManifest> Newest(const std::string& model) const;
   // The same with all that it builds on. `damaged`, if it is not null: what is wrong with those
   // that were passed over. The newest may be among them: one without a manifest has no date.

@@ -373,7 +373,7 @@ TEST_F(StoreTest, DamagedOnesAreToldAndPassedOver) {
   // Where none is intact, the error names them.
   std::filesystem::rename(dir_.Path("m%2F1/a"), dir_.Path("m%2F1/.a"));
   const absl::Status none = store_.Newest("m/1").status();
-  EXPECT_EQ(none.code(), StatusCode::kNotFound);
+  EXPECT_EQ(none.code(), StatusCode::kDataLoss);
   EXPECT_THAT(
       std::string(none.message()),
       testing::AllOf(HasSubstr("only 4 damaged"), HasSubstr("m%2F1/b/manifest.json: its checksum"),

@@ -45,6 +45,7 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
     return std::optional(std::move(source));
   }
   if (!saves()) return std::nullopt;
+  ASSIGN_OR_RETURN(const int64_t given_up, checkpoints_->store().GivenUpUntil(config.name()));
   ASSIGN_OR_RETURN(const bool may, MayRecover(config.name()));
   if (!may) {
     ASSIGN_OR_RETURN(const auto list, checkpoints_->store().ListAll(config.name()));
@@ -52,17 +53,25 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
       LogPassedOver(config.name(), list.damaged(), "none: the model begins anew");
       return std::nullopt;
     }
-    return absl::DataLossError(absl::StrCat(
-        "model '", config.name(), "' has no checkpoint that can be read, only ",
-        list.damaged_size(), " damaged (", list.damaged(0),
-        "), and would begin anew: bring the file back, or, if it may, delete each that is damaged "
-        "(`emberctl checkpoint delete ",
-        config.name(), " NAME`; NAME is the folder of the file), or move that folder away"));
   }
-  ASSIGN_OR_RETURN(RowSource source, FindRowsUnlessGivenUp(config.name(), "newest"));
-  const v1::CheckpointManifest& newest = source.chain.front().manifest();
+  auto source = FindRowsUnlessGivenUp(config.name(), "newest");
+  if (source.ok() && source->chain.front().manifest().saved_at_ms() <= given_up) {
+    source = absl::DataLossError(
+        absl::StrCat("all checkpoints of model '", config.name(),
+                     "' since it was dropped or reset are damaged (`emberctl checkpoint list ",
+                     config.name(), "` names the files)"));
+  }
+  if (absl::IsDataLoss(source.status())) {
+    return absl::DataLossError(absl::StrCat(
+        source.status().message(),
+        "; the model would begin anew: bring the files back, or, if it may, delete each checkpoint "
+        "that is damaged (`emberctl checkpoint delete ",
+        config.name(), " NAME`; NAME is the folder of the file), or move these folders away"));
+  }
+  RETURN_IF_ERROR(source.status());
+  const v1::CheckpointManifest& newest = source->chain.front().manifest();
   if (config::DifferInSamplesAlone(newest.config(), config))
-    return std::optional(std::move(source));
+    return std::optional(*std::move(source));
   return absl::FailedPreconditionError(absl::StrCat(
       "model '", config.name(), "' has checkpoints of another config (first difference: ",
       config::FirstDifference(newest.config(), config), "); `emberctl checkpoint restore ",

@@ -399,6 +399,30 @@ TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatNothingCanBuildOn
   }
 }
 
+// Would catch: a declaration that is to be tried again for ever, because the only checkpoint that
+// can be read is one that was given up, and those since then are damaged.
+TEST_F(AutoCheckpointsTest, WhatWasGivenUpIsNotTakenForWhatIsDamaged) {
+  ChangeNew("a");
+  ASSERT_TRUE(SaveOnTop("old").ok());
+  v1::DropModelRequest drop;
+  drop.set_name("a");
+  ASSERT_TRUE(coordinator_->DropModel(drop, &context_).ok());
+  const step::ServedModelPtr model = ChangeNew("a");
+  ASSERT_TRUE(MayBuildOnFirst(*model));
+  const auto saved = SaveOnTop("b");
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_EQ(saved->checkpoint().chain(), 1);
+  std::filesystem::resize_file(absl::StrCat(cluster_.storage().checkpoints(), "/a/",
+                                            saved->checkpoint().parent(), "/manifest.json"),
+                               9);
+  const absl::Status damaged =
+      coordinator_->auto_checkpoints()->FindRows(model->config, "").status();
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  for (const char* told : {"emberctl checkpoint list a", "emberctl checkpoint delete a NAME"}) {
+    EXPECT_TRUE(absl::StrContains(damaged.message(), told)) << damaged;
+  }
+}
+
 // Would catch: a model that begins anew in silence, though its rows lie in a checkpoint whose
 // manifest alone is damaged.
 TEST_F(AutoCheckpointsTest, AModelWhoseCheckpointsAreAllDamagedDoesNotBeginAnew) {
