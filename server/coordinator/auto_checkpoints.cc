@@ -302,7 +302,7 @@ void AutoCheckpoints::SaveIfDue(const step::ServedModelPtr& model) {
     const absl::Status status = Save(model, Reason::kDue, &stopping_);
     over(status);
     // Another save of the model was under way, or the model has just changed.
-    if (status.ok() || absl::IsAborted(status) || absl::IsNotFound(status)) return;
+    if (status.ok() || absl::IsAborted(status) || IsGone(*model, status)) return;
     ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
              {{"model", name}, {"reason", status.message()}});
   };
@@ -363,7 +363,7 @@ void AutoCheckpoints::SaveAtStop(absl::Time end) {
     // checkpoint was read, so that a shard has nothing to tell from there on.
     const bool again = absl::IsAborted(status) || absl::IsFailedPrecondition(status);
     if (again && SteadyNow() < end) return false;
-    if (status.ok() || absl::IsNotFound(status)) return true;
+    if (status.ok() || IsGone(*model, status)) return true;
     ops::Log(ops::LogLevel::kError, "a model could not be saved before the stop: changes are lost",
              {{"model", model->config.name()}, {"reason", status.message()}});
     return true;

@@ -100,6 +100,11 @@ class AutoCheckpoints {
   // Models of which there are checkpoints, but no rows.
   void RecoverAbsent();
   bool Due(const Saved& saved, const step::ServedModel& model, Reason reason) const;
+  // Whether the error of a save says that the model's rows are gone: a file may be what was not
+  // found, too, as where the folder of a shard is not that of the coordinator.
+  bool IsGone(const step::ServedModel& model, const absl::Status& status) const {
+    return absl::IsNotFound(status) && registry_->Recall(model.id).history() != model.history;
+  }
   void SaveIfDue(const step::ServedModelPtr& model) ABSL_LOCKS_EXCLUDED(mutex_);
   // Unless another coordinator has just done so.
   absl::Status Save(const step::ServedModelPtr& model, Reason reason, rpc::CallContext* context)

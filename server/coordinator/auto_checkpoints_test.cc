@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -16,11 +17,24 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "config/config.h"
 #include "server/coordinator/coordinator.h"
 #include "server/host/shard_backend.h"
+
+namespace emberd {
+
+// Set by a test: runs when the folder of a checkpoint is there, and nothing is in it yet.
+std::function<void()> when_a_save_begins;
+
+// Instead of that of base/failpoint.cc, which does nothing.
+void ReachFailpoint(const char* name) {
+  if (std::string(name) == "save.begins" && when_a_save_begins) when_a_save_begins();
+}
+
+}  // namespace emberd
 
 namespace emberd::coordinator {
 namespace auto_checkpoints_test {
@@ -175,6 +189,25 @@ TEST_F(AutoCheckpointsTest, AModelThatHasToWaitKeepsNoOtherFromBeingSavedAtTheSt
   other.join();
   EXPECT_EQ(SavedChanges("a"), 1);
   EXPECT_EQ(SavedChanges("b"), 1);
+}
+
+// Would catch: changes that are lost without a word, because the shards do not find the folder that
+// the coordinator has made, as where they do not share a file system: NOT_FOUND says of a model
+// that it was dropped.
+TEST_F(AutoCheckpointsTest, AStopNamesAModelWhoseFolderTheShardsDoNotFind) {
+  ASSERT_TRUE(MayBuildOnFirst(*ChangeNew("a")));
+  when_a_save_begins = [&] {
+    const std::filesystem::path folder(absl::StrCat(cluster_.storage().checkpoints(), "/a"));
+    for (const auto& one : std::filesystem::directory_iterator(folder)) {
+      if (absl::StartsWith(one.path().filename().string(), ".saving-")) remove_all(one.path());
+    }
+  };
+  testing::internal::CaptureStderr();
+  coordinator_->auto_checkpoints()->SaveAtStop(SteadyNow() + 2 * kPatience);
+  const std::string log = testing::internal::GetCapturedStderr();
+  when_a_save_begins = nullptr;
+  EXPECT_TRUE(absl::StrContains(log, "a model could not be saved before the stop")) << log;
+  EXPECT_EQ(SavedChanges("a"), 0);
 }
 
 // Would catch: a drop that goes by what its coordinator knew of a name, not by what is there now. A
