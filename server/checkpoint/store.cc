@@ -18,6 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/suggest.h"
@@ -507,13 +509,17 @@ absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history)
   if (absl::IsNotFound(lock.status())) return files::CheckLinks(ModelFolder(model));
   RETURN_IF_ERROR(lock.status());
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
-  if (list.checkpoints().empty()) return absl::OkStatus();
-  if (history != 0) {
+  if (list.checkpoints().empty() && list.damaged().empty()) return absl::OkStatus();
+  if (history != 0 && !list.checkpoints().empty()) {
     ASSIGN_OR_RETURN(const auto newest, Read(model, list.checkpoints(0).name()));
     if (newest.history() != history) return absl::OkStatus();
   }
-  const int64_t until =
-      std::max(list.checkpoints(0).saved_at_ms(), GivenUpUntil(model).value_or(0));
+  int64_t until = GivenUpUntil(model).value_or(0);
+  if (!list.checkpoints().empty()) until = std::max(until, list.checkpoints(0).saved_at_ms());
+  if (!list.damaged().empty()) {  // until somebody mends it; the newest may be among them
+    const int64_t now = absl::ToUnixMillis(absl::Now());  // a date
+    until = std::max(until, now);
+  }
   return files::WriteFileWhole(ModelFolder(model), kGivenUpFile, absl::StrCat(until));
 }
 

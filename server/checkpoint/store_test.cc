@@ -17,6 +17,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "server/files/files.h"
@@ -287,6 +289,24 @@ TEST_F(StoreTest, NoCheckpointSlipsPastANoteOfItsRows) {
   EXPECT_TRUE(committed.ok()) << committed;
   drop.join();
   EXPECT_EQ(store_.GivenUpUntil("m/1").value_or(-1), store_.Read("m/1", "a")->saved_at_ms());
+}
+
+// Would catch: a model that was dropped, and comes back by itself when somebody puts a file of a
+// checkpoint back that was damaged at the time.
+TEST_F(StoreTest, WhatWasDamagedWhenRowsWereGivenUpIsGivenUpToo) {
+  for (const bool has_older : {false, true}) {
+    model_ = has_older ? "two" : "one";
+    clock_ = absl::ToUnixMillis(absl::Now()) - 3'600'000;  // a date
+    ASSERT_TRUE(!has_older || Save("a").ok());
+    ASSERT_TRUE(Save("b").ok());
+    const std::string manifest = dir_.Path(absl::StrCat(model_, "/b/manifest.json"));
+    std::filesystem::rename(manifest, dir_.Path("aside"));
+    ASSERT_TRUE(store_.GiveUp(model_).ok());
+    std::filesystem::rename(dir_.Path("aside"), manifest);
+    EXPECT_GE(store_.GivenUpUntil(model_).value_or(0), store_.Read(model_, "b")->saved_at_ms());
+    ASSERT_TRUE(Save("c").ok());
+    EXPECT_LT(store_.GivenUpUntil(model_).value_or(0), store_.Read(model_, "c")->saved_at_ms());
+  }
 }
 
 // Through two coordinators: each may drop the model.
