@@ -19,7 +19,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "base/suggest.h"
@@ -227,9 +226,8 @@ absl::StatusOr<CheckpointChain> CheckpointStore::NewestChain(const std::string& 
   *damaged = list.damaged();
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     auto chain = Chain(model, info.name());
-    if (!files::IsGone(chain.status())) return chain;
-    if (absl::IsNotFound(chain.status())) continue;  // deleted just now
-    *damaged->Add() = std::string(chain.status().message());
+    if (!files::IsGone(chain.status())) return chain;  // else damaged, or deleted just now
+    if (absl::IsDataLoss(chain.status())) *damaged->Add() = std::string(chain.status().message());
   }
   if (damaged->empty()) {
     return absl::NotFoundError(absl::StrCat("model \"", model, "\" has no checkpoints"));
@@ -516,10 +514,8 @@ absl::Status CheckpointStore::GiveUp(const std::string& model, uint64_t history)
   }
   int64_t until = GivenUpUntil(model).value_or(0);
   if (!list.checkpoints().empty()) until = std::max(until, list.checkpoints(0).saved_at_ms());
-  if (!list.damaged().empty()) {  // until somebody mends it; the newest may be among them
-    const int64_t now = absl::ToUnixMillis(absl::Now());  // a date
-    until = std::max(until, now);
-  }
+  const int64_t now = absl::ToUnixMillis(absl::Now());        // a date
+  if (!list.damaged().empty()) until = std::max(until, now);  // the newest may be among them
   return files::WriteFileWhole(ModelFolder(model), kGivenUpFile, absl::StrCat(until));
 }
 

@@ -78,9 +78,8 @@ class CheckpointStore {
   using MayGo = std::function<absl::Status(const v1::CheckpointManifest&)>;
   absl::StatusOr<int64_t> Delete(const std::string& model, const std::string& name,
                                  uint64_t history = 0, const MayGo& may_go = nullptr) const;
-  // The rows of a model are given up on purpose: none of the checkpoints that it has is to bring
-  // them back by itself, also if it is damaged and mended later. With a `history`: only if the
-  // newest is of these rows.
+  // The rows of a model are given up on purpose: none of the checkpoints that it has, damaged or
+  // not, is to bring them back by itself. With a `history`: only if the newest is of these rows.
   absl::Status GiveUp(const std::string& model, uint64_t history = 0) const;
   // Only checkpoints saved later than this, in ms since 1970, may. 0: all.
   absl::StatusOr<int64_t> GivenUpUntil(const std::string& model) const;
