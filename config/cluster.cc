@@ -204,20 +204,17 @@ int ShardsOnOneHost(const v1::ClusterConfig& cluster) {
 // for what they need themselves, and for whatever else runs there.
 void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster) {
   v1::BudgetConfig& budgets = *cluster->mutable_budgets();
-  const auto fill = [&budgets](int64_t (v1::BudgetConfig::*get)() const,
-                               void (v1::BudgetConfig::*set)(int64_t), int64_t value) {
-    if ((budgets.*get)() == 0) (budgets.*set)(value);
+  const auto fill = [&budgets](const char* name, int64_t value) {
+    const auto& field = *budgets.GetDescriptor()->FindFieldByName(name);
+    const auto& reflection = *budgets.GetReflection();
+    if (reflection.GetInt64(budgets, &field) == 0) reflection.SetInt64(&budgets, &field, value);
   };
   const int64_t partitions =
       int64_t{ShardsOnOneHost(*cluster)} * std::max(1, cluster->sparsecores_per_shard());
-  fill(&v1::BudgetConfig::bytes_per_sparsecore, &v1::BudgetConfig::set_bytes_per_sparsecore,
-       std::max(kMinBudget, memory_bytes / 2 / partitions));
-  fill(&v1::BudgetConfig::batch_bytes, &v1::BudgetConfig::set_batch_bytes,
-       std::clamp(memory_bytes / 16, kMinBudget, kMaxBatchBytes));
-  fill(&v1::BudgetConfig::in_flight_bytes, &v1::BudgetConfig::set_in_flight_bytes,
-       std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
-  fill(&v1::BudgetConfig::shared_memory_bytes, &v1::BudgetConfig::set_shared_memory_bytes,
-       std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
+  fill("bytes_per_sparsecore", std::max(kMinBudget, memory_bytes / 2 / partitions));
+  fill("batch_bytes", std::clamp(memory_bytes / 16, kMinBudget, kMaxBatchBytes));
+  fill("in_flight_bytes", std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
+  fill("shared_memory_bytes", std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
   if (cluster->has_storage() && cluster->storage().copy_bytes() == 0) {
     cluster->mutable_storage()->set_copy_bytes(
         std::clamp(memory_bytes / 16 / ShardsOnOneHost(*cluster), kMinBudget, kMaxCopyBytes));
