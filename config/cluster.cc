@@ -89,8 +89,7 @@ absl::Status CheckPresent(absl::string_view field, const std::string& value,
 absl::Status CheckTls(const v1::TlsConfig& tls) {
   RETURN_IF_ERROR(CheckPresent("tls.certificate_file", tls.certificate_file(),
                                "TLS needs the certificate of the process"));
-  RETURN_IF_ERROR(
-      CheckPresent("tls.key_file", tls.key_file(), "TLS needs the key of the certificate"));
+  RETURN_IF_ERROR(CheckPresent("tls.key_file", tls.key_file(), "TLS needs the certificate's key"));
   return CheckPresent("tls.ca_file", tls.ca_file(),
                       "TLS needs the authorities that coordinators trust for shards");
 }
@@ -138,25 +137,26 @@ absl::Status CheckSecurity(const v1::ClusterConfig& cluster) {
   return CheckPlainTokens(cluster.coordinators(), "coordinators");
 }
 
-absl::Status IgnoredWithLog(absl::string_view field, int64_t value) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "storage.", field, ": ", value,
-      " would be ignored with durability LOG, which saves a checkpoint when a log is larger than "
-      "storage.log_bytes, and keeps two; remove it, and set log_bytes, or use durability "
-      "CHECKPOINT"));
-}
+using Storage = v1::StorageConfig;
+// Fields of `storage` that one durability alone uses.
+constexpr std::pair<const char*, Storage::Durability> kUsedBy[] = {
+    {"every_seconds", Storage::CHECKPOINT}, {"every_steps", Storage::CHECKPOINT},
+    {"keep", Storage::CHECKPOINT},          {"fsync", Storage::LOG},
+    {"fsync_interval_ms", Storage::LOG},    {"log_bytes", Storage::LOG}};
 
 // `storage` is complete; what stands there as its default was perhaps not asked for.
-absl::Status CheckUsedWithLog(const v1::StorageConfig& storage) {
-  v1::StorageConfig defaults;
+absl::Status CheckUsed(const Storage& storage) {
+  Storage defaults;
   FillFields(&defaults);
-  if (storage.every_seconds() != defaults.every_seconds()) {
-    return IgnoredWithLog("every_seconds", storage.every_seconds());
+  for (const auto& [name, user] : kUsedBy) {
+    const auto& field = *storage.GetDescriptor()->FindFieldByName(name);
+    const std::string value = ValueText(storage, field);
+    if (storage.durability() == user || value == ValueText(defaults, field)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("storage.", name, ": ", value, " would be ignored with durability ",
+                     Storage::Durability_Name(storage.durability()),
+                     "; remove it, or write durability: ", Storage::Durability_Name(user)));
   }
-  if (storage.every_steps() != defaults.every_steps()) {
-    return IgnoredWithLog("every_steps", storage.every_steps());
-  }
-  if (storage.keep() != defaults.keep()) return IgnoredWithLog("keep", storage.keep());
   return absl::OkStatus();
 }
 
@@ -171,8 +171,7 @@ absl::Status CompleteStorage(v1::StorageConfig* storage) {
     storage->set_checkpoints(
         absl::StrCat(absl::StripSuffix(storage->directory(), "/"), "/checkpoints"));
   }
-  if (storage->durability() == v1::StorageConfig::LOG) return CheckUsedWithLog(*storage);
-  return absl::OkStatus();
+  return CheckUsed(*storage);
 }
 
 absl::Status CheckDigest(const std::string& path, const v1::Token& token) {

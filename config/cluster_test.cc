@@ -124,6 +124,18 @@ TEST(CompleteCluster, KeepsWhatIsGivenOfStorage) {
   EXPECT_EQ(storage.copy_bytes(), 7);
 }
 
+TEST(CompleteCluster, KeepsWhatIsGivenOfALog) {
+  const auto cluster =
+      ParseCluster(absl::StrCat(kOneShard,
+                                "storage { directory: 'd' durability: LOG fsync: ALWAYS "
+                                "fsync_interval_ms: 5 log_bytes: 1048576 max_chain: 2 }"));
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ(cluster->storage().fsync(), v1::StorageConfig::ALWAYS);
+  EXPECT_EQ(cluster->storage().fsync_interval_ms(), 5);
+  EXPECT_EQ(cluster->storage().log_bytes(), kMiB);
+  EXPECT_EQ(cluster->storage().max_chain(), 2);
+}
+
 TEST(CompleteCluster, KeepsWhatIsGiven) {
   auto cluster = ParseCluster(
       "shards { address: 'a:0' } sparsecores_per_shard: 8 shard_threads: 3 "
@@ -278,6 +290,23 @@ const BadCluster kBadClusters[] = {
      "storage.every_steps: 50 would be ignored with durability LOG"},
     {"KeepWithLog", "directory", "durability: LOG keep: 5 directory",
      "storage.keep: 5 would be ignored with durability LOG"},
+    {"SecondsInMemory", "directory", "every_seconds: 2 directory",
+     "storage.every_seconds: 2 would be ignored with durability MEMORY; remove it, or write "
+     "durability: CHECKPOINT"},
+    {"StepsInMemory", "directory", "durability: MEMORY every_steps: 50 directory",
+     "storage.every_steps: 50 would be ignored with durability MEMORY"},
+    {"KeepInMemory", "directory", "keep: 5 directory",
+     "storage.keep: 5 would be ignored with durability MEMORY"},
+    {"FsyncInMemory", "directory", "fsync: ALWAYS directory",
+     "storage.fsync: ALWAYS would be ignored with durability MEMORY; remove it, or write "
+     "durability: LOG"},
+    {"FsyncOfCheckpoints", "directory", "durability: CHECKPOINT fsync: NEVER directory",
+     "storage.fsync: NEVER would be ignored with durability CHECKPOINT"},
+    {"FsyncIntervalOfCheckpoints", "directory",
+     "durability: CHECKPOINT fsync_interval_ms: 1 directory",
+     "storage.fsync_interval_ms: 1 would be ignored with durability CHECKPOINT"},
+    {"LogBytesOfCheckpoints", "directory", "durability: CHECKPOINT log_bytes: 1048576 directory",
+     "storage.log_bytes: 1048576 would be ignored with durability CHECKPOINT"},
     {"NegativeKeep", "directory", "keep: -1 directory",
      "storage.keep: -1 is not allowed; it must be >= 1"},
     {"NegativeChain", "directory", "max_chain: -2 directory",

@@ -28,6 +28,7 @@ absl::StatusOr<v1::TokenFile> ParseTokenFile(absl::string_view text);
 absl::StatusOr<v1::ModelConfig> LoadModel(const std::string& path);
 absl::StatusOr<v1::ClusterConfig> LoadCluster(const std::string& path);
 absl::StatusOr<v1::TokenFile> LoadTokenFile(const std::string& path);
+absl::StatusOr<v1::ClusterConfig> ReadCluster(const std::string& path);  // unchecked, as it stands
 // All that stands in a file. Errors say why it cannot be read; NOT_FOUND: there is none;
 // FAILED_PRECONDITION: the path is right, but the machine cannot read the file.
 absl::StatusOr<std::string> ReadFile(const std::string& path);

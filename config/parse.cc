@@ -282,6 +282,14 @@ absl::Status Parse(absl::string_view text, Message* message) {
 }
 
 template <typename Config>
+absl::StatusOr<Config> ParseAs(absl::string_view text, absl::Status (*complete)(Config*)) {
+  Config config;
+  RETURN_IF_ERROR(Parse(text, &config));
+  RETURN_IF_ERROR(complete(&config));
+  return config;
+}
+
+template <typename Config>
 absl::StatusOr<Config> Load(const std::string& path,
                             absl::StatusOr<Config> (*parse)(absl::string_view)) {
   const absl::StatusOr<std::string> text = ReadFile(path);
@@ -322,17 +330,11 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::StatusOr<v1::ModelConfig> ParseModel(absl::string_view text) {
-  v1::ModelConfig model;
-  RETURN_IF_ERROR(Parse(text, &model));
-  RETURN_IF_ERROR(CompleteModel(&model));
-  return model;
+  return ParseAs(text, &CompleteModel);
 }
 
 absl::StatusOr<v1::ClusterConfig> ParseCluster(absl::string_view text) {
-  v1::ClusterConfig cluster;
-  RETURN_IF_ERROR(Parse(text, &cluster));
-  RETURN_IF_ERROR(CompleteCluster(&cluster));
-  return cluster;
+  return ParseAs(text, &CompleteCluster);
 }
 
 absl::StatusOr<v1::TokenFile> ParseTokenFile(absl::string_view text) {
@@ -353,6 +355,12 @@ absl::StatusOr<v1::ClusterConfig> LoadCluster(const std::string& path) {
 }
 absl::StatusOr<v1::TokenFile> LoadTokenFile(const std::string& path) {
   return Load(path, &ParseTokenFile);
+}
+absl::StatusOr<v1::ClusterConfig> ReadCluster(const std::string& path) {
+  const auto parse = [](absl::string_view text) {
+    return ParseAs<v1::ClusterConfig>(text, [](auto*) { return absl::OkStatus(); });
+  };
+  return Load<v1::ClusterConfig>(path, parse);
 }
 
 }  // namespace emberd::config

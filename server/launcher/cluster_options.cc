@@ -75,12 +75,15 @@ absl::Status CheckIndex(const char* kind, int index, int count) {
 
 absl::StatusOr<v1::ClusterConfig> LoadClusterFor(const std::string& path, Role role, int index,
                                                  const Overrides& overrides) {
-  ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::LoadCluster(path));
+  ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::ReadCluster(path));
+  OverrideCommon(overrides, &cluster);
+  // Which fields the durability allows is known only now.
+  RETURN_IF_ERROR(OverrideStorage(overrides, &cluster));
+  RETURN_IF_ERROR(Annotate(config::CompleteCluster(&cluster), path));
   RETURN_IF_ERROR(role == Role::kShard
                       ? CheckIndex("shards", index, cluster.shards_size())
                       : CheckIndex("coordinators", index, cluster.coordinators_size()));
-  OverrideCommon(overrides, &cluster);
-  RETURN_IF_ERROR(OverrideStorage(overrides, &cluster));
+  // Budgets stay those of the addresses in the file, which all processes know.
   if (role == Role::kShard) {
     OverrideProcess(overrides, cluster.mutable_shards(index));
   } else {

@@ -149,14 +149,15 @@ TEST_F(LoadClusterForTest, FlagsAreCheckedLikeTheFile) {
 }
 
 TEST_F(LoadClusterForTest, DataReplacesTheFolderAndNothingElseOfStorage) {
-  std::ofstream(path_, std::ios::app) << "storage { directory: '/a' checkpoints: '/b' keep: 7 }";
+  std::ofstream(path_, std::ios::app)
+      << "storage { directory: '/a' checkpoints: '/b' max_chain: 7 }";
   Overrides overrides;
   overrides.data = "/c";
   const auto cluster = LoadClusterFor(path_, Role::kCoordinator, 0, overrides);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   EXPECT_EQ(cluster->storage().directory(), "/c");
   EXPECT_EQ(cluster->storage().checkpoints(), "/c/checkpoints");
-  EXPECT_EQ(cluster->storage().keep(), 7);
+  EXPECT_EQ(cluster->storage().max_chain(), 7);
   EXPECT_EQ(cluster->storage().durability(), v1::StorageConfig::MEMORY);
   overrides.data.reset();
   overrides.durability = v1::StorageConfig::CHECKPOINT;
@@ -164,6 +165,35 @@ TEST_F(LoadClusterForTest, DataReplacesTheFolderAndNothingElseOfStorage) {
   ASSERT_TRUE(durable.ok()) << durable.status();
   EXPECT_EQ(durable->storage().checkpoints(), "/b");
   EXPECT_EQ(durable->storage().durability(), v1::StorageConfig::CHECKPOINT);
+}
+
+// Would catch: a file that is checked before the flags which say what it is for.
+TEST_F(LoadClusterForTest, TheDurabilityOfTheFlagDecidesWhatTheFileMayHave) {
+  std::ofstream(path_, std::ios::app) << "storage { keep: 7 }";
+  Overrides overrides;
+  overrides.data = "/c";
+  EXPECT_EQ(LoadClusterFor(path_, Role::kCoordinator, 0, overrides).status().message(),
+            path_ +
+                ": storage.keep: 7 would be ignored with durability MEMORY; remove it, or write "
+                "durability: CHECKPOINT");
+  overrides.durability = v1::StorageConfig::CHECKPOINT;
+  const auto durable = LoadClusterFor(path_, Role::kCoordinator, 0, overrides);
+  ASSERT_TRUE(durable.ok()) << durable.status();
+  EXPECT_EQ(durable->storage().directory(), "/c");
+  EXPECT_EQ(durable->storage().keep(), 7);
+}
+
+// Would catch: processes with different budgets, of which some listen on other addresses than the
+// file has.
+TEST_F(LoadClusterForTest, AnotherAddressLeavesTheBudgets) {
+  std::ofstream(path_) << "shards { address: 'a:1' } shards { address: 'a:2' }";
+  Overrides overrides;
+  overrides.address = "0.0.0.0:1";
+  const auto there = LoadClusterFor(path_, Role::kShard, 1, {});
+  const auto elsewhere = LoadClusterFor(path_, Role::kShard, 0, overrides);
+  ASSERT_TRUE(there.ok() && elsewhere.ok()) << elsewhere.status();
+  EXPECT_EQ(elsewhere->shards(0).address(), "0.0.0.0:1");
+  EXPECT_EQ(elsewhere->budgets().bytes_per_sparsecore(), there->budgets().bytes_per_sparsecore());
 }
 
 TEST_F(LoadClusterForTest, IndexOutOfRange) {
