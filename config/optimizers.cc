@@ -1,5 +1,7 @@
 #include "config/optimizers.h"
 
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -113,6 +115,14 @@ absl::Status CheckOptimizer(const v1::OptimizerConfig& optimizer, const std::str
   if (optimizer.adam().bias_correction() && optimizer.adam().sum_inside_sqrt()) {
     return NotAllowed(FieldPath(path, "adam.sum_inside_sqrt"), "true",
                       "false or absent with bias_correction");
+  }
+  // An update takes the difference of two such powers: of infinities, it is NaN.
+  const double initial = optimizer.ftrl().initial_accumulator();
+  const double power = optimizer.ftrl().learning_rate_power();
+  const double least = -std::log(std::numeric_limits<float>::max()) / std::log(initial);
+  if (initial > 1 && power < least) {
+    return NotAllowed(FieldPath(path, "ftrl.learning_rate_power"), absl::StrCat(power),
+                      absl::StrCat("at least ", least, " with initial_accumulator ", initial));
   }
   return optimizer.has_custom() ? CheckCustom(optimizer.custom(), FieldPath(path, "custom"))
                                 : absl::OkStatus();

@@ -293,7 +293,7 @@ class AdamW(Optimizer):
 class Ftrl(Optimizer):
     """Follow the regularized leader. Slots: accumulator, linear. model.proto has its formulas.
 
-    learning_rate_power: <= 0, default -0.5.
+    learning_rate_power: <= 0, and initial_accumulator ** -learning_rate_power must be finite; default -0.5.
     l1, l2: of the regularization; >= 0, default 0.
     beta: >= 0, default 0.
     initial_accumulator: > 0, default 0.1.
