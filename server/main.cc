@@ -148,7 +148,8 @@ void AddUp(CLI::App* app, Flags* flags) {
       "Also stop when standard input ends: for a program that starts its own cluster and may "
       "be killed");
   up->add_flag("--no-restart", flags->no_restart,
-               "With --processes: do not restart a process that dies");
+               "With --processes: do not restart a process that dies")
+      ->needs("--processes");
   AddCommonFlags(up, flags);
   up->footer(
       "Prints 'emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=...' when "

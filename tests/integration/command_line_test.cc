@@ -185,6 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
          {"up", "--config", "CONFIG", "--processes"},
          "coordinators[1].address: \"10.1.1.1:0\" is not on the loopback interface"},
         {"TwoCoordinatorsInOneProcess", {"up", "--config", "CONFIG"}, "--processes"},
+        {"NoRestartInOneProcess", {"up", "--no-restart"}, "--no-restart requires --processes"},
         {"Durability", {"up", "--durability", "disk"}, "--durability"},
         {"DurabilityWithoutData", {"up", "--durability", "checkpoint"}, "--data DIR"},
         {"DataUnderAFile",
