@@ -120,8 +120,11 @@ TEST_F(EmberctlTest, ReadsWhatItHasWritten) {
   EXPECT_EQ(json["rows"][0]["id"], 4);
   EXPECT_EQ(json["rows"][0]["values"][1], 2.0f);
   rows = Call({"rows", "set", "m", "t", "3=1,2", "4=1"});
-  EXPECT_EQ(rows.code, kRefused);
+  EXPECT_EQ(rows.code, kUsage);
   EXPECT_THAT(rows.err, HasSubstr("row 4 has 1 values, but the first row has 2"));
+  rows = Call({"rows", "get", "m", "t", "1-600000", "1-600000"});
+  EXPECT_EQ(rows.code, kUsage);
+  EXPECT_THAT(rows.err, HasSubstr("\"1-600000\": more than 1000000 ids are not allowed"));
 }
 
 TEST_F(EmberctlTest, SaysWhatTheServerSaid) {

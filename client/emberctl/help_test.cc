@@ -125,6 +125,8 @@ TEST(HelpTest, WrongCommandLines) {
 
 TEST(OutputTest, QuantitiesAndShares) {
   EXPECT_EQ(Quantity(0), "0");
+  EXPECT_EQ(Quantity(0.01), "<0.1");  // an error in 100 s is not none
+  EXPECT_EQ(Quantity(0.05), "0.1");
   EXPECT_EQ(Quantity(1.25), "1.2");
   EXPECT_EQ(Quantity(99.97), "100");
   EXPECT_EQ(Quantity(999.4), "999");

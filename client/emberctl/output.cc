@@ -85,6 +85,7 @@ std::string Quantity(double value) {
   const char* const units[] = {"", "k", "M", "G", "T"};
   size_t unit = 0;
   for (; value >= 999.5 && unit + 1 < std::size(units); ++unit) value /= 1000;
+  if (value > 0 && value < 0.05) return "<0.1";
   if (unit == 0 && (value == 0 || value >= 99.95)) return absl::StrFormat("%.0f", value);
   return value < 99.95 ? absl::StrFormat("%.1f%s", value, units[unit])
                        : absl::StrFormat("%.0f%s", value, units[unit]);

@@ -41,7 +41,7 @@ Json MessageJson(const google::protobuf::Message& message);
 std::string Counted(int64_t count, absl::string_view one, absl::string_view plural = "");
 // "1.5 GiB"
 std::string Bytes(int64_t bytes);
-// "0", "1.5", "150", "12.3k", "4.0M": for what need not be exact. >= 0.
+// "0", "<0.1", "1.5", "150", "12.3k", "4.0M": for what need not be exact. >= 0.
 std::string Quantity(double value);
 // "150 us", "2.5 ms", "1.20 s"
 std::string Seconds(double seconds);

@@ -66,6 +66,25 @@ TEST(PlanTest, SaysThatAModelDoesNotFit) {
             "in 16 bits\n");
 }
 
+// Would catch: a laptop's memory taken for that of the cluster's machines.
+TEST(PlanTest, SaysWhoseMemoryTheBudgetIs) {
+  const std::string model = WriteTestFile("model", kModel);
+  const std::string cluster = WriteTestFile(
+      "cluster", "shards { address: 'a:1' } coordinators { address: 'a:2' } budgets {}");
+  constexpr char kNote[] =
+      "\nbudgets.bytes_per_sparsecore is that by default, from the memory of this machine "
+      "(--cluster FILE may give another)\n";
+  EXPECT_THAT(Emberctl({"plan", "--model", model, "--cluster", cluster}).out, HasSubstr(kNote));
+  EXPECT_THAT(Emberctl({"plan", "--model", model, "--shards", "2"}).out, HasSubstr(kNote));
+  const std::string large = WriteTestFile("large", R"(name: "m"
+      tables { name: "t" vocabulary_size: 2000000000 embedding_dim: 8192 }
+      features { name: "x" table: "t" })");
+  const Outcome plan = Emberctl({"plan", "--model", large});
+  EXPECT_EQ(plan.code, kRefused);
+  EXPECT_THAT(plan.err, HasSubstr(" by default, from the memory of this machine (--cluster FILE "
+                                  "may give another), so "));
+}
+
 TEST(PlanTest, WritesJson) {
   const std::string model = WriteTestFile("model", kModel);
   const Outcome plan =

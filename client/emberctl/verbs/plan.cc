@@ -22,12 +22,16 @@ struct PlanOptions {
   ClusterShape cluster;
 };
 
+constexpr char kOwnMemory[] =
+    " by default, from the memory of this machine (--cluster FILE may give another)";
+
 // A model's plan and what one partition of its cluster may hold.
 struct Planned {
   std::string model;
   v1::ModelPlan plan;
   int64_t partition_budget = 0;  // bytes; 0: unknown
   std::string missing_memory;    // MissingMemory
+  bool own_memory = false;       // the budget is kOwnMemory
 };
 
 absl::StatusOr<Planned> PlanFile(const PlanOptions& options) {
@@ -37,8 +41,13 @@ absl::StatusOr<Planned> PlanFile(const PlanOptions& options) {
       const preprocess::Plan plan,
       preprocess::MakePlan(model, {cluster.shards_size(), cluster.sparsecores_per_shard(),
                                    cluster.sparsecores_assumed()}));
+  v1::ClusterConfig given;
+  if (const std::string& path = options.cluster.file; !path.empty()) {
+    ASSIGN_OR_RETURN(given, config::ReadCluster(path));
+  }
   return Planned{model.name(), preprocess::PlanToProto(model, plan),
-                 cluster.budgets().bytes_per_sparsecore(), ""};
+                 cluster.budgets().bytes_per_sparsecore(), "",
+                 given.budgets().bytes_per_sparsecore() == 0};
 }
 
 absl::StatusOr<Planned> PlanOfDeclared(Session& session, const std::string& name) {
@@ -97,6 +106,7 @@ void PrintMemory(const Planned& planned, std::ostream& out) {
   add("a shard", planned.plan.sparsecores_per_shard());
   add("the cluster", planned.plan.partitions());
   PrintColumns(lines, out);
+  if (planned.own_memory) out << "budgets.bytes_per_sparsecore is that" << kOwnMemory << "\n";
   if (!planned.missing_memory.empty()) out << "warning: " << planned.missing_memory << "\n";
 }
 
@@ -163,7 +173,8 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       planned.model, ": a partition needs ", needed, " bytes; budgets.bytes_per_sparsecore is ",
-      planned.partition_budget, ", so ", needed - planned.partition_budget,
+      planned.partition_budget, planned.own_memory ? kOwnMemory : "", ", so ",
+      needed - planned.partition_budget,
       " bytes do not fit if every row is touched. Raise the budget if the machines have "
       "the memory, add shards, or store rows in 16 bits"));
 }

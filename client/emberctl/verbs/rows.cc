@@ -59,7 +59,7 @@ absl::Status AppendIds(const std::string& text, std::vector<int64_t>* ids) {
         absl::StrCat("\"", text, "\" is not an id; write an id, 7, or a range of ids, 7-12"));
   }
   if (last - first >= static_cast<int64_t>(kMaxIds - ids->size())) {
-    return absl::InvalidArgumentError(
+    return WrongUsage(
         absl::StrCat("\"", text, "\": more than ", kMaxIds,
                      " ids are not allowed; `emberctl export` writes a complete table to a file"));
   }
@@ -120,8 +120,8 @@ absl::Status SetRows(Session& session, const RowsTarget& target) {
   const size_t dim = rows.front().values.size();
   for (const RowText& row : rows) {
     if (row.values.size() != dim) {
-      return absl::InvalidArgumentError(absl::StrCat("row ", row.id, " has ", row.values.size(),
-                                                     " values, but the first row has ", dim));
+      return WrongUsage(absl::StrCat("row ", row.id, " has ", row.values.size(),
+                                     " values, but the first row has ", dim));
     }
     ids.push_back(row.id);
     values.insert(values.end(), row.values.begin(), row.values.end());
