@@ -114,7 +114,9 @@ absl::Status DeleteCheckpoint(Session& session, const v1::DeleteCheckpointReques
   ASSIGN_OR_RETURN(const auto response, session.Call<v1::DeleteCheckpointResponse>(request, kLong));
   return session.Answer(
       response, absl::StrCat("checkpoint '", request.name(), "' of model '", request.model(),
-                             "' deleted: ", Bytes(response.bytes()), " freed"));
+                             response.bytes() == 0
+                                 ? "': nothing to delete"
+                                 : absl::StrCat("' deleted: ", Bytes(response.bytes()), " freed")));
 }
 
 absl::Status PruneCheckpoints(Session& session, const v1::DeleteCheckpointRequest& of_model) {
