@@ -92,6 +92,7 @@ TEST(LimitsTest, SuggestsWhatBatchesNeeded) {
   const std::string path = TempPath("limits_test.textproto");
   const Outcome shown = limits({"--headroom", "1.5", "--out", path});
   ASSERT_EQ(shown.code, emberctl::kOk) << shown.err;
+  EXPECT_THAT(shown.out, HasSubstr("wrote " + path + "\n"));
   //                                            batches p50  p90  p99   max  now suggested
   EXPECT_THAT(shown.out, ContainsRegex("t +ids per partition +10 +10 +10 +100 +100 +16 +152"));
   EXPECT_THAT(shown.out, ContainsRegex("t +unique ids per partition +10 +10 +10 +30 +30 +16 +48"));
@@ -396,6 +397,10 @@ TEST_F(LiveLimitsTest, WrongLimitsAreRefusedAndChangeNothing) {
   const Outcome outcome = Emberctl({"limits", "live", "--apply", "-a", cluster_->address(0)});
   EXPECT_NE(outcome.code, emberctl::kOk);
   EXPECT_THAT(outcome.err, HasSubstr("model 'live' has had no batch since"));
+  const Outcome written =
+      Emberctl({"limits", "live", "--out", "/dev/stdout", "-a", cluster_->address(0)});
+  EXPECT_EQ(written.code, emberctl::kOk) << written.err;
+  EXPECT_THAT(written.out, HasSubstr("wrote /dev/stdout, with the limits that it has: no batch "));
 }
 
 }  // namespace limits_test

@@ -3,6 +3,7 @@
 
 #include <google/protobuf/text_format.h>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/status.h"
@@ -169,7 +170,10 @@ absl::Status Limits(Session& session, const LimitsOptions& options) {
   if (!options.out.empty()) {
     RETURN_IF_ERROR(WriteConfig(WithSuggestedLimits(model, limits, options.headroom), options.out,
                                 session.out));
-    if (!session.json) session.out << "wrote " << options.out << "\n";
+    const bool known =
+        absl::c_any_of(limits.stacks(), [](const auto& stack) { return stack.ids().max() > 0; });
+    const char* const note = known ? "" : ", with the limits that it has: no batch suggests others";
+    if (!session.json) session.out << "wrote " << options.out << note << "\n";
   }
   return sets ? SetLimits(session, LimitsToSet(limits, options), options) : absl::OkStatus();
 }
