@@ -9,7 +9,6 @@
 #include "client/c/arguments.h"
 #include "client/c/describe.h"
 #include "client/c/handles.h"
-#include "client/cpp/credentials.h"
 #include "client/cpp/transport.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "client/cpp/credentials.h"
+#include "config/credentials.h"
 
 #include <filesystem>
 #include <memory>
@@ -10,7 +10,6 @@
 #include "base/testing/held_port.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/transport.h"
-#include "config/credentials.h"
 #include "config/testing/test_ca.h"
 #include "gmock/gmock.h"
 #include "grpcpp/server_builder.h"

@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
 
 #include <google/protobuf/descriptor.h>
+#include <grpc/support/log.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
+#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include "absl/cleanup/cleanup.h"
@@ -17,7 +22,8 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/coordinator.h"
-#include "client/cpp/credentials.h"
+#include "config/address.h"
+#include "config/credentials.h"
 #include "emberd/v1/admin_service.pb.h"
 
 namespace emberd::client {
@@ -30,6 +36,9 @@ constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 // client connects, for one that is only busy is to keep its trainers; and later, by a call.
 constexpr absl::Duration kFirstSilence = absl::Seconds(5);
 constexpr absl::Duration kSilence = absl::Seconds(1);
+
+// How often files of certificates and tokens are looked at, at most.
+constexpr absl::Duration kLookEvery = absl::Seconds(1);
 
 // Of one client, to one coordinator.
 constexpr int kMaxLanes = 32;
@@ -59,7 +68,81 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   return arguments;
 }
 
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
+    const TlsOptions& tls) {
+  ASSIGN_OR_RETURN(const config::PemFiles files,
+                   config::LoadPemFiles({.certificate_field = "ClientOptions.tls.certificate_file",
+                                         .certificate_file = tls.certificate_file,
+                                         .key_field = "ClientOptions.tls.key_file",
+                                         .key_file = tls.key_file,
+                                         .ca_field = "ClientOptions.tls.ca_file",
+                                         .ca_file = tls.ca_file}));
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = files.ca;
+  options.pem_private_key = files.key;
+  options.pem_cert_chain = files.certificate;
+  return grpc::SslCredentials(options);
+}
+
+// Whoever listens on the way reads a token that travels in plain text.
+absl::Status CheckPrivate(const ClientOptions& options) {
+  if (options.tls.has_value()) return absl::OkStatus();
+  for (const std::string& text : options.addresses) {
+    const absl::StatusOr<config::Address> address = config::ParseAddress(text);
+    if (address.ok() && address->is_loopback()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("ClientOptions.token: \"", text,
+                     "\" is not on the loopback interface, where the token would travel in plain "
+                     "text; ClientOptions.tls is needed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Token(const ClientOptions& options) {
+  if (!options.token_file.empty()) {
+    return config::LoadToken("ClientOptions.token_file", options.token_file);
+  }
+  if (!options.token.empty()) {
+    RETURN_IF_ERROR(config::CheckToken("ClientOptions.token", options.token));
+  }
+  return options.token;
+}
+
 }  // namespace
+
+absl::StatusOr<Credentials> LoadCredentials(const ClientOptions& options) {
+  Credentials credentials{.channel = grpc::InsecureChannelCredentials(), .authorization = ""};
+  if (options.tls.has_value()) {
+    ASSIGN_OR_RETURN(credentials.channel, ChannelCredentials(*options.tls));
+  }
+  ASSIGN_OR_RETURN(const std::string token, Token(options));
+  if (token.empty()) return credentials;
+  RETURN_IF_ERROR(CheckPrivate(options));
+  credentials.authorization = absl::StrCat("Bearer ", token);
+  return credentials;
+}
+
+void LimitGrpcLog() {
+  static const bool limited = [] {
+    if (std::getenv("GRPC_VERBOSITY") != nullptr) return false;
+    gpr_set_log_function([](gpr_log_func_args* args) {
+      static std::atomic<int64_t> next_second = 0;
+      const int64_t now = absl::ToUnixSeconds(SteadyNow());
+      int64_t due = next_second;
+      if (now < due || !next_second.compare_exchange_strong(due, now + 60)) return;
+      std::fprintf(stderr, "emberd: %s\n", args->message);
+    });
+    return true;
+  }();
+  static_cast<void>(limited);
+}
+
+Transport::FileMarks::FileMarks(const ClientOptions& options)
+    : token(config::FileMarks({options.token_file})) {
+  if (!options.tls.has_value()) return;
+  tls = config::FileMarks(
+      {options.tls->ca_file, options.tls->certificate_file, options.tls->key_file});
+}
 
 grpc::Status Coordinator::Call(const char* method, const google::protobuf::MessageLite& request,
                                grpc::ClientContext* context,
@@ -111,16 +194,15 @@ absl::Duration BackoffPause(const ClientOptions& options, int attempt, double ra
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Connect(const ClientOptions& options) {
-  auto files = std::make_unique<CredentialFiles>(options);
+  FileMarks marks(options);
   ASSIGN_OR_RETURN(const Credentials credentials, LoadCredentials(options));
-  std::unique_ptr<Transport> transport(new Transport(options, credentials, std::move(files)));
+  std::unique_ptr<Transport> transport(new Transport(options, credentials, std::move(marks)));
   RETURN_IF_ERROR(transport->WaitForConnection());
   return transport;
 }
 
-Transport::Transport(const ClientOptions& options, const Credentials& credentials,
-                     std::unique_ptr<CredentialFiles> files)
-    : options_(options), files_(std::move(files)), authorization_(credentials.authorization) {
+Transport::Transport(const ClientOptions& options, const Credentials& credentials, FileMarks marks)
+    : options_(options), marks_(std::move(marks)), authorization_(credentials.authorization) {
   for (size_t i = 0; i < options_.addresses.size(); ++i) {
     coordinators_.push_back(MakeCoordinator(static_cast<int>(i), credentials, /*before=*/nullptr));
   }
@@ -151,21 +233,35 @@ std::shared_ptr<const Coordinator> Transport::MakeCoordinator(int index,
 }
 
 std::shared_ptr<const Coordinator> Transport::At(int coordinator) {
-  RenewCredentials();
+  if (files_mutex_.TryLock()) {  // else somebody looks already
+    RenewCredentials();
+    files_mutex_.Unlock();
+  }
   absl::MutexLock lock(&mutex_);
   return coordinators_[coordinator];
 }
 
 void Transport::RenewCredentials() {
-  if (!files_mutex_.TryLock()) return;  // somebody looks already
-  if (const std::optional<Credentials> renewed = files_->Renewed(); renewed.has_value()) {
-    absl::MutexLock lock(&mutex_);
-    authorization_ = renewed->authorization;
-    for (size_t i = 0; files_->channel_changed() && i < coordinators_.size(); ++i) {
-      coordinators_[i] = MakeCoordinator(static_cast<int>(i), *renewed, coordinators_[i].get());
-    }
+  const absl::Time now = SteadyNow();
+  if (now < next_look_) return;
+  next_look_ = now + kLookEvery;
+  FileMarks marks(options_);
+  if (marks == marks_) return;
+  const absl::StatusOr<Credentials> read = LoadCredentials(options_);
+  if (!read.ok()) {  // they are read again at the next look
+    if (now < next_complaint_) return;
+    next_complaint_ = now + absl::Minutes(1);
+    return gpr_log(GPR_ERROR,
+                   "emberd: certificates or tokens cannot be read: the old ones stay in use: %s",
+                   std::string(read.status().message()).c_str());
   }
-  files_mutex_.Unlock();
+  const bool other_channels = marks.tls != marks_.tls;
+  marks_ = std::move(marks);
+  absl::MutexLock lock(&mutex_);
+  authorization_ = read->authorization;
+  for (size_t i = 0; other_channels && i < coordinators_.size(); ++i) {
+    coordinators_[i] = MakeCoordinator(static_cast<int>(i), *read, coordinators_[i].get());
+  }
 }
 
 std::string Transport::authorization() const {

@@ -1,5 +1,5 @@
-// The coordinators as a client sees them: one channel each, deadlines, retries, cancellation.
-// Internal to the client.
+// The coordinators as a client sees them: one channel each, what it shows to them, deadlines,
+// retries, cancellation. Internal to the client.
 #pragma once
 
 #include <atomic>
@@ -25,6 +25,7 @@
 
 namespace grpc {
 class Channel;
+class ChannelCredentials;
 class ClientContext;
 class Status;
 }  // namespace grpc
@@ -36,8 +37,22 @@ class LaneClientCall;
 namespace emberd::client {
 
 class SharedMemory;
-struct Credentials;
-class CredentialFiles;
+
+// What a client shows to servers, and what it asks of them.
+struct Credentials {
+  std::shared_ptr<grpc::ChannelCredentials> channel;
+  // Value of the metadata "authorization" of each call; empty: none.
+  std::string authorization;
+};
+
+// Reads the files that valid options name. INVALID_ARGUMENT names the field and the file that is
+// wrong.
+absl::StatusOr<Credentials> LoadCredentials(const ClientOptions& options);
+
+// gRPC writes a line for each connection that is tried in vain, twenty a second where a certificate
+// is wrong. From now on it writes one a minute, unless the environment has GRPC_VERBOSITY. For
+// whole programs, and for libraries that hide gRPC.
+void LimitGrpcLog();
 
 // The pause before try `attempt` + 1, for attempt = 1, 2, ...; `random` in [0, 1) places it in the
 // jitter's range.
@@ -115,12 +130,19 @@ class Transport {
   BufferPool* activations() { return &activations_; }  // memory for those of lookups
 
  private:
-  Transport(const ClientOptions& options, const Credentials& credentials,
-            std::unique_ptr<CredentialFiles> files);
+  // What says, without reading them, that the files of certificates and token have changed.
+  struct FileMarks {
+    explicit FileMarks(const ClientOptions& options);
+    bool operator==(const FileMarks&) const = default;
+    std::string tls, token;
+  };
+  // `marks`: from before `credentials` were read.
+  Transport(const ClientOptions& options, const Credentials& credentials, FileMarks marks);
 
-  // Where calls go from now on; takes what is new in the files of certificates and token.
+  // Where calls go from now on; takes what is new in the files, which may be renewed while a client
+  // lives.
   std::shared_ptr<const Coordinator> At(int coordinator);
-  void RenewCredentials();
+  void RenewCredentials() ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_mutex_);
   std::shared_ptr<const Coordinator> MakeCoordinator(int index, const Credentials& credentials,
                                                      const Coordinator* before);
   std::string authorization() const;
@@ -138,7 +160,9 @@ class Transport {
   std::atomic<int> current_ = 0;  // where calls without a coordinator of their own begin
 
   absl::Mutex files_mutex_;
-  std::unique_ptr<CredentialFiles> files_ ABSL_PT_GUARDED_BY(files_mutex_);
+  FileMarks marks_ ABSL_GUARDED_BY(files_mutex_);
+  absl::Time next_look_ ABSL_GUARDED_BY(files_mutex_) = absl::InfinitePast();
+  absl::Time next_complaint_ ABSL_GUARDED_BY(files_mutex_) = absl::InfinitePast();
 
   mutable absl::Mutex mutex_;
   std::string authorization_ ABSL_GUARDED_BY(mutex_);
