@@ -134,6 +134,67 @@ struct ApplyResult {
   int64_t rows_skipped = 0;  // left as they were: their gradient was not finite
 };
 
+// ---- Of a step on a stream (train_stream.h)
+
+// Where the time of a request went, on the coordinator.
+struct StepTimes {
+  absl::Duration preprocess;
+  absl::Duration wait_for_ranks;
+  absl::Duration wait_for_update;  // lookup: for the update that it has to see; update: for the
+                                   // lookup that must not see it
+  absl::Duration shards;           // lookup: gather; update: stage and commit
+  absl::Duration combine;
+  int slowest_rank = -1;  // -1: there was no waiting for ranks
+};
+
+// Movable; copies share the memory behind the spans. It may outlive the stream; if it is
+// destroyed early, its memory is used for a later step.
+struct TrainLookupResult {
+  int64_t step = 0;
+  std::vector<Activation> activations;  // in the order of the request
+  absl::Span<const float> concat = {};  // of all features side by side, if that was asked for
+  BatchStatistics statistics;           // of this rank; num_minibatches is common to all
+  StepTimes times;
+  std::shared_ptr<const void> memory;
+};
+
+struct TrainUpdateResult {
+  int64_t step = 0;
+  int64_t rows_updated = 0;  // distinct rows, over all ranks
+  StepTimes times;
+  int64_t rows_skipped = 0;  // left as they were: their gradient was not finite
+  // The name of a checkpoint that this stream has asked for, if its outcome has become known, and
+  // why it could not be saved; empty: it has been.
+  std::string checkpoint = {};
+  std::string checkpoint_error = {};
+  // The step that asked for it: several may use one name. -1: the coordinator is older and does not
+  // say it.
+  int64_t checkpoint_step = -1;
+};
+
+struct TrainLookupOptions {
+  // The activations of all features, which have the same number of samples, are received side by
+  // side: [samples, sum of embedding_dim], in the order of the request.
+  bool concat = false;
+};
+
+struct UpdateOptions {
+  // Of this step; every rank of a kSync group gives the same.
+  std::vector<StepHyperparameters> hyperparameters = {};
+  // Keeps the memory behind float32 gradients alive, which are then sent without a copy: it must
+  // not change until only the caller has a reference to `memory`, which is so when the update's
+  // answer has come. Null: they are copied before SendUpdate returns.
+  std::shared_ptr<const void> memory = {};
+  // Saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any
+  // one rank asks. It is written while training goes on: a later TrainUpdateResult has its outcome.
+  std::string checkpoint = {};
+  // The step is counted, but no row changes, and no gradients are given: for a step that is
+  // abandoned after its lookup. Every rank of a kSync group does the same.
+  bool skip = false;
+};
+
+// ---- Of single rows
+
 // Rows of a table or of one of its slots, row-major [ids, dim], in the order of the ids.
 struct RowValues {
   int64_t dim = 0;  // embedding_dim; 1 for a slot with one value per row

@@ -6,12 +6,16 @@
 #include <limits>
 #include <utility>
 
+#include <grpcpp/support/byte_buffer.h>
+
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/floats.h"
+#include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
+#include "client/cpp/train_stream.h"
 #include "config/config.h"
 
 namespace emberd::client {
@@ -159,6 +163,95 @@ void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message, Blo
   EncodeFloats(weights, shape, WireType::kFloat32, tensor, writer);
 }
 
+// Trainers mostly keep the order of the model, so `hint`, the place in the request, is tried first.
+absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
+                                               size_t hint) {
+  if (hint < model.features.size() && model.features[hint].name == name) {
+    return &model.features[hint];
+  }
+  if (const FeatureInfo* info = model.FindFeature(name); info != nullptr) return info;
+  return Bad(name, absl::StrCat("the model \"", model.name, "\" has no such feature"));
+}
+
+// `writer`: where ids and weights go; null: into the message.
+absl::Status EncodeFeature(const FeatureIds& feature, const FeatureInfo& info,
+                           v1::FeatureIds* message, BlockWriter* writer = nullptr) {
+  message->set_feature(info.name);
+  const auto encode = [&](const auto& ids) { return EncodeIds(ids, info, message, writer); };
+  RETURN_IF_ERROR(std::visit(encode, feature.ids));
+  EncodeWeights(feature.weights, message, writer);
+  return absl::OkStatus();
+}
+
+absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info) {
+  const int64_t size = static_cast<int64_t>(gradient.values.size());
+  const int64_t dim = info.embedding_dim;
+  const int64_t stride = gradient.row_stride == 0 ? dim : gradient.row_stride;
+  if (stride < dim) {
+    return Bad(info.name, absl::StrCat("gradient: row_stride: ", stride,
+                                       " is not allowed; it must be 0 or at least ", dim));
+  }
+  // So that nothing overflows: the last row ends where the floats end.
+  const bool fits = gradient.samples == 0 ? size == 0
+                                          : size >= dim && (size - dim) % stride == 0 &&
+                                                (size - dim) / stride + 1 == gradient.samples;
+  if (fits) return absl::OkStatus();
+  return Bad(info.name, absl::StrCat("gradient: ", size, " floats do not fill the shape [",
+                                     gradient.samples, ", ", info.embedding_dim, "]"));
+}
+
+// The embedding_dim of each.
+absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
+                                                    absl::Span<const FeatureGradient> gradients) {
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    ASSIGN_OR_RETURN(const FeatureInfo* const info,
+                     FindFeature(model, std::string(gradients[i].feature), i));
+    RETURN_IF_ERROR(CheckGradient(gradients[i], *info));
+    dims.push_back(info->embedding_dim);
+  }
+  return dims;
+}
+
+void EncodeHyperparameters(const StepHyperparameters& parameters,
+                           v1::StepHyperparameters* message) {
+  message->set_table(parameters.table);
+  for (const auto& [name, value] : parameters.values) (*message->mutable_values())[name] = value;
+}
+
+BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
+  BatchStatistics statistics;
+  statistics.num_minibatches = message.num_minibatches();
+  for (const v1::StackStatistics& stack : message.stacks()) {
+    statistics.stacks.push_back(
+        {.stack = stack.stack(),
+         .ids = stack.ids(),
+         .unique_ids = stack.unique_ids(),
+         .duplicate_ids = stack.duplicate_ids(),
+         .max_ids_per_partition = stack.max_ids_per_partition(),
+         .max_unique_ids_per_partition = stack.max_unique_ids_per_partition(),
+         .required_buffer_size = stack.required_buffer_size(),
+         .dropped_ids = stack.dropped_ids(),
+         .pad_cells = stack.pad_cells(),
+         .bytes_gathered = stack.bytes_gathered(),
+         .activation_bytes_per_sparsecore = stack.activation_bytes_per_sparsecore(),
+         .imbalance = stack.imbalance(),
+         .limit_ids_per_partition = stack.limit_ids_per_partition(),
+         .limit_unique_ids_per_partition = stack.limit_unique_ids_per_partition()});
+  }
+  return statistics;
+}
+
+// Samples of what is given to the client, before it has been checked.
+int64_t SampleCount(const FeatureIds& feature, const FeatureInfo& info) {
+  if (const auto* dense = std::get_if<DenseIds>(&feature.ids)) {
+    if (!dense->shape.empty()) return ReadShape(dense->shape, info).samples;
+    return Size(dense->ids) / std::max<int64_t>(1, dense->ids_per_sample);
+  }
+  if (const auto* sparse = std::get_if<SparseIds>(&feature.ids)) return sparse->samples;
+  return Size(std::get<RaggedIds>(feature.ids).row_splits) - 1;
+}
+
 }  // namespace
 
 std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size) {
@@ -224,91 +317,6 @@ absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, i
   RETURN_IF_ERROR(CheckTensor(tensor, rows, dim, WireType::kFloat32));
   // A string's bytes lie at a multiple of 8 at least, so they can be read as floats in place.
   return absl::MakeConstSpan(reinterpret_cast<const float*>(tensor.data().data()), rows * dim);
-}
-
-absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
-                                               size_t hint) {
-  if (hint < model.features.size() && model.features[hint].name == name) {
-    return &model.features[hint];
-  }
-  if (const FeatureInfo* info = model.FindFeature(name); info != nullptr) return info;
-  return Bad(name, absl::StrCat("the model \"", model.name, "\" has no such feature"));
-}
-
-absl::Status EncodeFeature(const FeatureIds& feature, const FeatureInfo& info,
-                           v1::FeatureIds* message, BlockWriter* writer) {
-  message->set_feature(info.name);
-  const auto encode = [&](const auto& ids) { return EncodeIds(ids, info, message, writer); };
-  RETURN_IF_ERROR(std::visit(encode, feature.ids));
-  EncodeWeights(feature.weights, message, writer);
-  return absl::OkStatus();
-}
-
-absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info) {
-  const int64_t size = static_cast<int64_t>(gradient.values.size());
-  const int64_t dim = info.embedding_dim;
-  const int64_t stride = gradient.row_stride == 0 ? dim : gradient.row_stride;
-  if (stride < dim) {
-    return Bad(info.name, absl::StrCat("gradient: row_stride: ", stride,
-                                       " is not allowed; it must be 0 or at least ", dim));
-  }
-  // So that nothing overflows: the last row ends where the floats end.
-  const bool fits = gradient.samples == 0 ? size == 0
-                                          : size >= dim && (size - dim) % stride == 0 &&
-                                                (size - dim) / stride + 1 == gradient.samples;
-  if (fits) return absl::OkStatus();
-  return Bad(info.name, absl::StrCat("gradient: ", size, " floats do not fill the shape [",
-                                     gradient.samples, ", ", info.embedding_dim, "]"));
-}
-
-absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
-                                                    absl::Span<const FeatureGradient> gradients) {
-  std::vector<int64_t> dims;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    ASSIGN_OR_RETURN(const FeatureInfo* const info,
-                     FindFeature(model, std::string(gradients[i].feature), i));
-    RETURN_IF_ERROR(CheckGradient(gradients[i], *info));
-    dims.push_back(info->embedding_dim);
-  }
-  return dims;
-}
-
-void EncodeHyperparameters(const StepHyperparameters& parameters,
-                           v1::StepHyperparameters* message) {
-  message->set_table(parameters.table);
-  for (const auto& [name, value] : parameters.values) (*message->mutable_values())[name] = value;
-}
-
-BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
-  BatchStatistics statistics;
-  statistics.num_minibatches = message.num_minibatches();
-  for (const v1::StackStatistics& stack : message.stacks()) {
-    statistics.stacks.push_back(
-        {.stack = stack.stack(),
-         .ids = stack.ids(),
-         .unique_ids = stack.unique_ids(),
-         .duplicate_ids = stack.duplicate_ids(),
-         .max_ids_per_partition = stack.max_ids_per_partition(),
-         .max_unique_ids_per_partition = stack.max_unique_ids_per_partition(),
-         .required_buffer_size = stack.required_buffer_size(),
-         .dropped_ids = stack.dropped_ids(),
-         .pad_cells = stack.pad_cells(),
-         .bytes_gathered = stack.bytes_gathered(),
-         .activation_bytes_per_sparsecore = stack.activation_bytes_per_sparsecore(),
-         .imbalance = stack.imbalance(),
-         .limit_ids_per_partition = stack.limit_ids_per_partition(),
-         .limit_unique_ids_per_partition = stack.limit_unique_ids_per_partition()});
-  }
-  return statistics;
-}
-
-int64_t SampleCount(const FeatureIds& feature, const FeatureInfo& info) {
-  if (const auto* dense = std::get_if<DenseIds>(&feature.ids)) {
-    if (!dense->shape.empty()) return ReadShape(dense->shape, info).samples;
-    return Size(dense->ids) / std::max<int64_t>(1, dense->ids_per_sample);
-  }
-  if (const auto* sparse = std::get_if<SparseIds>(&feature.ids)) return sparse->samples;
-  return Size(std::get<RaggedIds>(feature.ids).row_splits) - 1;
 }
 
 absl::Status CheckSize(const google::protobuf::Message& message) {
@@ -551,6 +559,208 @@ StepTimes DecodeTimes(const v1::StepTimes& message) {
           .shards = absl::Microseconds(message.shards_us()),
           .combine = absl::Microseconds(message.combine_us()),
           .slowest_rank = message.slowest_rank()};
+}
+
+// ---- The requests of a Train stream
+
+namespace {
+
+// The elements as they travel. Rows that do not lie one after the other are put together here,
+// once.
+rpc::SharedBytes MakePayload(const FeatureGradient& gradient, int64_t dim,
+                             const std::shared_ptr<const void>& memory, WireType type,
+                             BufferPool* pool) {
+  if (type == WireType::kFloat32 && memory != nullptr && IsTogether(gradient, dim)) {
+    const auto* const bytes = reinterpret_cast<const char*>(gradient.values.data());
+    return {{bytes, gradient.values.size() * sizeof(float)}, memory};
+  }
+  const size_t size = gradient.samples * dim * ElementBytes(type);
+  std::shared_ptr<float> own = TakeFloats(pool, (size + sizeof(float) - 1) / sizeof(float));
+  char* const bytes = reinterpret_cast<char*>(own.get());
+  CopyGradient(gradient, dim, type, bytes);
+  return {{bytes, size}, own};
+}
+
+// Room in shared memory for what the request sends and what its answer brings, as far as there is
+// some.
+std::optional<BlockWriter> TakeBlocks(SharedMemory* memory, size_t id_bytes,
+                                      ExpectedLookup* expected) {
+  if (memory == nullptr) return std::nullopt;
+  const absl::Time deadline = SteadyNow() + kSendPatience;
+  expected->activations = memory->Take(SharedBytes(*expected), deadline);
+  expected->ids = memory->Take(id_bytes, deadline);
+  if (expected->ids == nullptr) return std::nullopt;
+  return BlockWriter(expected->ids);
+}
+
+// In the first message, whose blocks hold what belongs to those that follow, too.
+void NameBlocks(const ExpectedLookup& expected, size_t id_bytes, v1::TrainLookup* lookup) {
+  if (expected.ids != nullptr) {
+    SetPlace(*expected.ids, expected.ids->offset(), id_bytes,
+             lookup->mutable_shared()->mutable_ids());
+  }
+  if (expected.activations == nullptr) return;
+  v1::SharedLookup* const shared = lookup->mutable_shared();
+  SetPlace(*expected.activations, expected.activations->offset(), SharedBytes(expected),
+           shared->mutable_activations());
+  shared->set_concat(expected.concat);
+}
+
+// `gradient` with the tensor, [rows, dim], but for the tensor's bytes, with which it ends.
+std::string GradientHead(const v1::FeatureGradient& gradient, int64_t rows, int64_t dim,
+                         WireType type, size_t bytes) {
+  v1::Tensor tensor;
+  SetHead(WireDataType(type), {rows, dim}, &tensor);
+  return rpc::BeginFields({{v1::TrainUpdate::kGradientsFieldNumber, gradient.SerializeAsString()},
+                           {v1::FeatureGradient::kGradientFieldNumber, tensor.SerializeAsString()},
+                           {v1::Tensor::kDataFieldNumber, ""}},
+                          bytes);
+}
+
+// No message may have more bytes than protobuf can count.
+absl::Status CheckTensorBytes(const std::string& feature, size_t bytes) {
+  constexpr size_t kMost = std::numeric_limits<int32_t>::max() - (1 << 20);
+  if (bytes <= kMost) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("feature \"", feature, "\" has ", bytes,
+                                                   " bytes; a message can have at most ", kMost));
+}
+
+}  // namespace
+
+grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& options) {
+  v1::TrainRequest request;
+  v1::TrainStart* start = request.mutable_start();
+  start->set_model_id(model.id);
+  start->set_group(options.group);
+  start->set_rank(options.rank);
+  v1::GroupOptions* group = start->mutable_options();
+  group->set_size(options.size);
+  switch (options.consistency) {
+    case Consistency::kSync:
+      group->set_consistency(v1::SYNC);
+      break;
+    case Consistency::kAsync:
+      group->set_consistency(v1::ASYNC);
+      break;
+    case Consistency::kBounded:
+      group->set_consistency(v1::BOUNDED);
+      break;
+  }
+  group->set_staleness_bound(options.staleness_bound);
+  group->set_pipelined(options.pipelined);
+  group->set_first_step(options.first_step);
+  group->set_step_timeout_ms(absl::ToInt64Milliseconds(options.step_timeout));
+  return *rpc::EncodeMessage(request);  // it is small
+}
+
+absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
+    const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
+    bool concat, ExpectedLookup* expected, SharedMemory* memory) {
+  std::deque<grpc::ByteBuffer> messages;
+  ASSIGN_OR_RETURN(*expected, ExpectLookup(model, features, activations, concat));
+  expected->step = step;
+  const size_t id_bytes = BlockBytes(features);
+  std::optional<BlockWriter> writer = TakeBlocks(memory, id_bytes, expected);
+
+  v1::TrainRequest request;
+  size_t bytes = 0;  // of ids in `request`
+  const auto begin = [&] {
+    request.Clear();
+    request.mutable_lookup()->set_step(step);
+    request.mutable_lookup()->set_activation_dtype(WireDataType(activations));
+    bytes = 0;
+  };
+  begin();
+  for (size_t i = 0; i < features.size(); ++i) {
+    const FeatureInfo& info = **FindFeature(model, expected->features[i].name, i);
+    v1::FeatureIds ids;
+    RETURN_IF_ERROR(
+        EncodeFeature(features[i], info, &ids, writer.has_value() ? &*writer : nullptr));
+    const size_t size = ids.ByteSizeLong();
+    RETURN_IF_ERROR(CheckTensorBytes(ids.feature(), size));
+    if (bytes > 0 && bytes + size > kTrainMessageBytes) {
+      request.mutable_lookup()->set_continues(true);
+      if (messages.empty()) NameBlocks(*expected, id_bytes, request.mutable_lookup());
+      ASSIGN_OR_RETURN(messages.emplace_back(), rpc::EncodeMessage(request));
+      begin();
+    }
+    *request.mutable_lookup()->add_features() = std::move(ids);
+    bytes += size;
+  }
+  if (messages.empty()) NameBlocks(*expected, id_bytes, request.mutable_lookup());
+  ASSIGN_OR_RETURN(messages.emplace_back(), rpc::EncodeMessage(request));
+  return messages;
+}
+
+absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t step,
+                                                  absl::Span<const FeatureGradient> gradients,
+                                                  const UpdateOptions& options, WireType type,
+                                                  BufferPool* pool, SharedGradients* shared) {
+  if (options.skip && !gradients.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),
+                     " gradients are given; a skipped step has none"));
+  }
+  ASSIGN_OR_RETURN(const std::vector<int64_t> dims, CheckGradients(model, gradients));
+  if (shared != nullptr) shared->Reserve(gradients, dims, type, SteadyNow() + kSendPatience);
+  UpdateEncoder encoder(step, options, type, pool);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const FeatureGradient& gradient = gradients[i];
+    const std::string name(gradient.feature);
+    const int64_t dim = dims[i];
+    if (v1::FeatureGradient placed;
+        shared != nullptr && shared->Put(gradient, dim, type, &placed)) {
+      placed.set_feature(name);
+      rpc::WireEncoder head;
+      head.BytesField(v1::TrainUpdate::kGradientsFieldNumber, placed.SerializeAsString());
+      encoder.gradients_.push_back({.head = head.FinishText()});
+      continue;
+    }
+    const size_t size = gradient.samples * dim * ElementBytes(type);
+    RETURN_IF_ERROR(CheckTensorBytes(name, size));
+    v1::FeatureGradient sent;
+    sent.set_feature(name);
+    encoder.gradients_.push_back(
+        {&gradient, dim, size, GradientHead(sent, gradient.samples, dim, type, size)});
+  }
+  return encoder;
+}
+
+std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
+  if (ended_) return std::nullopt;
+  size_t size = 0;
+  size_t end = next_;
+  for (; end < gradients_.size(); ++end) {
+    const Gradient& gradient = gradients_[end];
+    if (size > 0 && size + gradient.bytes > kTrainMessageBytes) break;
+    size += gradient.head.size() + gradient.bytes;
+  }
+  ended_ = end == gradients_.size();
+  const std::string rest = Rest(ended_).SerializeAsString();
+  rpc::WireEncoder message;
+  message.BeginField(v1::TrainRequest::kUpdateFieldNumber, size + rest.size());
+  for (; next_ < end; ++next_) {
+    const Gradient& gradient = gradients_[next_];
+    message.Raw(gradient.head);
+    if (gradient.values == nullptr) continue;
+    message.Raw(MakePayload(*gradient.values, gradient.dim, options_.memory, type_, pool_));
+  }
+  message.Raw(rest);
+  return message.Finish();
+}
+
+// The fields that are not gradients.
+v1::TrainUpdate UpdateEncoder::Rest(bool last) const {
+  v1::TrainUpdate rest;
+  rest.set_step(step_);
+  rest.set_continues(!last);
+  if (!last) return rest;
+  for (const StepHyperparameters& parameters : options_.hyperparameters) {
+    EncodeHyperparameters(parameters, rest.add_hyperparameters());
+  }
+  rest.set_checkpoint(options_.checkpoint);
+  rest.set_skip(options_.skip);
+  return rest;
 }
 
 }  // namespace emberd::client

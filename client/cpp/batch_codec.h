@@ -6,7 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,12 +21,17 @@
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
 #include "client/cpp/shared_memory.h"
-#include "client/cpp/train_stream.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "emberd/v1/types.pb.h"
 
+namespace grpc {
+class ByteBuffer;
+}  // namespace grpc
+
 namespace emberd::client {
+
+struct TrainOptions;
 
 // What the answer to a lookup must look like.
 struct ExpectedLookup {
@@ -115,6 +122,9 @@ absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, Wi
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
                                                      int64_t dim);
 
+// RESOURCE_EXHAUSTED if the message is longer than the 2^31 - 1 bytes that protobuf can carry.
+absl::Status CheckSize(const google::protobuf::Message& message);
+
 // ---- Whole requests and answers
 
 // INVALID_ARGUMENT for spans that make no tensor and for features that the model does not have; the
@@ -138,25 +148,55 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
                                                       const ApplyOptions& options, WireType type,
                                                       SharedGradients* shared = nullptr);
 
-// ---- The parts that lookups and updates on a stream share with the above
+// ---- The requests of a Train stream, without copies of their payload: gradients are sent from
+// where they lie
 
-// Trainers mostly keep the order of the model, so `hint`, the place in the request, is tried first.
-absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
-                                               size_t hint);
-// `writer`: where ids and weights go; null: into the message.
-absl::Status EncodeFeature(const FeatureIds& feature, const FeatureInfo& info,
-                           v1::FeatureIds* message, BlockWriter* writer = nullptr);
-absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info);
-// The embedding_dim of each.
-absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
-                                                    absl::Span<const FeatureGradient> gradients);
-void EncodeHyperparameters(const StepHyperparameters& parameters, v1::StepHyperparameters* message);
-BatchStatistics DecodeStatistics(const v1::BatchStatistics& message);
+// A request is cut into messages that hold about this many bytes of tensors, so that sending,
+// receiving and computing overlap. A tensor stays whole.
+inline constexpr size_t kTrainMessageBytes = size_t{1} << 20;
 
-// Samples of what is given to the client, before it has been checked.
-int64_t SampleCount(const FeatureIds& feature, const FeatureInfo& info);
+grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& options);
 
-// RESOURCE_EXHAUSTED if the message is longer than the 2^31 - 1 bytes that protobuf can carry.
-absl::Status CheckSize(const google::protobuf::Message& message);
+// A TrainLookup in parts. INVALID_ARGUMENT for spans that make no tensor and for features that the
+// model does not have; the rest is the server's to judge. `concat`: see TrainLookupOptions.
+// `memory`: shared with the coordinator, used where it is worth it; null: there is none.
+absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
+    const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
+    bool concat, ExpectedLookup* expected, SharedMemory* memory = nullptr);
+
+// A TrainUpdate in parts, made one after the other, so that each can be sent while the next is
+// converted.
+class UpdateEncoder {
+ public:
+  // Finds all that can be wrong. What has to be converted or copied goes to `shared`, here, or,
+  // where that is null or has no memory, to memory of the pool, part by part. All that it is given
+  // must outlive it.
+  static absl::StatusOr<UpdateEncoder> Make(const Model& model, int64_t step,
+                                            absl::Span<const FeatureGradient> gradients,
+                                            const UpdateOptions& options, WireType type,
+                                            BufferPool* pool, SharedGradients* shared = nullptr);
+
+  // The next part; nothing after the last one. There is at least one.
+  std::optional<grpc::ByteBuffer> Next();
+
+ private:
+  struct Gradient {
+    const FeatureGradient* values = nullptr;
+    int64_t dim = 0;
+    size_t bytes = 0;       // that are sent after `head`
+    std::string head = {};  // serialized, but for those bytes
+  };
+  UpdateEncoder(int64_t step, const UpdateOptions& options, WireType type, BufferPool* pool)
+      : step_(step), options_(options), type_(type), pool_(pool) {}
+  v1::TrainUpdate Rest(bool last) const;
+
+  const int64_t step_;
+  const UpdateOptions& options_;
+  const WireType type_;
+  BufferPool* const pool_;
+  std::vector<Gradient> gradients_;
+  size_t next_ = 0;
+  bool ended_ = false;
+};
 
 }  // namespace emberd::client

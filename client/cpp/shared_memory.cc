@@ -4,6 +4,7 @@
 #include <cstring>
 #include <variant>
 
+#include "base/buffers.h"
 #include "base/floats.h"
 #include "client/cpp/batch_codec.h"
 

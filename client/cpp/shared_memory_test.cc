@@ -8,8 +8,8 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include "base/testing/region_ends.h"
+#include "client/cpp/batch_codec.h"
 #include "client/cpp/model.h"
-#include "client/cpp/train_request.h"
 #include "gtest/gtest.h"
 
 namespace emberd::client {

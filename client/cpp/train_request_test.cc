@@ -1,7 +1,5 @@
 // What a stream sends. Catches: bytes that are lost or doubled where requests are cut, requests
 // that mix with one another, memory that is held for ever.
-#include "client/cpp/train_request.h"
-
 #include <thread>
 
 #include "absl/time/clock.h"

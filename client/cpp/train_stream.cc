@@ -20,7 +20,6 @@
 #include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/shared_memory.h"
-#include "client/cpp/train_request.h"
 #include "client/cpp/transport.h"
 
 namespace emberd::client {
