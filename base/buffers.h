@@ -1,5 +1,6 @@
-// Memory of the hot path, kept for the next batch: arrays that grow, objects that hold some, and
-// buffers from a pool. No allocation, no page fault and no zeroing once warm.
+// Memory of the hot path: large and straight from the kernel; or kept for the next batch, as arrays
+// that grow, objects that hold some, and buffers from a pool. No allocation, no page fault and no
+// zeroing once warm.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +12,52 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/mutex.h"
 
 namespace emberd {
+
+// Tensors begin at multiples of so many bytes of the memory that they share.
+inline constexpr size_t kTensorAlignment = 64;
+inline size_t AlignTensor(size_t bytes) {
+  return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+}
+
+// ---- From the kernel
+
+inline constexpr size_t kHugePage = size_t{2} << 20;
+
+// Zero-filled memory that costs nothing until touched, and can be backed by huge pages. Owns a
+// mapping. Movable, not copyable.
+class MappedMemory {
+ public:
+  // `bytes` zero bytes, aligned to 2 MiB where huge pages are asked for and to 4 KiB otherwise.
+  // RESOURCE_EXHAUSTED if the address space is full.
+  static absl::StatusOr<MappedMemory> Map(size_t bytes, bool huge_pages);
+
+  MappedMemory() = default;
+  MappedMemory(MappedMemory&& other) noexcept { *this = std::move(other); }
+  MappedMemory& operator=(MappedMemory&& other) noexcept;
+  ~MappedMemory();
+
+  // Gives the memory back; every byte is zero again.
+  void Clear();
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+  // Asked for, and the kernel gives them.
+  bool huge_pages() const { return huge_pages_; }
+
+ private:
+  char* mapping_ = nullptr;
+  size_t mapping_size_ = 0;
+  char* data_ = nullptr;
+  size_t size_ = 0;
+  bool huge_pages_ = false;
+};
+
+// ---- Kept for the next batch
 
 // An array that grows.
 template <typename T>

@@ -29,12 +29,6 @@
 
 namespace emberd {
 
-// Tensors in shared memory begin at multiples of so many bytes of their block.
-inline constexpr size_t kTensorAlignment = 64;
-inline size_t AlignTensor(size_t bytes) {
-  return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
-}
-
 // A mapping of a sealed memory file. It is zero until somebody writes to it, and costs nothing
 // until touched. Whoever has the file can write to it at any time, but nobody can make it shorter:
 // to read and write the mapping is always safe, whatever the other process does. Thread-safe.

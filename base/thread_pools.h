@@ -1,15 +1,16 @@
 // The two kinds of threads of a process.
 //
 // Those of CpuPool compute. One pool serves everybody: loops cut into tasks, and jobs in order of
-// submission. Those of BlockingPool may block: on the network, on other trainers, on a lock.
-// Whoever has such work takes its threads from one BlockingPool, and keeps it in bounds with a
-// TaskQueue.
+// submission; an Executor has jobs wait for those that were before them at the same data. Those of
+// BlockingPool may block: on the network, on other trainers, on a lock. Whoever has such work takes
+// its threads from one BlockingPool, and keeps it in bounds with a TaskQueue.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -100,6 +101,63 @@ inline void ParallelFor(CpuPool* pool, int64_t tasks, absl::FunctionRef<void(int
   if (pool != nullptr) return pool->ParallelFor(tasks, task);
   for (int64_t i = 0; i < tasks; ++i) task(i);
 }
+
+// The line of jobs on one piece of data. Jobs run in order of submission, except that neighbouring
+// readers share: a reader waits for the writers before it, a writer for everything before it. Must
+// outlive its jobs.
+class Strand {
+ private:
+  friend class Executor;
+  struct Work;
+  struct Entry {
+    Work* work;
+    bool granted;
+  };
+  std::deque<Entry> line_;  // guarded by the executor's mutex
+};
+
+// A job in line. All its chunks run while it holds its strands; when `done` is called, these are
+// free again.
+struct Job : CpuPool::Job {
+  enum class Mode { kRead, kWrite };
+  std::vector<Strand*> strands;  // none: runs at once
+  Mode mode = Mode::kRead;
+  // So little that to wake a thread takes longer: where nothing is before it in line, it runs on
+  // the thread that submits it.
+  bool tiny = false;
+};
+
+// Runs jobs of a CpuPool in the order of their lines. Thread-safe. The destructor waits for all
+// submitted jobs.
+class Executor {
+ public:
+  // Jobs run on `cpu`, which must outlive the executor.
+  explicit Executor(CpuPool* cpu) : cpu_(cpu) {}
+  ~Executor();
+  // Chunks of jobs that hold their strands and wait for a thread.
+  int queued() const { return queued_; }
+
+  // Takes places in all lines at one moment: of two calls, one is first everywhere. Tiny jobs may
+  // be done when it returns.
+  void Submit(std::vector<Job> jobs);
+
+ private:
+  using Work = Strand::Work;
+  // `here`: gets what is tiny and ready, for the caller to run without the mutex. Null: the pool
+  // runs it.
+  using Works = std::vector<Work*>;
+  void Enqueue(std::unique_ptr<Work> work, Works* here) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveLines(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Grant(Strand& strand, Works* here) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeReady(Work* work, Works* here) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Finish(Work* work);
+
+  CpuPool* const cpu_;
+  std::atomic<int> queued_{0};
+  Mutex mutex_;
+  CondVar all_finished_;
+  int64_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;
+};
 
 // Thread-safe. Every task has a thread at once; threads are kept for later tasks.
 class BlockingPool {

@@ -23,7 +23,6 @@
 #include "base/thread_pools.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
-#include "shard/executor.h"
 #include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
 #include "shard/types.h"

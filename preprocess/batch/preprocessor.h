@@ -18,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/mapped_memory.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/cuts.h"

@@ -7,6 +7,7 @@
 #include <google/protobuf/message.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/buffers.h"
 #include "base/status.h"
 #include "preprocess/batch/feature_input.h"
 

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/buffers.h"
 #include "base/mutex.h"
-#include "shard/executor.h"
+#include "base/thread_pools.h"
 #include "shard/snapshot/row_changes.h"
 #include "shard/store/model.h"
 

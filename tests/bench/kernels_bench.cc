@@ -32,7 +32,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/buffers.h"
 #include "base/floats.h"
-#include "base/mapped_memory.h"
 #include "emberd/v1/model.pb.h"
 #include "hwy/targets.h"
 #include "shard/batch/row_order.h"

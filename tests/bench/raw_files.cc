@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/buffers.h"
 #include "base/file_descriptor.h"
-#include "base/mapped_memory.h"
 #include "tests/bench/step_trainer.h"
 
 namespace emberd::bench {

@@ -1,15 +1,17 @@
-#include "shard/executor.h"
-
 #include <atomic>
+#include <functional>
 #include <future>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
-#include "shard/testing/test_engine.h"
+#include "base/testing/seed.h"
+#include "base/thread_pools.h"
 
-namespace emberd::shard {
+namespace emberd {
 namespace executor_test {
 
 Job MakeJob(std::vector<Strand*> strands, Job::Mode mode, std::function<void()> run) {
@@ -185,4 +187,4 @@ TEST(Executor, DestructorWaitsForWorkThatSubmitsMoreWork) {
 }
 
 }  // namespace executor_test
-}  // namespace emberd::shard
+}  // namespace emberd
