@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "emberd/v1/model.pb.h"
 #include "emberd/v1/statistics.pb.h"
-#include "preprocess/batch/preprocessed_batch.h"
+#include "preprocess/batch/preprocessor.h"
 #include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {

@@ -13,7 +13,7 @@
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/csr.h"
 #include "preprocess/batch/feature_input.h"
-#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
 

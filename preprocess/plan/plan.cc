@@ -13,7 +13,6 @@
 #include "config/optimizers.h"
 #include "config/shared_tables.h"
 #include "preprocess/batch/csr.h"
-#include "preprocess/plan/placement.h"
 
 namespace emberd::preprocess {
 namespace {

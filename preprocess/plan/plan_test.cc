@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/seed.h"
-#include "preprocess/plan/placement.h"
 #include "preprocess/testing/numberings.h"
 #include "tests/testing/random_case.h"
 

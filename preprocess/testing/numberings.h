@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "preprocess/batch/highway_buckets.h"
-#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
 

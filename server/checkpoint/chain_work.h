@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/checkpoint_service.pb.h"
-#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
 #include "server/checkpoint/partition_file.h"
 #include "server/checkpoint/store.h"
 #include "shard/store/initializer.h"

@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "config/optimizers.h"
-#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
 #include "server/files/files.h"
 
 namespace emberd::checkpoint {

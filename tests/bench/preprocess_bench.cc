@@ -22,7 +22,6 @@
 #include "absl/strings/str_cat.h"
 #include "preprocess/batch/preprocessor.h"
 #include "preprocess/batch/sort_and_merge.h"
-#include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
 #include "tests/bench/bench_report.h"
 

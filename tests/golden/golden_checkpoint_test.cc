@@ -22,7 +22,6 @@
 #include "base/temp_dir.h"
 #include "base/testing/paths.h"
 #include "config/config.h"
-#include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
 #include "preprocess/testing/numberings.h"
 #include "server/checkpoint/chain_work.h"

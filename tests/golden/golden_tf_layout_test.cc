@@ -18,7 +18,6 @@
 #include "base/testing/paths.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/sort_and_merge.h"
-#include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
 #include "preprocess/testing/numberings.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "preprocess/batch/cuts.h"
-#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
 #include "preprocess/testing/numberings.h"
 #include "tests/golden/jax_case_kinds.h"
 

@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
 #include "preprocess/testing/numberings.h"
 #include "tests/golden/jax_case_kinds.h"

@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
 namespace {

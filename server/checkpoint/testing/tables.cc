@@ -9,7 +9,6 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "config/optimizers.h"
-#include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
 #include "server/checkpoint/partition_file.h"
 #include "server/files/files.h"
