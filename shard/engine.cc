@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/floats.h"
 #include "base/status.h"
-#include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"
 #include "shard/store/stack_store.h"
 

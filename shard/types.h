@@ -261,8 +261,8 @@ struct EngineStatistics {
   std::vector<PartitionStatistics> partitions;
 };
 
-// The rows of a table that gathers read most, as estimated from a sample (hot_rows.h): `lookups` is
-// too high by at most `error`, but for the sampling.
+// The rows of a table that gathers read most, as estimated from a sample (HotRowSketches):
+// `lookups` is too high by at most `error`, but for the sampling.
 struct HotRow {
   int64_t id = 0;  // the table's own
   int64_t lookups = 0;

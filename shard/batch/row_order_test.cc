@@ -1,5 +1,3 @@
-#include "shard/batch/row_order.h"
-
 #include <algorithm>
 #include <random>
 #include <set>
@@ -9,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/sanitized.h"
+#include "shard/batch/batch.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {

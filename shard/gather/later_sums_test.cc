@@ -2,7 +2,7 @@
 // fewer bytes. Catches: ranks that name another row, partitions that are folded in another order,
 // quantization before or after the wrong step, stored bits read as another type, a row that was not
 // initialised before it was copied, a sum that is rounded before it is whole.
-// Covers: gather_kernels.cc, pooling.cc
+// Covers: pooling.cc
 #include <cstring>
 #include <random>
 

@@ -19,8 +19,8 @@
 #include "base/buffers.h"
 #include "base/mutex.h"
 #include "base/thread_pools.h"
-#include "shard/snapshot/row_changes.h"
 #include "shard/store/model.h"
+#include "shard/store/stack_store.h"
 
 namespace emberd::shard {
 

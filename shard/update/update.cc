@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "config/fields.h"
 #include "config/optimizers.h"
-#include "shard/batch/row_order.h"
+#include "shard/batch/batch.h"
 #include "shard/store/model.h"
 #include "shard/store/portable_numbers.h"
 #include "shard/update/update_kernel.h"

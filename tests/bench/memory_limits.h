@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "shard/batch/batch.h"
-#include "shard/batch/row_order.h"
 
 namespace emberd::bench {
 

@@ -1,7 +1,5 @@
 // Prevents: a row that is counted for another table or named by another id than the trainer's; a
 // sample that favours some places of a batch; shares that do not add up.
-#include "shard/batch/hot_rows.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -11,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shard/store/model.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {

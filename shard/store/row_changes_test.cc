@@ -1,10 +1,10 @@
-#include "shard/snapshot/row_changes.h"
-
 #include <memory>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "shard/store/stack_store.h"
 
 namespace emberd::shard {
 namespace row_changes_test {
