@@ -1,13 +1,13 @@
 // Would catch: bad input that gets through to code which trusts it, and messages that do not say
 // where it was bad.
-#include "preprocess/batch/feature_input.h"
-
 #include <limits>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "preprocess/batch/sort_and_merge.h"
 
 namespace emberd::preprocess {
 namespace feature_input_test {

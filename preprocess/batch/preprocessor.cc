@@ -129,10 +129,6 @@ DropRule DropRuleOf(const v1::PlanConfig& plan) {
 
 }  // namespace
 
-SortedBatch::~SortedBatch() {
-  if (batch_ != nullptr) batches_->Give(std::move(batch_));
-}
-
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Run(
     absl::Span<const FeatureInput> inputs) {
   SortedBatch sorted(&batches_);

@@ -1,6 +1,6 @@
 // Features of a batch in, CSR mini-batches per (stack, shard) out. No I/O, no gRPC, no globals.
 //
-//   validate   feature_input.h   the arrays of each feature fit together, ids are in range
+//   validate   sort_and_merge.h  the arrays of each feature fit together, ids are in range
 //   lay out    sort_and_merge.h  samples go to source slots
 //   sort       sort_and_merge.h  each id becomes a key; equal (row, sample) pairs merge
 //   find cuts  cuts.h            if a partition exceeds a limit: where the vocabulary is cut
@@ -24,7 +24,6 @@
 #include "emberd/v1/statistics.pb.h"
 #include "preprocess/batch/csr.h"
 #include "preprocess/batch/cuts.h"
-#include "preprocess/batch/feature_input.h"
 #include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/plan/plan.h"
 
@@ -87,7 +86,9 @@ class SortedBatch {
  public:
   explicit SortedBatch(Recycler<PreprocessedBatch>* batches)
       : batches_(batches), batch_(batches->Take()) {}
-  ~SortedBatch();  // an unfinished batch gives its buffers back
+  ~SortedBatch() {  // an unfinished batch gives its buffers back
+    if (batch_ != nullptr) batches_->Give(std::move(batch_));
+  }
 
   // Whether some (source slot, partition) exceeds a limit of its stack.
   bool needs_minibatches() const { return needs_minibatches_; }

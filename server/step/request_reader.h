@@ -16,7 +16,7 @@
 #include "absl/types/span.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
-#include "preprocess/batch/feature_input.h"
+#include "preprocess/batch/sort_and_merge.h"
 #include "server/step/served_model.h"
 
 namespace emberd::step {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/buffers.h"
 #include "base/status.h"
-#include "preprocess/batch/feature_input.h"
+#include "preprocess/batch/sort_and_merge.h"
 
 namespace emberd::step {
 namespace {

@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "preprocess/batch/cuts.h"
-#include "preprocess/batch/feature_input.h"
 #include "preprocess/batch/sort_and_merge.h"
 #include "tests/golden/jax_case_kinds.h"
 #include "tests/golden/jax_device_buffer.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "emberd/v1/model.pb.h"
-#include "preprocess/batch/feature_input.h"
 #include "preprocess/batch/preprocessor.h"
+#include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "emberd/v1/model.pb.h"
-#include "preprocess/batch/feature_input.h"
+#include "preprocess/batch/sort_and_merge.h"
 
 namespace emberd::emberctl {
 
