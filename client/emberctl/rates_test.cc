@@ -1,6 +1,5 @@
 // Rates are what people act on: these tests catch counts that are taken for rates, quantiles beside
 // their bucket, and the huge numbers that a restart makes of a difference.
-#include "client/emberctl/rates.h"
 
 #include "client/emberctl/output.h"
 #include "client/emberctl/stats_view.h"

@@ -9,7 +9,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/rates.h"
 #include "client/emberctl/stats_view.h"
 #include "client/emberctl/terminal.h"
 #include "client/emberctl/verbs/verb.h"
