@@ -65,10 +65,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
 }
 
 Engine::Engine(const EngineOptions& options)
-    : store_options_{options.eager_bytes, options.huge_page_bytes},
-      memory_(options.memory),
-      shared_(std::make_shared<SharedStacks>(store_options_, memory_)),
-      cpu_(*options.cpu),
+    : options_(options),
+      shared_(std::make_shared<SharedStacks>(options)),
       pool_(options.idle_buffer_bytes),
       executor_(options.cpu) {}
 
@@ -93,11 +91,11 @@ absl::StatusOr<std::shared_ptr<Model>> Engine::MakeModel(const ModelSpec& spec, 
   if (FindModel(spec.model_id).ok()) {
     return absl::AlreadyExistsError(IdText(spec.model_id) + " exists");
   }
-  return Model::Create(spec, store_options_, memory_, shared_.get(), alone);
+  return Model::Create(spec, options_, shared_.get(), alone);
 }
 
 absl::Status Engine::AddModel(std::shared_ptr<Model> model) {
-  for (int i = 0; i < model->stack_count(); ++i) model->stack(i).FillIfSmall(store_options_, cpu_);
+  for (int i = 0; i < model->stack_count(); ++i) model->stack(i).FillIfSmall(options_);
   const uint64_t id = model->spec().model_id;
   {
     MutexLock lock(&mutex_);
@@ -184,7 +182,7 @@ absl::StatusOr<std::shared_ptr<const Batch>> Engine::PrepareBatch(
       // What is written where it is read need not be short.
       if (shape.result_mode != v1::UNIQUE_ROWS) shape.result_mode = v1::PARTIAL_SUMS;
     }
-    ASSIGN_OR_RETURN(StackEntries entries, ArrangeEntries(view, shape, pool_, cpu_));
+    ASSIGN_OR_RETURN(StackEntries entries, ArrangeEntries(view, shape, pool_, *options_.cpu));
     arranged.push_back(std::move(entries));
   }
   return std::make_shared<const Batch>(model, std::move(arranged));

@@ -133,7 +133,9 @@ class Engine {
   // result; null: models are not evicted. Errors: those of Model::Hold and MemoryManager::Keep.
   absl::StatusOr<std::shared_ptr<const void>> RoomFor(const Batch& batch) const;
   // Null: models are not evicted.
-  MemoryManager* memory() const { return memory_->evicts() ? memory_.get() : nullptr; }
+  MemoryManager* memory() const {
+    return options_.memory->evicts() ? options_.memory.get() : nullptr;
+  }
 
   EngineStatistics Statistics() const;
   // At most `count` rows of every table, by model and table.
@@ -151,10 +153,8 @@ class Engine {
   // Runs on a thread of the pool, without strands.
   void Later(std::function<void()> done);
 
-  const StoreOptions store_options_;
-  const std::shared_ptr<MemoryManager> memory_;
+  const EngineOptions options_;  // with a memory
   const std::shared_ptr<SharedStacks> shared_;
-  CpuPool& cpu_;
   BufferPool pool_;
 
   mutable Mutex mutex_;

@@ -84,7 +84,7 @@ StackEntries Arranged(const std::vector<TestEntry>& entries, BufferPool& pool) {
 
 class HotRowsTest : public ::testing::Test {
  protected:
-  HotRowsTest() : store_(*StackStore::Create(spec_, spec_.stacks[0], StoreOptions())) {}
+  HotRowsTest() : store_(*StackStore::Create(spec_, spec_.stacks[0], EngineOptions())) {}
 
   std::mt19937_64 random_{TestSeed()};
   BufferPool pool_;

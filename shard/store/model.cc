@@ -184,13 +184,13 @@ absl::StatusOr<std::shared_ptr<SharedStacks::Stack>> SharedStacks::Make(
   auto made = std::make_shared<Stack>();
   made->shape = ShapeOfShared(model, stack);
   made->bytes_per_partition = StackStore::BytesPerPartition(stack);
-  made->memory = memory_;
+  made->memory = options_.memory;
   // With a space, this is the name of no model.
-  auto room = memory_->Take(absl::StrCat("resource ", stack.resource),
-                            {{stack.name, made->bytes_per_partition}});
+  auto room = made->memory->Take(absl::StrCat("resource ", stack.resource),
+                                 {{stack.name, made->bytes_per_partition}});
   if (!room.ok()) return Annotate(room.status(), absl::StrCat("model ", model.name));
   made->room = *std::move(room);
-  memory_->MayEvict(*made->room, {});  // nothing that could leave
+  made->memory->MayEvict(*made->room, {});  // nothing that could leave
   ASSIGN_OR_RETURN(made->store, StackStore::Create(model, stack, options_));
   return made;
 }
@@ -203,8 +203,7 @@ int64_t SharedStacks::bytes_per_partition() const {
 }
 
 absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
-                                                     const StoreOptions& options,
-                                                     std::shared_ptr<MemoryManager> memory,
+                                                     const EngineOptions& options,
                                                      SharedStacks* shared, bool alone) {
   RETURN_IF_ERROR(CheckPlace(spec));
   // A hostile shape must not overflow the sum: each stack is checked on its own first.
@@ -217,13 +216,13 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
     tables.push_back({stack.name, StackStore::BytesPerPartition(stack)});
     own_bytes += tables.back().bytes;
   }
-  std::shared_ptr<Model> model(new Model(spec, std::move(memory), bytes, own_bytes));
+  std::shared_ptr<Model> model(new Model(spec, options.memory, bytes, own_bytes));
   ASSIGN_OR_RETURN(model->room_, model->memory_->Take(spec.name, std::move(tables)));
   RETURN_IF_ERROR(model->MakeStacks(options, shared, alone));
   return model;
 }
 
-absl::Status Model::MakeStacks(const StoreOptions& options, SharedStacks* shared, bool alone) {
+absl::Status Model::MakeStacks(const EngineOptions& options, SharedStacks* shared, bool alone) {
   int tables = 0;
   for (const StackSpec& stack : spec_.stacks) tables += static_cast<int>(stack.tables.size());
   for (const StackSpec& stack : spec_.stacks) {

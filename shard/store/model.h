@@ -35,9 +35,8 @@ class SharedStacks : public std::enable_shared_from_this<SharedStacks> {
   struct Stack;
 
  public:
-  // Memory is taken from `memory`, where nothing of it is evicted.
-  SharedStacks(const StoreOptions& options, std::shared_ptr<MemoryManager> memory)
-      : options_(options), memory_(std::move(memory)) {}
+  // Memory is taken from `options.memory`, where nothing of it is evicted.
+  explicit SharedStacks(const EngineOptions& options) : options_(options) {}
 
   // The part that one model has in a stack. Movable.
   class Share {
@@ -78,8 +77,7 @@ class SharedStacks : public std::enable_shared_from_this<SharedStacks> {
                                               bool alone) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::shared_ptr<Stack>> Make(const ModelSpec& model, const StackSpec& stack) const;
 
-  const StoreOptions options_;
-  const std::shared_ptr<MemoryManager> memory_;
+  const EngineOptions options_;
   Mutex making_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while a stack is made, which may take long
   mutable Mutex mutex_;                        // never held for long
   std::map<std::string, std::shared_ptr<Stack>> stacks_ ABSL_GUARDED_BY(mutex_);  // by resource
@@ -169,12 +167,11 @@ class HotRowSketches {
 
 class Model : public Evictable, public std::enable_shared_from_this<Model> {
  public:
-  // Takes its memory from `memory`, and the stacks with a resource from `shared`, which may be null
-  // if there are none; `alone` as for SharedStacks::Take. No row of its own stacks has its initial
-  // value yet.
+  // Takes its memory from `options.memory`, and the stacks with a resource from `shared`, which may
+  // be null if there are none; `alone` as for SharedStacks::Take. No row of its own stacks has its
+  // initial value yet.
   static absl::StatusOr<std::shared_ptr<Model>> Create(const ModelSpec& spec,
-                                                       const StoreOptions& options,
-                                                       std::shared_ptr<MemoryManager> memory,
+                                                       const EngineOptions& options,
                                                        SharedStacks* shared = nullptr,
                                                        bool alone = false);
   ~Model() override;
@@ -217,7 +214,7 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
         bytes_per_partition_(bytes_per_partition),
         own_bytes_per_partition_(own_bytes_per_partition) {}
 
-  absl::Status MakeStacks(const StoreOptions& options, SharedStacks* shared, bool alone);
+  absl::Status MakeStacks(const EngineOptions& options, SharedStacks* shared, bool alone);
 
   const ModelSpec spec_;
   std::atomic<bool> dropped_ = false;

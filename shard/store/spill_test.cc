@@ -31,8 +31,8 @@ class SpillTest : public ::testing::Test {
     spec.stacks = {OneTableStack(kSpillShape, 16, 12, optimizer)};
     spec.stacks.push_back(spec.stacks[0]);
     spec.stacks[1].storage_dtype = v1::BFLOAT16;
-    model_ = *Model::Create(spec, {.eager_bytes = 0},
-                            *MemoryManager::Create({.bytes = int64_t{1} << 40}));
+    model_ = *Model::Create(
+        spec, {.eager_bytes = 0, .memory = *MemoryManager::Create({.bytes = int64_t{1} << 40})});
     for (int stack = 0; stack < 2; ++stack) {
       // The ends, runs of several chunks, and chunks alone, not the same in both stacks.
       for (const int64_t row : {0, 1000, 1100, 1200, 4095, 4096, 7000, 8191}) {

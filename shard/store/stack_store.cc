@@ -88,7 +88,7 @@ StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
 
 absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& model,
                                                                const StackSpec& spec,
-                                                               const StoreOptions& options) {
+                                                               const EngineOptions& options) {
   RETURN_IF_ERROR(CheckShape(spec, model.partition_count));
   std::unique_ptr<StackStore> store(new StackStore(model, spec));
   RETURN_IF_ERROR(store->MakeRanges());
@@ -96,13 +96,15 @@ absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& 
   return store;
 }
 
-void StackStore::FillIfSmall(const StoreOptions& options, CpuPool& cpu) {
+void StackStore::FillIfSmall(const EngineOptions& options) {
   if (bytes_per_partition_ * partitions_ > options.eager_bytes) return;
   constexpr int64_t kRowsPerTask = 4096;
-  cpu.ParallelFor(static_cast<int>((rows() + kRowsPerTask - 1) / kRowsPerTask), [&](int task) {
-    const int64_t end = std::min(rows(), (task + 1) * kRowsPerTask);
-    for (int64_t row = task * kRowsPerTask; row < end; ++row) EnsureRow(row);
-  });
+  options.cpu->ParallelFor(static_cast<int>((rows() + kRowsPerTask - 1) / kRowsPerTask),
+                           [&](int task) {
+                             const int64_t end = std::min(rows(), (task + 1) * kRowsPerTask);
+                             for (int64_t row = task * kRowsPerTask; row < end; ++row)
+                               EnsureRow(row);
+                           });
 }
 
 absl::Status StackStore::MakeRanges() {
@@ -141,7 +143,7 @@ absl::Status StackStore::MakeRanges() {
   return absl::OkStatus();
 }
 
-absl::Status StackStore::Reserve(const StoreOptions& options) {
+absl::Status StackStore::Reserve(const EngineOptions& options) {
   const auto map = [&](size_t bytes_per_row) {
     const int64_t bytes = static_cast<int64_t>(bytes_per_row) * rows();
     return MappedMemory::Map(bytes, bytes <= options.huge_page_bytes);

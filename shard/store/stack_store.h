@@ -118,15 +118,6 @@ class RowChanges {
 
 // ---- The rows
 
-struct StoreOptions {
-  // Stacks of at most this many bytes get all their rows at once; larger ones row by row when first
-  // touched.
-  int64_t eager_bytes = int64_t{64} << 20;
-  // Arrays of at most this many bytes are backed by huge pages: faster, but the first touch costs 2
-  // MiB.
-  int64_t huge_page_bytes = int64_t{1} << 40;
-};
-
 // The first values.size() columns of a row of weights as it is stored: float32, bfloat16 or
 // float16. Plain loops, for what is not a kernel.
 void WriteStoredRow(v1::DataType dtype, absl::Span<const float> values, char* row);
@@ -149,7 +140,7 @@ class StackStore {
   // No row has its initial value yet: see FillIfSmall.
   static absl::StatusOr<std::unique_ptr<StackStore>> Create(const ModelSpec& model,
                                                             const StackSpec& spec,
-                                                            const StoreOptions& options);
+                                                            const EngineOptions& options);
   // Bytes of weights and slots in one partition.
   static int64_t BytesPerPartition(const StackSpec& spec);
 
@@ -195,7 +186,7 @@ class StackStore {
   void LoadWeights(int k, int64_t first, absl::Span<const char> rows);
   void LoadSlot(int k, int slot, int64_t first, absl::Span<const float> values);
   // Gives all rows their initial values that have none yet, if the store is small.
-  void FillIfSmall(const StoreOptions& options, CpuPool& cpu);
+  void FillIfSmall(const EngineOptions& options);
 
   // The rows that have a value, to and from a file; see Evictable. Nobody uses the store meanwhile.
   absl::Status Spill(SpillFile& file) const;
@@ -236,7 +227,7 @@ class StackStore {
  private:
   StackStore(const ModelSpec& model, const StackSpec& spec);
   absl::Status MakeRanges();
-  absl::Status Reserve(const StoreOptions& options);
+  absl::Status Reserve(const EngineOptions& options);
   void InitializeChunk(int64_t chunk);
   void InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values);
   void InitializeSlots(int64_t row, int columns);
