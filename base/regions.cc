@@ -281,8 +281,6 @@ constexpr size_t kPage = 4096;
 // Room for a few blocks of a large batch, so that there are few regions.
 constexpr size_t kRegionBytes = size_t{64} << 20;
 
-size_t Rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 // A server on another machine stays there, so that it is asked less and less often. But one that is
 // being restarted may fail in any way, and share in the next moment.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(200);
@@ -314,7 +312,7 @@ int SharedArena::regions() const {
 }
 
 std::shared_ptr<SharedBlock> SharedArena::Take(size_t bytes, absl::Time deadline) {
-  bytes = Rounded(std::max<size_t>(bytes, 1), kPage);
+  bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   MutexLock lock(&mutex_);
   std::shared_ptr<SharedBlock> block = TakeFree(bytes);
   if (block != nullptr) return block;

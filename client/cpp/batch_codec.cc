@@ -79,6 +79,50 @@ bool HasRows(const v1::Tensor& tensor, int64_t rows, int64_t dim) {
   return here == rows;
 }
 
+// What a server sent must be [rows, dim] of `type`.
+absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type) {
+  const v1::DataType expected = WireDataType(type);
+  if (tensor.dtype() != expected) {
+    return absl::InternalError(absl::StrCat("dtype: the server sent ",
+                                            v1::DataType_Name(tensor.dtype()), "; ",
+                                            v1::DataType_Name(expected), " was expected"));
+  }
+  if (!HasRows(tensor, rows, dim)) {
+    return absl::InternalError(absl::StrCat("shape: the server sent [",
+                                            absl::StrJoin(tensor.shape(), ", "), "]; [", rows, ", ",
+                                            dim, "] was expected"));
+  }
+  const size_t size = tensor.data().size();
+  if (absl::int128(rows) * dim * ElementBytes(type) == absl::int128(size)) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("data: the server sent ", size, " bytes, which do not fill that shape"));
+}
+
+// The floats in `expected.activations`, where the server has written `bytes` bytes, and which
+// feature's they are. INTERNAL if `bytes` is not what it should be. The pool is needed for
+// bfloat16.
+absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
+                                                  BufferPool* pool,
+                                                  std::vector<Activation>* activations) {
+  const std::shared_ptr<SharedBlock>& block = expected.activations;
+  const size_t all = SharedBytes(expected);
+  if (block == nullptr || bytes != all) {
+    return absl::InternalError(absl::StrCat("shared_bytes: the server sent ", bytes, "; ",
+                                            block == nullptr ? 0 : all, " was expected"));
+  }
+  std::shared_ptr<float> floats;
+  if (expected.type == WireType::kFloat32) {
+    floats = {block, reinterpret_cast<float*>(block->data())};
+  } else {
+    floats = TakeFloats(pool, expected.floats);
+    FromBfloat16Block(expected, floats.get());
+  }
+  for (const ExpectedLookup::Feature& feature : expected.features) {
+    activations->push_back(ActivationIn(feature, floats.get()));
+  }
+  return floats;
+}
+
 absl::Status Bad(const std::string& feature, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("feature \"", feature, "\": ", what));
 }
@@ -294,24 +338,6 @@ v1::DataType WireDataType(WireType type) {
   return type == WireType::kBfloat16 ? v1::BFLOAT16 : v1::FLOAT32;
 }
 
-absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type) {
-  const v1::DataType expected = WireDataType(type);
-  if (tensor.dtype() != expected) {
-    return absl::InternalError(absl::StrCat("dtype: the server sent ",
-                                            v1::DataType_Name(tensor.dtype()), "; ",
-                                            v1::DataType_Name(expected), " was expected"));
-  }
-  if (!HasRows(tensor, rows, dim)) {
-    return absl::InternalError(absl::StrCat("shape: the server sent [",
-                                            absl::StrJoin(tensor.shape(), ", "), "]; [", rows, ", ",
-                                            dim, "] was expected"));
-  }
-  const size_t size = tensor.data().size();
-  if (absl::int128(rows) * dim * ElementBytes(type) == absl::int128(size)) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("data: the server sent ", size, " bytes, which do not fill that shape"));
-}
-
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
                                                      int64_t dim) {
   RETURN_IF_ERROR(CheckTensor(tensor, rows, dim, WireType::kFloat32));
@@ -466,28 +492,6 @@ size_t SharedBytes(const ExpectedLookup& expected) {
   return bytes;
 }
 
-absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
-                                                  BufferPool* pool,
-                                                  std::vector<Activation>* activations) {
-  const std::shared_ptr<SharedBlock>& block = expected.activations;
-  const size_t all = SharedBytes(expected);
-  if (block == nullptr || bytes != all) {
-    return absl::InternalError(absl::StrCat("shared_bytes: the server sent ", bytes, "; ",
-                                            block == nullptr ? 0 : all, " was expected"));
-  }
-  std::shared_ptr<float> floats;
-  if (expected.type == WireType::kFloat32) {
-    floats = {block, reinterpret_cast<float*>(block->data())};
-  } else {
-    floats = TakeFloats(pool, expected.floats);
-    FromBfloat16Block(expected, floats.get());
-  }
-  for (const ExpectedLookup::Feature& feature : expected.features) {
-    activations->push_back(ActivationIn(feature, floats.get()));
-  }
-  return floats;
-}
-
 LookupAssembler::LookupAssembler(ExpectedLookup expected, BufferPool* pool)
     : expected_(std::move(expected)), pool_(pool) {
   result_.step = expected_.step;
@@ -606,17 +610,6 @@ void NameBlocks(const ExpectedLookup& expected, size_t id_bytes, v1::TrainLookup
   shared->set_concat(expected.concat);
 }
 
-// `gradient` with the tensor, [rows, dim], but for the tensor's bytes, with which it ends.
-std::string GradientHead(const v1::FeatureGradient& gradient, int64_t rows, int64_t dim,
-                         WireType type, size_t bytes) {
-  v1::Tensor tensor;
-  SetHead(WireDataType(type), {rows, dim}, &tensor);
-  return rpc::BeginFields({{v1::TrainUpdate::kGradientsFieldNumber, gradient.SerializeAsString()},
-                           {v1::FeatureGradient::kGradientFieldNumber, tensor.SerializeAsString()},
-                           {v1::Tensor::kDataFieldNumber, ""}},
-                          bytes);
-}
-
 // No message may have more bytes than protobuf can count.
 absl::Status CheckTensorBytes(const std::string& feature, size_t bytes) {
   constexpr size_t kMost = std::numeric_limits<int32_t>::max() - (1 << 20);
@@ -706,22 +699,25 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
   UpdateEncoder encoder(step, options, type, pool);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];
-    const std::string name(gradient.feature);
     const int64_t dim = dims[i];
-    if (v1::FeatureGradient placed;
-        shared != nullptr && shared->Put(gradient, dim, type, &placed)) {
-      placed.set_feature(name);
-      rpc::WireEncoder head;
-      head.BytesField(v1::TrainUpdate::kGradientsFieldNumber, placed.SerializeAsString());
-      encoder.gradients_.push_back({.head = head.FinishText()});
+    constexpr int kField = v1::TrainUpdate::kGradientsFieldNumber;
+    v1::FeatureGradient sent;
+    sent.set_feature(std::string(gradient.feature));
+    if (shared != nullptr && shared->Put(gradient, dim, type, &sent)) {
+      encoder.gradients_.push_back(
+          {.head = rpc::BeginFields({{kField, sent.SerializeAsString()}}, 0)});
       continue;
     }
     const size_t size = gradient.samples * dim * ElementBytes(type);
-    RETURN_IF_ERROR(CheckTensorBytes(name, size));
-    v1::FeatureGradient sent;
-    sent.set_feature(name);
-    encoder.gradients_.push_back(
-        {&gradient, dim, size, GradientHead(sent, gradient.samples, dim, type, size)});
+    RETURN_IF_ERROR(CheckTensorBytes(sent.feature(), size));
+    v1::Tensor tensor;  // but for its bytes, with which it ends
+    SetHead(WireDataType(type), {gradient.samples, dim}, &tensor);
+    const std::string head =
+        rpc::BeginFields({{kField, sent.SerializeAsString()},
+                          {v1::FeatureGradient::kGradientFieldNumber, tensor.SerializeAsString()},
+                          {v1::Tensor::kDataFieldNumber, ""}},
+                         size);
+    encoder.gradients_.push_back({&gradient, dim, size, head});
   }
   return encoder;
 }

@@ -64,12 +64,6 @@ struct ExpectedLookup {
 absl::Status PlaceActivations(bool concat, ExpectedLookup* expected);
 // What the server writes to a block: the same layout, of elements of the type.
 size_t SharedBytes(const ExpectedLookup& expected);
-// The floats in `expected.activations`, where the server has written `bytes` bytes, and which
-// feature's they are. INTERNAL if `bytes` is not what it should be. The pool is needed for
-// bfloat16.
-absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
-                                                  BufferPool* pool,
-                                                  std::vector<Activation>* activations);
 
 // Not thread-safe. What does not fit the request is INTERNAL.
 class LookupAssembler {
@@ -114,11 +108,8 @@ void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shap
 v1::DataType WireDataType(WireType type);
 int64_t ElementBytes(WireType type);
 
-// INTERNAL if a tensor that a server sent is not [rows, dim] of `type`; the message says what it is
-// instead.
-absl::Status CheckTensor(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type);
-
-// The elements of a tensor of float32, where they lie in it, or the error of CheckTensor.
+// The elements of a tensor of float32, where they lie in it. INTERNAL if it is not [rows, dim]; the
+// message says what it is instead.
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
                                                      int64_t dim);
 

@@ -208,8 +208,6 @@ Transport::Transport(const ClientOptions& options, const Credentials& credential
   }
 }
 
-Transport::~Transport() = default;
-
 std::shared_ptr<const Coordinator> Transport::MakeCoordinator(int index,
                                                               const Credentials& credentials,
                                                               const Coordinator* before) {

@@ -77,7 +77,6 @@ class Transport {
   // Valid options. Waits until a coordinator accepts a connection. INVALID_ARGUMENT: a file that
   // the options name is wrong.
   static absl::StatusOr<std::unique_ptr<Transport>> Connect(const ClientOptions& options);
-  ~Transport();
 
   // One try of a call. It may run several times, on other coordinators.
   using Attempt = absl::FunctionRef<grpc::Status(const Coordinator&, grpc::ClientContext*)>;
