@@ -223,6 +223,7 @@ class WatchTest(ClusterTest):
         self.addCleanup(os.close, screen)
         fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 130, 0, 0))
         screen = Terminal(screen)
+        train(self.model, 20)  # of about a thousand lookups one counts among the hot rows
         with emberd.watch(self.model, interval=0.01, file=screen):
             for number in range(3):
                 self.wait(lambda: screen.getvalue().count("examples/s"), 3 * number + 1)
