@@ -89,15 +89,22 @@ class _Tensors:
             fields["weights"] = self.add(floats if floats.shape == values.shape else floats.reshape(-1))
         return {"feature": name, kind: fields}
 
-    def gradients(self, given: Mapping[str, Any], like: Mapping[str, Array]) -> List[Dict[str, Any]]:
-        """like: the activations, as far as they are known."""
+    def gradients(self, given: Mapping[str, Any], like: Optional[Mapping[str, Tuple[int, ...]]]) -> List[Dict[str, Any]]:
+        """like: `_shapes` of the activations, as far as they are known; the coordinator compares the others with those that it has. None: those that they
+        are of come later."""
         _records.check_mapping(given, "gradients")
         found: List[Dict[str, Any]] = []
         for name, value in given.items():
             _native.text(name, "feature")
             if value is not None:
-                rows, _ = arrays.as_rows(value, f'gradient of feature "{name}"', like[name].shape[1:] if name in like else None)
-                found.append({"name": name, "tensor": self.add(rows)})
+                what = f'gradient of feature "{name}"'
+                array = arrays.as_array(value, what)
+                if like is not None and name in like:
+                    _check_leading(array.shape[:-1], like[name], array.shape, what)
+                tensor = self.add(arrays.as_rows(array, what)[0])
+                if like is not None and name not in like:
+                    tensor["shape"] = array.shape
+                found.append({"name": name, "tensor": tensor})
         return found
 
     def tuple(self, given: Mapping[str, Any]) -> List[Dict[str, Any]]:
@@ -156,6 +163,13 @@ def _statistics(said: Mapping[str, Any]) -> Dict[str, Any]:
         {name: value if name == "stack" else number(value) for name, value in one.items()} for one in said.get("stacks", ())]}
 
 
+def _check_leading(given: Tuple[int, ...], wanted: Tuple[int, ...], shape: Sequence[Any], what: str) -> None:
+    """All dimensions of a gradient but the last, beside those of the activations."""
+    if given != wanted:
+        raise errors.InvalidArgument(f"{what}: the shape [{', '.join(map(str, shape))}] is not allowed; it must be that of the activations, "
+                                     f"[{', '.join(map(str, wanted))}, embedding_dim]")
+
+
 class _Kept(_native.Uncopied):
     """Something that a coordinator keeps until this is closed, or nobody refers to it any more."""
 
@@ -200,7 +214,7 @@ class PreparedBatch(_Kept):
         "STACK/sorted_token_ids" and "STACK/sorted_gains" of each stack, and "splits". InvalidArgument for what is no batch.
         """
         answer = _Answer(self._client, "ReadHandle", {"handle": self._use(), "csr": bool(csr)}, (), self._kept)
-        return dict(answer.arrays(answer.message.get("values", ())))
+        return dict(_shaped(answer, answer.message, {} if csr else self._shapes))
 
 
 class ProgramResult(_Kept, Mapping[str, Array]):
@@ -211,8 +225,8 @@ class ProgramResult(_Kept, Mapping[str, Array]):
         said = answer.message["results"][place]
         super().__init__(client, answer.kept(place), said.get("handle", "0"))
         self.statistics: Dict[str, Any] = _statistics(said.get("statistics", {}))
-        self._shapes = shapes
         found = _shaped(answer, said, shapes)
+        self._shapes: Dict[str, Tuple[int, ...]] = {name: one.shape[:-1] for name, one in found if one.ndim > 1}
         self.tensors: Tuple[Array, ...] = tuple(one for _, one in found)
         self._arrays = dict(found)
 
@@ -236,7 +250,7 @@ class ProgramResult(_Kept, Mapping[str, Array]):
 
 
 def _shaped(answer: _Answer, said: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]]) -> List[Tuple[str, Array]]:
-    """shapes: of activations that have the shape of their ids."""
+    """shapes: but for the last dimension, of activations that have the shape of their ids, of others as far as they are known, and of gradients as they were given."""
     return [(name, one.reshape(*shapes[name], one.shape[-1]) if name in shapes else one)
             for name, one in answer.arrays(said.get("values", ()))]
 
@@ -290,10 +304,11 @@ class BundlePart(_native.Uncopied):
 
 
 def _shapes_in(one: Any) -> Any:
-    """Of an element of a bundle, a batch or its result: of the activations that have the shape of their ids. Of a tuple: those of
-    its elements."""
+    """Of an element of a bundle, a batch or its result: as `_shaped` takes them. Of a tuple: those of its elements."""
     if isinstance(one, (tuple, list)):
         return tuple(map(_shapes_in, cast(Sequence[Any], one)))
+    if isinstance(one, ChainedResult):
+        return next((shapes for _, _, shapes, _, place in one._chain._added if place == one._place), {})
     if not isinstance(one, BundlePart):
         return one._shapes if isinstance(one, (PreparedBatch, ProgramResult, Bundle)) else {}
     found: Any = one._bundle._shapes
@@ -304,6 +319,12 @@ def _shapes_in(one: Any) -> Any:
     except LookupError:  # there is no such element, as the coordinator says
         return {}
     return found
+
+
+def _shapes_by_name(one: Any) -> Dict[str, Tuple[int, ...]]:
+    """The same, where it is no tuple."""
+    found = _shapes_in(one)
+    return cast(Dict[str, Tuple[int, ...]], found) if isinstance(found, dict) else {}
 
 
 def _element(client: "Client", one: Any, what: str, tensors: _Tensors, at: List[Handle]) -> Dict[str, Any]:
@@ -358,7 +379,7 @@ class Program(_Kept):
         InvalidArgument for a shape that the program does not have, ResourceExhausted for more ids than its buffers hold.
         """
         tensors = _Tensors()
-        literal = self._literal(ids, {}, tensors)
+        literal = self._literal(ids, None, tensors)
         answer = _Answer(self._client, "PrepareBatch", {"program_handle": self._use(), "batch": literal}, tensors.arrays, self._kept)
         return PreparedBatch(self._client, answer, self._shapes((ids,)))
 
@@ -380,6 +401,10 @@ class Program(_Kept):
 
     def _argument(self, place: int, arguments: Sequence[Any], tensors: _Tensors) -> Dict[str, Any]:
         one = arguments[place]
+        like = _shapes_by_name(arguments[0]) if self.kind == "UPDATE" and place == 1 else {}
+        if like and isinstance(one, (PreparedBatch, BundlePart)):
+            for name, shape in _shapes_by_name(one).items():
+                _check_leading(shape, like.get(name, shape), (*shape, "embedding_dim"), f'gradient of feature "{name}"')
         if isinstance(one, (PreparedBatch, ProgramResult)) and (one._kept is not None or self.kind == "UPDATE"):
             if one._client is not self._client:
                 raise ValueError(f"argument {place}: it is of another client; handles are known to their own")
@@ -388,24 +413,23 @@ class Program(_Kept):
             return _element(self._client, one, f"argument {place}", tensors, [])
         if not isinstance(one, Mapping):
             raise _native.refuse_kind(one, f"argument {place}", "a mapping by name, or what `prepare` or a program gave")
-        like: Any = arguments[0] if place == 1 and isinstance(arguments[0], ProgramResult) else {}
         return {"literal": self._literal(cast(Mapping[str, Any], one), like, tensors)}
 
-    def _literal(self, given: Mapping[str, Any], like: Mapping[str, Array], tensors: _Tensors) -> Dict[str, Any]:
+    def _literal(self, given: Mapping[str, Any], like: Optional[Mapping[str, Tuple[int, ...]]], tensors: _Tensors) -> Dict[str, Any]:
         if self.kind == "LOOKUP":
             return {"features": tensors.features(given)}
         return {"tensors": tensors.gradients(given, like) if self.kind == "UPDATE" else tensors.tuple(given)}
 
     def _shapes(self, arguments: Sequence[Any]) -> Dict[str, Tuple[int, ...]]:
-        """Of activations that have the shape of their ids."""
-        if self.kind != "LOOKUP" or not arguments:
+        """Of activations that have the shape of their ids, but for the last dimension; and of gradients for `prepare`."""
+        if self.kind == "ELEMENTWISE" or not arguments:
             return {}
-        if isinstance(arguments[0], PreparedBatch):
-            return dict(arguments[0]._shapes)
-        if isinstance(arguments[0], BundlePart):
-            found = _shapes_in(arguments[0])
-            return cast(Dict[str, Tuple[int, ...]], found) if isinstance(found, dict) else {}
-        return {name: arrays.activation_shape(one, (), 0)[:-1] for name, one in arguments[0].items() if isinstance(one, Sequences)}
+        if not isinstance(arguments[0], Mapping) or isinstance(arguments[0], ProgramResult):
+            return _shapes_by_name(arguments[0]) if self.kind == "LOOKUP" else {}
+        given = cast(Mapping[str, Any], arguments[0])
+        if self.kind == "UPDATE":
+            return {name: tuple(np.shape(one)[:-1]) for name, one in given.items() if one is not None}
+        return {name: arrays.activation_shape(one, (), 0)[:-1] for name, one in given.items() if isinstance(one, Sequences)}
 
 
 class ChainedResult(_native.Uncopied):
@@ -427,7 +451,8 @@ class Chain(_native.Uncopied):
     def __init__(self) -> None:
         self._ops: List[Dict[str, Any]] = []
         self._tensors = _Tensors()
-        self._added: List[Tuple[Program, Sequence[Any], Optional[int], int]] = []  # program, arguments, step, its place in _ops
+        # Program; arguments, which must stay until it runs, but for results of this chain, whose references to it would be a cycle; shapes; step; its place in _ops.
+        self._added: List[Tuple[Program, Sequence[Any], Dict[str, Tuple[int, ...]], Optional[int], int]] = []
         self._key: Optional[Dict[str, Any]] = None
         self._done = False
 
@@ -445,7 +470,8 @@ class Chain(_native.Uncopied):
             del self._ops[before:]
             raise
         self._ops.append({"program_handle": handle, "inputs": inputs, "update": update})
-        self._added.append((program, arguments, step, len(self._ops) - 1))
+        kept = [one for one in arguments if not isinstance(one, ChainedResult)]
+        self._added.append((program, kept, program._shapes(arguments), step, len(self._ops) - 1))
         return ChainedResult(self, len(self._ops) - 1, program.features if program.kind == "LOOKUP" else ())
 
     def _input(self, program: Program, place: int, arguments: Sequence[Any]) -> Dict[str, Any]:
@@ -466,7 +492,7 @@ class Chain(_native.Uncopied):
         client = self._added[0][0]._client
         client._handle.get()
         self._key = self._key or client._mutation()
-        results = [place for program, _, _, place in self._added if program.kind != "UPDATE"]
+        results = [place for program, *_, place in self._added if program.kind != "UPDATE"]
         for number, place in enumerate(results):
             self._ops[place]["outputs"] = [{"result_index": number}]
         request = {"ops": self._ops, "config": {"return_values": True, "execution_instance_key": self._key}}
@@ -474,8 +500,8 @@ class Chain(_native.Uncopied):
         self._done = True
         updates = {one.get("op_index", 0): one for one in answer.message.get("updates", ())}
         found: List[Any] = [_applied(updates[place], step) if program.kind == "UPDATE"
-                            else ProgramResult(client, answer, results.index(place), program._shapes(arguments))
-                            for program, arguments, step, place in self._added]
+                            else ProgramResult(client, answer, results.index(place), shapes)
+                            for program, _, shapes, step, place in self._added]
         self._added.clear()
         return found
 

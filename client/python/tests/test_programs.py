@@ -171,7 +171,14 @@ class ProgramsTest(ClusterTest):
         self.assertEqual((len(results), self.handles()), (2, 3))
         results.pop()
         self.wait_for(lambda: self.handles() == 2)
-        del results, chain, lookup
+        del results, chain
+        self.wait_for(lambda: self.handles() == 1)
+        gc.disable()
+        self.addCleanup(gc.enable)
+        not_run = emberd.Chain()
+        not_run.add(self.compile(model, "update"), not_run.add(lookup, lookup.prepare(batch(1))), {})
+        self.assertEqual(self.handles(), 3)
+        del not_run, lookup
         self.wait_for(lambda: self.handles() == 0)
 
     def test_programs_are_shared_and_released_by_each_client_for_itself(self):
@@ -302,6 +309,40 @@ class ProgramsTest(ClusterTest):
         for again in (read[0], read[1][1], nested[0][0], nested[0][1][1], nested[1][1]):
             self.assertEqual({name: (one.shape, one.tobytes()) for name, one in again.items()}, expected)
         self.assertEqual({name: one.shape for name, one in nested[2].items()}, {"t": shapes["t"]})
+
+    def test_gradients_have_the_shape_of_their_activations_wherever_both_are(self):
+        """The rows would be as many, and each would go to another id."""
+        model = self.client.declare(emberd.ModelConfig(
+            "gradients", [emberd.TableConfig("t", 64, 8, optimizer=emberd.SGD(learning_rate=1.0), initializer=emberd.Zeros())],
+            [emberd.FeatureConfig("s", "t"), emberd.FeatureConfig("t", "t", output_shape=(2, 3))]))
+        lookup, update = self.compile(model, "lookup"), self.compile(model, "update")
+        ids = {"s": emberd.Sequences(np.array([[1, 2, 3], [4, 5, 6]])), "t": np.arange(12).reshape(4, 3)}
+        gradient = np.arange(1, 49, dtype=np.float32).reshape(2, 3, 8)
+        batch = lookup.prepare(ids)
+
+        def in_chain(given):
+            chain = emberd.Chain()
+            chain.add(update, chain.add(lookup, given), wrong)
+            chain.run()
+
+        for name, shape, said in (("s", (3, 2, 8), r"the shape \[3, 2, (8|embedding_dim)\] .* \[2, 3, embedding_dim\]"), ("s", (6, 8), r"the shape \[6, "),
+                                  ("t", (3, 4, 8), r"\b3, ?4, "), ("t", (2, 6, 8), r"\b2, ?6, ")):
+            wrong = {name: np.zeros(shape, np.float32)}
+            kept = self.client.bundle((lookup(batch), update.prepare(wrong)))[0]
+            ways = [lambda: update(lookup(batch), wrong), lambda: update(kept[0], wrong), lambda: in_chain(batch), lambda: in_chain(ids),
+                    lambda: update(lookup(batch), update.prepare(wrong)), lambda: update(kept[0], kept[1])]
+            for way in ways:
+                with self.subTest(name=name, shape=shape, way=ways.index(way)), self.assertRaisesRegex(ValueError, rf"gradient of feature .{name}.*{said}"):
+                    way()
+        self.assertFalse(model.table("t").any())
+        prepared = update.prepare({"s": gradient})
+        self.assertEqual(prepared.read()["s"].tolist(), gradient.tolist())
+        for given in ({"s": gradient}, prepared):
+            chain = emberd.Chain()
+            chain.add(update, chain.add(lookup, batch), given)
+            chain.run()
+            update(self.client.bundle(lookup(batch))[0], given)
+        self.assertEqual(model.table("t")[1:7].tolist(), (-4 * gradient.reshape(6, 8)).tolist())
 
     def test_csr_of_a_batch(self):
         model = self.declare()
