@@ -24,6 +24,8 @@ def to_array(value: Any, what: str) -> Any:
             return value.numpy()
         return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
     except (RuntimeError, TypeError) as error:
+        if value.layout == torch.sparse_coo:  # torch says to make it dense, where each sample without an id would have the id 0
+            raise TypeError(f"{what}: a sparse tensor is not allowed; give emberd.Sparse(ids.indices(), ids.values(), len(ids)), where ids is its coalesce()") from error
         raise TypeError(f"{what}: this tensor cannot be read: {error}") from error
 
 
@@ -35,6 +37,13 @@ def is_jagged(ids: Any) -> bool:
 def has_lengths(ids: Any) -> bool:
     """A JaggedTensor of torchrec, or what has its methods."""
     return all(callable(getattr(ids, name, None)) for name in ("values", "lengths", "offsets", "weights_or_none"))
+
+
+def as_ragged_ids(ids: Any, what: str) -> Any:
+    """Of a JaggedTensor, Ragged; other ids as they are. TypeError for a KeyedJaggedTensor: of which key would they be?"""
+    if is_jagged(ids):
+        raise TypeError(f"{what}: a {type(ids).__name__} is not allowed for one feature; give it in place of the mapping, or ids[key] for the feature")
+    return Ragged(ids.values(), ids.offsets(), ids.weights_or_none()) if has_lengths(ids) else ids
 
 
 def _strides(ids: Any, keys: int, lengths: int) -> List[int]:
@@ -83,7 +92,7 @@ def prepare(ids: Any) -> Dict[str, Ids]:
         return split
     check_mapping(ids, "ids")
     result: Dict[str, Ids] = {name: to_array(value, f'feature "{name}"') if type(value) is torch.Tensor else
-                              map_arrays(functools.partial(to_array, what=f'feature "{name}"'), value) for name, value in ids.items()}
+                              map_arrays(functools.partial(to_array, what=f'feature "{name}"'), as_ragged_ids(value, f'feature "{name}"')) for name, value in ids.items()}
     for name, value in ids.items():
         if isinstance(value, Sparse) and isinstance(value.indices, torch.Tensor):
             found: Any = result[name]
@@ -102,7 +111,7 @@ def learned_weights(ids: Any) -> Dict[str, torch.Tensor]:
         parts: Any = torch.split(weights, [as_ragged(one, name)[0].size for name, one in split.items()])
         return dict(zip(split, parts))
     check_mapping(ids, "ids")
-    given = {name: getattr(value, "weights", None) for name, value in ids.items() if type(value) is not torch.Tensor}
+    given = {name: getattr(as_ragged_ids(value, f'feature "{name}"'), "weights", None) for name, value in ids.items() if type(value) is not torch.Tensor}
     return {name: weights for name, weights in given.items() if isinstance(weights, torch.Tensor) and weights.requires_grad}
 
 

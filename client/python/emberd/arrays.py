@@ -19,8 +19,16 @@ INTS = frozenset([np.dtype(np.int32), np.dtype(np.int64)])
 _FLOAT32 = np.dtype(np.float32)
 
 
+class _Movable:
+    """A batch that is moved as a whole, as by Lightning, calls `to` of what it has."""
+
+    def to(self: Kind, *where: Any, **options: Any) -> Kind:
+        """With tensors of PyTorch moved as their `to` does it; other arrays stay."""
+        return map_arrays(lambda one: one.to(*where, **options) if hasattr(one, "to") else one, self)
+
+
 @dataclass(frozen=True)
-class Dense:
+class Dense(_Movable):
     """The same number of ids for every sample, of a shape as FeatureConfig.output_shape says, with weights: of the shape of `ids`, or one for all."""
 
     ids: Any
@@ -41,7 +49,7 @@ def _lists(given: Any, what: str, of: str) -> List[Any]:
 
 
 @dataclass(frozen=True)
-class Ragged:
+class Ragged(_Movable):
     """Sample i has the ids values[row_splits[i]:row_splits[i + 1]]; weights one per id, or one for all."""
 
     values: Any
@@ -65,7 +73,7 @@ class Ragged:
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(_Movable):
     """Coordinates of a sparse [samples, …] matrix of ids: indices [n, 2], the samples in column 0 non-decreasing; or [2, n], as
     torch has them; or the samples alone, [n]."""
 
@@ -76,7 +84,7 @@ class Sparse:
 
 
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(_Movable):
     """Ids whose rows are not combined: ids [samples, positions] give activations [samples, positions, embedding_dim], and ids of any
     other shape have the embedding as one more dimension, too, whatever the output_shape of the feature is, as long as
     they are a multiple of its positions.
@@ -228,6 +236,14 @@ def _are_texts(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind in "US" or (array.dtype.kind == "O" and array.size > 0 and isinstance(array.flat[0], (str, bytes)))
 
 
+def _name_of_kind(array: npt.NDArray[Any]) -> str:
+    """Of what is no number: what it is, or, of a list, the first that is none."""
+    if array.dtype.kind != "O" or not array.size:
+        return str(array.dtype)
+    wrong = next((one for one in array.flat if not isinstance(one, int)), array.flat[0])
+    return "None" if wrong is None else f"a {type(wrong).__name__}"
+
+
 def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     """int32 and int64 stay where they are; other integers are converted."""
     array = as_array(value, what)
@@ -235,7 +251,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
         if array.size == 0 and array.dtype == np.float64:  # an empty list
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
-            raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
+            raise TypeError(f"{what}: {_name_of_kind(array)} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
         elif array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() >= 2**63:
             raise errors.OutOfRange(f"{what}: {array.max()} is not allowed; ids are below 2^63")
         else:

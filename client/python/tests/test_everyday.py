@@ -69,6 +69,12 @@ class ContainersTest(ClusterTest):
             with self.assertRaisesRegex(ValueError, "t.*: lists of different lengths are not allowed; give emberd.Ragged.from_lists, or for sequences"):
                 model.lookup({"t": given})
 
+    def test_what_is_no_array_of_ids_is_named(self):
+        model = self.declare()
+        for given, said in ((None, "None"), ([1, None], "None"), ({"a": 1}, "a dict"), ([[1], {2}], "a list"), (emberd.Ragged(None, [0]), "None")):
+            with self.assertRaisesRegex(TypeError, f't".*: {said} is not allowed; ids are int32 or int64'):
+                model.lookup({"t": np.array(given, object) if isinstance(given, list) else given})
+
     def test_an_optimizer_of_another_library_says_what_to_write(self):
         class Adagrad:
             pass

@@ -261,6 +261,50 @@ class TorchTest(ClusterTest):
                     made.train(mode)({"b": torch.tensor([1]), **ids} if isinstance(ids, dict) else ids)
         made.eval()
 
+    def test_jagged_tensors_of_single_features(self):
+        """Of bags too, with weights that learn. A KeyedJaggedTensor is of several."""
+        import emberd.torch
+        import torch
+        from emberd.compat.torchrec import JaggedTensor, KeyedJaggedTensor
+        tables = [emberd.TableConfig(name, 64, 4, combiner="sum", initializer=emberd.RowId(), optimizer=emberd.SGD(learning_rate=1.0)) for name in ("items", "users")]
+        bags, sequences = (kind(tables, client=self.client, model=kind.__name__) for kind in (emberd.torch.EmbeddingBagCollection, emberd.torch.EmbeddingCollection))
+        sparse, weights = bags.optimizer(), torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        ids = {"items": JaggedTensor(torch.tensor([5, 6, 7]), weights, lengths=torch.tensor([1, 2])), "users": torch.tensor([1, 2])}
+        bags.prefetch(ids)
+        found = bags(ids)
+        self.assertEqual(found["items"][:, 0].tolist(), [5, 33])
+        found["items"].sum().backward()
+        sparse.step()
+        self.assertEqual(weights.grad.tolist(), [20, 24, 28])  # a row has its id in each of its 4 columns
+        self.assertEqual(bags.model.table("items")[5:8, 0].tolist(), [4, 4, 4])
+        both = KeyedJaggedTensor(["items", "users"], torch.tensor([5, 1]), lengths=torch.tensor([1, 1]))
+        for made in (bags, sequences):
+            with self.assertRaisesRegex(TypeError, r'feature "items": a KeyedJaggedTensor is not allowed for one feature; give it in place of the mapping, or ids\[key\]'):
+                made({"items": both, "users": torch.tensor([1])})
+            made.finish()
+
+    def test_ids_move_with_their_batch(self):
+        """As Lightning moves a batch, by `to` of what it has."""
+        import torch
+        tensor, array = torch.tensor([1, 2]), np.arange(3)
+        for given in (emberd.Ragged(tensor, array), emberd.Dense(tensor, tensor), emberd.Sparse(tensor, tensor, 3), emberd.Sequences(tensor, 0)):
+            moved = given.to(device="cpu", dtype=torch.int32)
+            self.assertIs(type(moved), type(given))
+            for name, one in vars(given).items():
+                there = getattr(moved, name)
+                self.assertIs(there, one) if not isinstance(one, torch.Tensor) else self.assertEqual((there.dtype, there.tolist()), (torch.int32, [1, 2]))
+
+    def test_a_sparse_tensor_says_what_to_write(self):
+        import emberd.torch
+        import torch
+        made = emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 64, 4, combiner="sum", initializer=emberd.RowId())], client=self.client, model="sparse_tensor")
+        given = torch.sparse_coo_tensor([[1, 0, 1], [1, 0, 0]], [7, 5, 6], (3, 2))
+        with torch.no_grad(), self.assertRaisesRegex(TypeError, r'feature "t": a sparse tensor is not allowed; give (.*), where ids is its coalesce\(\)') as raised:
+            made({"t": given})
+        recipe = str(raised.exception).split("give ")[1].split(", where")[0]
+        with torch.no_grad():
+            self.assertEqual(made({"t": eval(recipe, {"emberd": emberd, "ids": given.coalesce()})})["t"][:, 0].tolist(), [5, 13, 0])
+
     def test_padded_and_jagged_train_the_same(self):
         import torch
 

@@ -280,6 +280,16 @@ class WeightTest(LayersCase):
                 net.load_state_dict({**net.state_dict(), "0.weight": torch.zeros(20, 3)})
             net.load_state_dict(net.state_dict())
 
+    def test_rows_in_a_state_of_torchrec_are_not_lost_in_silence(self):
+        made = emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 4, 2)], client=self.client, model="collection")
+        net = torch.nn.ModuleDict({"ebc": made, "dense": torch.nn.Linear(2, 1)})
+        state = net.state_dict()
+        for key in ("ebc.embedding_bags.t.weight", "ebc.embeddings.t.weight", "ebc.t.weight"):
+            with self.subTest(key), self.assertRaisesRegex(RuntimeError, rf"{key}: rows are on the cluster, .* model.load_table\('t', rows\) of the module, and leave the key out"):
+                net.load_state_dict({**state, key: torch.zeros(4, 2)}, strict=False)
+        found = net.load_state_dict({**state, "t.weight": torch.zeros(1)}, strict=False)  # of another module
+        self.assertEqual((found.missing_keys, found.unexpected_keys), ([], ["t.weight"]))
+
     def test_a_large_table_is_not_read_whole(self):
         layer = self.made()
         with unittest.mock.patch.object(emberd.torch._layers, "MOST_BYTES", 239):

@@ -685,6 +685,10 @@ class OwnTablesTest(Case):
         sparse.param_groups[0]["lr"] = 7.0  # of a frozen table it does not matter
         self.step(stacked, sparse)
         self.assertEqual([stacked.model.table(name)[1, 0] for name in ("a", "b")], [0.75, 0.5])
+        named = made.optimizer(lr={"b": 0.5})
+        self.assertEqual([group["lr"] for group in named.param_groups], [1.0, 0.5])
+        with self.assertRaisesRegex(ValueError, "lr: 'c' is not allowed; it must be one of the tables, a, b"):
+            made.optimizer(lr={"c": 0.5})
         with self.assertRaisesRegex(ValueError, "lr_by_table: not allowed together with a plan that stacks"):
             self.made(name="never", lr_by_table=True, plan=emberd.PlanConfig(auto_stack=True))
 

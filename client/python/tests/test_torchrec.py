@@ -251,6 +251,8 @@ class JaggedTest(unittest.TestCase):
         again = compat.KeyedJaggedTensor.concat(swapped.split([1, 1]))
         self.assertEqual((again.keys(), again.values().tolist()), (swapped.keys(), swapped.values().tolist()))
         self.assertEqual(again.to("cpu").weights().tolist(), swapped.weights().tolist())
+        moved, plain = whole["b"].to("cpu"), compat.JaggedTensor(torch.arange(2), lengths=torch.tensor([2])).to("cpu", non_blocking=True)
+        self.assertEqual((moved.values().tolist(), moved.lengths().tolist(), moved.weights().tolist(), plain.weights_or_none()), ([2, 3, 4], [1, 2], [1.0, 1.5, 2.0], None))
         twice = compat.KeyedJaggedTensor.concat([whole.permute([1, 1]), whole])
         self.assertEqual((twice.keys(), twice.values().tolist(), twice.length_per_key()), (["b", "b", "a", "b"], [2, 3, 4, 2, 3, 4, 0, 1, 2, 3, 4], [3, 3, 2, 3]))
         self.assertEqual(whole.permute([-1]).values().tolist(), [2, 3, 4])

@@ -66,6 +66,10 @@ class JaggedTensor(_Jagged):
                  offsets: Optional[torch.Tensor] = None) -> None:
         super().__init__(values, weights, lengths, offsets)
 
+    def to(self, device: Any, non_blocking: bool = False) -> "JaggedTensor":
+        values, lengths = (one.to(device, non_blocking=non_blocking) for one in (self._values, self._lengths))
+        return JaggedTensor(values, None if self._weights is None else self._weights.to(device, non_blocking=non_blocking), lengths=lengths)
+
     @staticmethod
     def from_dense(values: Sequence[torch.Tensor], weights: Optional[Sequence[torch.Tensor]] = None) -> "JaggedTensor":
         """Of a tensor of values for each sample."""

@@ -16,8 +16,8 @@ import torch.distributed
 
 from .. import _native, _records, config, errors
 from .._filling import is_given
-from .._jagged import (Columns, as_jagged, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare, rows_looked_up,
-                       split_jagged, to_array)
+from .._jagged import (Columns, as_jagged, as_ragged_ids, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare,
+                       rows_looked_up, split_jagged, to_array)
 from .._pace import Paces
 from .._place import checked, serves
 from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, map_arrays
@@ -196,7 +196,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     @_uncompiled
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], or as FeatureConfig.output_shape says; emberd.Ragged, Sparse, Dense or
-        Sequences; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim], in the order of the features."""
+        Sequences, or a JaggedTensor of torchrec; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim], in the order of the features."""
         refuse_tracing()
         try:
             weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
@@ -295,9 +295,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 self._ahead = others
                 self._steps.forget()
 
-    def optimizer(self, lr: Optional[float] = None, weight_decay: Union[float, Mapping[str, float], None] = None) -> "EmbeddingOptimizer":
-        """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says, or what the table was
-        declared with, where an emberd.Model was given and the config names no optimizer; `group["lr"]` is None then.
+    def optimizer(self, lr: Union[float, Mapping[str, float], None] = None,
+                  weight_decay: Union[float, Mapping[str, float], None] = None) -> "EmbeddingOptimizer":
+        """A torch.optim.Optimizer whose step is the update. lr: of every table, or of some by name; default: what the config says, or what the
+        table was declared with, where an emberd.Model was given and the config names no optimizer; `group["lr"]` is None then.
 
         weight_decay: of every table, or of some by name: rows of the batch are multiplied by 1 - lr * weight_decay before their update, as
         torch.optim.AdamW does, and SGD. It is `group["weight_decay"]` of the table's group; default: the config's weight_decay_factor.
@@ -351,6 +352,16 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         step = None if state["next_step"] is None else _native.whole(state["next_step"], "state: next_step")
         with self._lock:
             self._go_on_from(step)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: List[str], unexpected_keys: List[str],
+                              error_msgs: List[str]) -> None:
+        """Rows of modules that torch or torchrec had in its place are refused, for with strict=False they would be lost in silence."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        for table in self.model.tables:
+            for key in (f"{prefix}{of}{table}.weight" for of in ("", "embedding_bags.", "embeddings.")):
+                if key in state_dict:
+                    error_msgs.append(f"{key}: rows are on the cluster, and not in the state of a module; load them by model.load_table({table!r}, rows) of the module, "
+                                      "and leave the key out of the state")
 
     def _go_on_from(self, step: Optional[int]) -> None:
         if not self._steps.joined:
@@ -688,8 +699,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
     def _prepare(self, ids: Any) -> Dict[str, Ids]:
         flat: Dict[str, Ids] = {}
         for name, value in _by_feature(ids).items():
-            if has_lengths(value):
-                value = Ragged(value.values(), value.offsets(), value.weights_or_none())
+            value = as_ragged_ids(value, f'feature "{name}"')
             if isinstance(value, (Dense, Sparse)) or (isinstance(value, Ragged) and value.weights is not None):
                 raise TypeError(f'feature "{name}": ' + ("weights are" if isinstance(value, Ragged) else f"a {type(value).__name__} is") +
                                 " not allowed for ids that are not combined; give a tensor of ids, and multiply its activations")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
@@ -41,22 +41,19 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
     optimizer nor `lr`; a scheduler then needs `lr`.
     """
 
-    def __init__(self, collection: "EmbeddingBagCollection", lr: Optional[float], weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
+    def __init__(self, collection: "EmbeddingBagCollection", lr: Union[float, Mapping[str, float], None], weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
         self.collection = collection
         names = [table.name for table in collection.config.tables]
-        decays = weight_decay if isinstance(weight_decay, Mapping) else {} if weight_decay is None else dict.fromkeys(names, weight_decay)
-        unknown = sorted(set(decays) - set(names))
-        if unknown:
-            raise errors.InvalidArgument(f"weight_decay: {unknown[0]!r} is not allowed; it must be one of the tables, {', '.join(names)}")
+        rates, decays = _by_table(lr, names, "lr"), _by_table(weight_decay, names, "weight_decay")
         groups: List[Dict[str, Any]] = []
         said = {table.name: collection._optimizer_of(table) for table in collection.config.tables}
         for table in collection.config.tables:
             optimizer = said[table.name]
-            rate = _not_negative(lr, "lr") if lr is not None else None if optimizer is None else 0.01 if optimizer.learning_rate is None else optimizer.learning_rate
+            rate = rates[table.name] if table.name in rates else None if optimizer is None else 0.01 if optimizer.learning_rate is None else optimizer.learning_rate
             # Until there are activations: an optimizer must have a parameter in each group.
             groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name,
-                           **({"weight_decay": _not_negative(decays[table.name], "weight_decay")} if table.name in decays else {})})
-        super().__init__(groups, {"lr": 0.01 if lr is None else lr})
+                           **({"weight_decay": decays[table.name]} if table.name in decays else {})})
+        super().__init__(groups, {"lr": 0.01 if lr is None or isinstance(lr, Mapping) else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
         self._kinds = {name: _Kind(config.optimizer_of_kind(collection.model.tables[name].optimizer), known=False) if one is None else _Kind(one)
                        for name, one in said.items()}
@@ -153,6 +150,15 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for leaf in group["params"]:
                 leaf.grad = None
+
+
+def _by_table(given: Union[float, Mapping[str, float], None], tables: Sequence[str], what: str) -> Dict[str, float]:
+    """What is given of all tables, or of some by name."""
+    values: Mapping[str, Any] = given if isinstance(given, Mapping) else {} if given is None else dict.fromkeys(tables, given)
+    for name in values:
+        if name not in tables:
+            raise errors.InvalidArgument(f"{what}: {name!r} is not allowed; it must be one of the tables, {', '.join(tables)}")
+    return {name: _not_negative(value, what) for name, value in values.items()}
 
 
 def _not_negative(value: Any, what: str) -> float:
