@@ -55,7 +55,11 @@ class Clicks(L.LightningModule):
     def on_before_optimizer_step(self, *_):
         """After the backward pass, whose gradients the tables have, too. With precision="16-mixed" they are scaled, as those of the dense part are."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        self.sparse.step() if scaler is None else scaler.step(self.sparse)
+        if scaler is None:
+            self.sparse.step()
+        else:
+            self.sparse.share_overflow()
+            scaler.step(self.sparse)
         self.sparse.zero_grad()
 
     def on_save_checkpoint(self, checkpoint):

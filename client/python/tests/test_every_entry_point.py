@@ -198,7 +198,7 @@ ELSEWHERE = {
 # What needs no cluster, and goes on without.
 STILL = {"Client.close", *(f"{name}.close" for name in ("Program", "PreparedBatch", "ProgramResult")), "ProgramResult.__getitem__", "AioClient.close", "AioTrainStream.close", "Watch.close", "Watch.scalars", "Lookup.__getitem__", "TrainStream.close", "EmbeddingCollection.mask", *(f"{name}.{method}" for name in ("EmbeddingBag", "TorchEmbedding") for method in ("finish", "optimizer", "requires_grad_")), "EmbeddingOptimizer.add_param_group",
          *(f"{name}.{method}" for name in COLLECTIONS for method in ("extra_repr", "finish", "optimizer", "requires_grad_", "get_extra_state", "set_extra_state")), "EmbeddingOptimizer.load_state_dict",
-         "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "Embedding.finish", "Embedding.token", "Embedding.typed_errors",
+         "EmbeddingOptimizer.share_overflow", "EmbeddingOptimizer.state_dict", "EmbeddingOptimizer.zero_grad", "Embedding.finish", "Embedding.token", "Embedding.typed_errors",
          "DistributedEmbedding.finish", *(f"{name}.{method}" for name in MODULES_WITH_STEPS for method in ("request_checkpoint", "wait_checkpoint"))}
 # What may succeed though it is not what the signature names: a pattern of "function(argument: label)", and why.
 ALLOWED = {
@@ -217,7 +217,7 @@ ALLOWED = {
     r"\.ids (\[\]|\[\[\]\]|empty|longer|of another rank|flat or a column)\)|(EmbeddingCollection.\w+|TorchEmbedding.*)\((ids|input): (\['t'\] )?(\[\[\]\]|of another rank)": "sequences of other shapes",
     r"^largest\(rows": "activations of other shapes, and of any numbers",
     r"mask\(ids": "ids are looked at when they are looked up",
-    r"(tables|rates|weight_decay|slots): {}": "no table is set, or no slot",
+    r"(tables|rates|lr|weight_decay|slots): {}": "no table is set, or no slot",
     r"Custom\((slots|hyper_parameters): ({}|{'x': 1}|another key|\[')": "a number by any name, or none",
     r"gradients: ({}|\['t'\] None)": "missing gradients are zero",
     r"hyper: (\['t'\] )?({}|\['learning_rate'\] (5|2.*|1.5|0-d))\)": "none, or other rates",

@@ -345,6 +345,20 @@ class TorchTest(ClusterTest):
         sparse.step()
         self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (1, 0))
 
+    def test_all_ranks_hear_of_an_overflow(self):
+        """Each scales and skips as the others do, though a GradScaler sees the gradients of its rank alone."""
+        from emberd.compat.torchrec import KeyedJaggedTensor
+        torch, ebc, sparse = self.make()
+        for ids in ({"t": torch.tensor([1])}, KeyedJaggedTensor(["t"], torch.tensor([1]), lengths=torch.tensor([1]))):
+            for own, of_others, expected in ((1.0, 0.0, 1.0), (torch.inf, 0.0, torch.inf), (1.0, 1.0, torch.inf)):
+                (ebc(ids)["t"].sum() * own).backward()
+                mocks = {"is_initialized": lambda: True, "get_backend": lambda: "gloo", "all_reduce": lambda one, _, high=of_others: one.clamp_(min=high)}
+                with unittest.mock.patch.multiple(torch.distributed, **mocks):
+                    sparse.share_overflow()
+                self.assertEqual(sparse.param_groups[0]["params"][0].grad.tolist(), [[expected] * 4])
+                sparse.zero_grad()
+        sparse.share_overflow()  # of one rank, and without gradients
+
     def test_an_optimizer_by_name(self):
         import emberd.torch
         table = emberd.TableConfig("t", 8, 4, optimizer="sgd", initializer="zeros")

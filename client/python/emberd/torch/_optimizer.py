@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
+import torch.distributed
 
 from .. import _native, config, errors
 
@@ -141,6 +142,18 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         with self.collection._lock:
             self.collection._update({group["table"]: self._values_of(group) for group in self.param_groups}, checkpoint)
         return loss
+
+    def share_overflow(self) -> None:
+        """Under torch.distributed, before a GradScaler's `step` or `unscale_`, which sees gradients of this rank alone: where one of any rank is not finite,
+        all become infinite, so that every rank skips the step, and their scales stay equal. Every rank calls it, in each step."""
+        gradients = [leaf.grad for group in self.param_groups for leaf in group["params"] if leaf.grad is not None]
+        overflow = any(not bool(torch.isfinite(one).all()) for one in gradients)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            of_any = torch.tensor(float(overflow), device="cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+            torch.distributed.all_reduce(of_any, torch.distributed.ReduceOp.MAX)
+            overflow = bool(of_any)
+        for one in gradients if overflow else ():
+            one.fill_(math.inf)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Activations are new in each step, so that there is nothing to fill with zeros. Calls that accumulate begin anew, but for those whose backward is
