@@ -549,6 +549,7 @@ class Model:
 
         consistency: "sync" (all ranks form one batch per step), "async", or "bounded" with `staleness_bound`.
         pipelined: of "sync": lookup k sees the updates of the steps before k - 1, so that updates overlap computing.
+        first_step: the number of the first step of a group that is new, which optimizers that count steps see; a group that there is goes on from its own.
         step_timeout: seconds that a step waits for the other ranks.
         """
         from .train import open_stream
@@ -587,7 +588,8 @@ class Model:
     def load_table(self, table: str, weights: Any, slots: Optional[Mapping[str, Any]] = None, *, first_row: int = 0,
                    progress: Optional[ProgressCallback] = None) -> None:
         """Overwrites rows from `first_row` on, with slots, by arrays or tensors of any size, 8 MiB at a time: those of torch.nn.Embedding with Adagrad are
-        load_table("t", embedding.weight, {"accumulator": optimizer.state[embedding.weight]["sum"]}).
+        load_table("t", embedding.weight, {"accumulator": optimizer.state[embedding.weight]["sum"]}). With Adam {"momentum": state["exp_avg"], "velocity": state["exp_avg_sq"]}
+        go on as they would where the group begins at first_step=int(state["step"]), for bias_correction counts steps.
 
         weights: [rows, embedding_dim]. slots: by name, [rows, embedding_dim] each, or [rows, 1] of a slot with one value per row; default: they stay.
         progress: called after each part, with how far it is.

@@ -359,6 +359,40 @@ class TorchTest(ClusterTest):
                 sparse.zero_grad()
         sparse.share_overflow()  # of one rank, and without gradients
 
+    def test_adam_of_torch_goes_on_with_its_slots_and_steps(self):
+        import emberd.torch
+        import torch
+        plain = torch.nn.Embedding(8, 4)
+        there, ids = torch.optim.Adam(plain.parameters(), lr=0.1), torch.arange(8)
+        table = emberd.TableConfig("t", 8, 4, combiner="sum", optimizer=emberd.Adam(learning_rate=0.1, bias_correction=True))
+        ebc = emberd.torch.EmbeddingBagCollection([table], client=self.client, model="adam_of_torch", first_step=3)
+        self.addCleanup(ebc.finish)
+
+        def both(steps, one, optimizer):
+            for _ in range(steps):
+                one(ids).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        both(3, plain, there)
+        state = there.state[plain.weight]
+        ebc.model.load_table("t", plain.weight, {"momentum": state["exp_avg"], "velocity": state["exp_avg_sq"]})
+        both(4, plain, there)
+        both(4, lambda given: ebc({"t": given})["t"], ebc.optimizer())
+        np.testing.assert_allclose(ebc.model.table("t"), plain.weight.detach().numpy(), rtol=0, atol=1e-5)
+        self.assertEqual(ebc.next_step, 7)
+
+    def test_tables_and_features_of_other_kinds_say_what_to_write(self):
+        import emberd.torch
+        import torch
+        table = emberd.TableConfig("t", 8, 4)
+        for given, said in (({"tables": table}, r"tables: a TableConfig is not allowed; it must be a list of emberd.TableConfig"),
+                            ({"tables": [table, torch.nn.Embedding(8, 4)]}, r"tables\[1\]: a Embedding is not allowed; it must be an emberd.TableConfig"),
+                            ({"tables": [table], "features": ["t"]}, r"features\[0\]: a str is not allowed; it must be an emberd.FeatureConfig")):
+            for kind in (emberd.torch.EmbeddingBagCollection, emberd.torch.EmbeddingCollection):
+                with self.assertRaisesRegex(TypeError, said):
+                    kind(client=self.client, model="none", **given)
+
     def test_an_optimizer_by_name(self):
         import emberd.torch
         table = emberd.TableConfig("t", 8, 4, optimizer="sgd", initializer="zeros")

@@ -8,7 +8,7 @@ import functools
 import threading
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import numpy as np
 import torch
@@ -85,6 +85,17 @@ def _are_alike(one: config.QuantizationConfig, other: Optional[config.Quantizati
                                      for mine, its in zip(dataclasses.astuple(one), dataclasses.astuple(other)))
 
 
+def _list_of(given: Any, kind: Type[Value], what: str) -> List[Value]:
+    try:
+        found = list(given)
+    except TypeError:
+        raise _native.refuse_kind(given, what, f"a list of emberd.{kind.__name__}") from None
+    for place, one in enumerate(found):
+        if not isinstance(one, kind):
+            raise _native.refuse_kind(one, f"{what}[{place}]", f"an emberd.{kind.__name__}")
+    return found
+
+
 def _declared(described: config.ModelConfig, client: Optional[Client], model: Union[str, Model]) -> Model:
     if not isinstance(model, Model):
         if checked(client) is None:
@@ -139,6 +150,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     reduction: "sum" of the gradients of all ranks, or "mean".
     accumulate: the calls before `optimizer().step()` make one step together, as one large batch would.
     partial: a call may leave features out: it looks up and trains those that it names, and no row changes for the others.
+    first_step: the number of the first step of a group that is new, for Adam with bias_correction and others that count steps: rows and slots of a run elsewhere
+      go on as they would there. A group that there is goes on from its own.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
     lr_by_table: each table may have a learning rate of its own in each step. Otherwise tables with equal optimizers and widths may be
       stacked, and share one. It is part of the plan, and so of a model that is declared.
@@ -159,8 +172,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                  rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
                  accumulate: bool = False, partial: bool = False, optimizer: Union[config.Optimizer, str, None] = None, plan: Optional[config.PlanConfig] = None,
-                 seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0, lr_by_table: bool = False) -> None:
+                 seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0, lr_by_table: bool = False, first_step: int = 0) -> None:
         super().__init__()
+        tables = _list_of(tables, config.TableConfig, "tables")
+        features = None if features is None else _list_of(features, config.FeatureConfig, "features")
         if lr_by_table:
             if plan is not None and (plan.groups or plan.auto_stack):
                 raise ValueError("lr_by_table: not allowed together with a plan that stacks tables, for those of a stack share one rate")
@@ -169,8 +184,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             raise ValueError(f"reduction: {reduction!r} is not allowed; it must be 'sum' or 'mean'")
         if accumulate and pipelined:
             raise ValueError("accumulate: not allowed together with pipelined; each call must see all updates before it")
-        given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else list(features)
-        self.config = config.ModelConfig(model.name if isinstance(model, Model) else model, list(tables), given, optimizer, plan, seed)
+        given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else features
+        self.config = config.ModelConfig(model.name if isinstance(model, Model) else model, tables, given, optimizer, plan, seed)
         self.model: Model = _declared(self.config, client, model)
         # Rows that were given are on the cluster now. Those here would keep their memory, and go along with each copy of the module.
         self.config = dataclasses.replace(self.config, tables=[
@@ -182,7 +197,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._all_frozen = False  # those of the last call, which has made no step
         rank, size = _rank_and_size(rank, size)
         self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
-                            staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience, partial=partial)
+                            staleness_bound=staleness_bound, first_step=first_step, step_timeout=step_timeout, patience=patience, partial=partial)
         self._lock = _Lock()  # of the steps, which also a lookup on another thread waits for
         self._ahead: Deque[_Ahead] = deque()
         self._current: Optional[Step] = None
@@ -658,6 +673,8 @@ class EmbeddingCollection(EmbeddingBagCollection):
     def __init__(self, tables: Sequence[config.TableConfig], *, client: Optional[Client] = None, model: Union[str, Model],
                  features: Optional[Sequence[config.FeatureConfig]] = None, padding_idx: Union[int, Mapping[str, int], None] = None,
                  mask_zero: bool = False, **options: Any) -> None:
+        tables = _list_of(tables, config.TableConfig, "tables")
+        features = None if features is None else _list_of(features, config.FeatureConfig, "features")
         names = [one.name for one in tables] if features is None else [one.name for one in features]
         given: Mapping[str, Optional[int]] = padding_idx if isinstance(padding_idx, Mapping) else dict.fromkeys(names, padding_idx)
         for name, one in given.items():
