@@ -65,7 +65,8 @@ class Steps:
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
         self._unread = False  # no rows have been read since a state said what is expected
-        self._goes_on = _native.whole(first_step, "first_step") > 0  # whoever trains knows that the tables may have been trained
+        self._first_step = _native.whole(first_step, "first_step")
+        self._goes_on = False  # whoever trains knows that the tables may have been trained
         self.applied: Optional[Applied] = None  # of the last update that was made
         self._wanted: Optional[str] = None  # a checkpoint that the next update is to ask for
         self._asked: Dict[str, int] = {}  # checkpoints whose end is not known, and after which step they are
@@ -87,8 +88,8 @@ class Steps:
                 "checkpoints": {}}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """Also of those that were pickled before they had `_unread`."""
-        self.__dict__.update({"_unread": False, **state})
+        """Also of those that were pickled before they had these."""
+        self.__dict__.update({"_unread": False, "_first_step": 0, **state})
 
     @property
     def next_step(self) -> int:
@@ -443,7 +444,8 @@ class Steps:
                 raise RowsLost(f"the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group "
                                f"{self.group!r}, are at step {reached}; load a dense part and tables of the same step" + (
                                    f", or name the group: client.change_model({source!r}, config, groups=[{self.group!r}])" if source and not reached else ""))
-            if self.expected is None and not (self._goes_on or known or self.rank):
+            begins = 0 < reached == self._first_step  # it was said where it does
+            if self.expected is None and not (self._goes_on or known or self.rank or begins):
                 trained = {self.group: reached} if reached else {} if self.model.created else self.model._trained_by()
                 if any(trained.values()):
                     self._warn_of_trained(*max(trained.items(), key=lambda one: one[1]))

@@ -7,6 +7,7 @@ and a loop over prefetched batches that cannot be left.
 import tempfile
 import unittest
 import unittest.mock
+import warnings
 
 from cluster import ClusterTest, counting_model, emberd, has_torch, main
 
@@ -378,9 +379,16 @@ class TorchTest(ClusterTest):
         state = there.state[plain.weight]
         ebc.model.load_table("t", plain.weight, {"momentum": state["exp_avg"], "velocity": state["exp_avg_sq"]})
         both(4, plain, there)
-        both(4, lambda given: ebc({"t": given})["t"], ebc.optimizer())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # as of tables that were trained before
+            both(4, lambda given: ebc({"t": given})["t"], ebc.optimizer())
         np.testing.assert_allclose(ebc.model.table("t"), plain.weight.detach().numpy(), rtol=0, atol=1e-5)
         self.assertEqual(ebc.next_step, 7)
+        ebc.finish()
+        again = emberd.torch.EmbeddingBagCollection([table], client=self.client, model="adam_of_torch", first_step=3)
+        self.addCleanup(again.finish)
+        with self.assertWarnsRegex(UserWarning, "has trained its tables for 7 steps, from which this run goes on"):
+            again({"t": ids})
 
     def test_tables_and_features_of_other_kinds_say_what_to_write(self):
         import emberd.torch
