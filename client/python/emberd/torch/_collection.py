@@ -494,7 +494,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 raise RuntimeError(f"step {step.number} has gradients that no optimizer().step() has used: "
                                    + ("call it after each " if self._optimizers else "this module has no optimizer. Rows are no parameters, so that one of torch does "
                                       "not reach them: make one by `sparse = module.optimizer()`, and call sparse.step() after each ")
-                                   + "backward, or zero_grad() to drop them; accumulate=True makes one step of several calls")
+                                   + "backward, or zero_grad() of the optimizer to drop them, which that of a module does not reach; accumulate=True makes one step of several calls")
             self._steps.skip(step)
         self._forget()
 
