@@ -26,7 +26,6 @@
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/group/rendezvous.h"
-#include "server/host/promise.h"
 #include "server/host/shard_codec.h"
 #include "server/host/shard_host.h"
 #include "server/rpc/call_context.h"
@@ -53,7 +52,7 @@ class LocalGather final : public GatherCall {
 
  private:
   const std::string name_;
-  Promise<absl::StatusOr<GatherResult>> result_;
+  rpc::Promise<absl::StatusOr<GatherResult>> result_;
 };
 
 class LocalApply final : public ApplyCall {
@@ -84,8 +83,8 @@ class LocalApply final : public ApplyCall {
  private:
   ShardHost* const host_;
   const std::string name_;
-  Promise<absl::StatusOr<ShardHost::StagedApply>> staged_;
-  Promise<absl::StatusOr<RowCounts>> done_;
+  rpc::Promise<absl::StatusOr<ShardHost::StagedApply>> staged_;
+  rpc::Promise<absl::StatusOr<RowCounts>> done_;
 };
 
 class LocalShard final : public ShardBackend {

@@ -678,7 +678,7 @@ class SharedSaveTest : public ShardCheckpointsTest {
     const auto batch = Preprocess();
     std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
     stacks[0].feature_samples = samples;
-    const auto found = WaitForAnswer<absl::StatusOr<GatherResult>>([&](const auto& done) {
+    const auto found = rpc::WaitForAnswer<absl::StatusOr<GatherResult>>([&](const auto& done) {
       host_->Gather({kA, kHistory, number, absl::Hours(1), std::move(stacks), batch, 0, {}}, done);
     });
     ASSERT_TRUE(found.ok()) << found.status();

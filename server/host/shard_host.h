@@ -28,7 +28,6 @@
 #include "server/host/shard_checkpoints.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/budgets.h"
-#include "server/rpc/handle_store.h"
 #include "server/rpc/message.h"
 #include "shard/engine.h"
 

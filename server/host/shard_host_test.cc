@@ -290,17 +290,18 @@ TEST_F(ShardHostTest, ManyChangesOfAClientDoNotHideYoungOnes) {
     command.values = values;
     command.mutation = {"c", sequence, 1};
     command.attempt = 1;
-    const auto staged = WaitForAnswer<absl::StatusOr<bool>>(
+    const auto staged = rpc::WaitForAnswer<absl::StatusOr<bool>>(
         [&](const auto& done) { host_->StageAssign(command, done); });
     ASSERT_TRUE(staged.ok()) << staged.status();
-    const auto made = WaitForAnswer<absl::StatusOr<RowCounts>>([&](const auto& done) {
+    const auto made = rpc::WaitForAnswer<absl::StatusOr<RowCounts>>([&](const auto& done) {
       host_->DecideMutation(command.mutation, 1, /*commit=*/true, done);
     });
     ASSERT_TRUE(made.ok()) << made.status();
   }
-  const auto found = WaitForAnswer<absl::StatusOr<MutationVotes::Found>>([&](const auto& done) {
-    host_->FindMutation({"c", 1, 1}, 0, done);
-  });
+  const auto found =
+      rpc::WaitForAnswer<absl::StatusOr<MutationVotes::Found>>([&](const auto& done) {
+        host_->FindMutation({"c", 1, 1}, 0, done);
+      });
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->state, internal::v1::FindMutationResponse::COMMITTED);
 }
@@ -317,7 +318,7 @@ TEST_F(ShardHostTest, AnAssignmentDoesNotReachTheRowsOfAReset) {
     command.values = values;
     command.mutation = {"c", sequence, 1};
     command.attempt = 1;
-    return WaitForAnswer<absl::StatusOr<bool>>(
+    return rpc::WaitForAnswer<absl::StatusOr<bool>>(
         [&](const auto& done) { host_->StageAssign(command, done); });
   };
   when_rows_are_known = [&] {

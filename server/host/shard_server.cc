@@ -17,7 +17,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
-#include "server/host/promise.h"
 #include "server/host/shard_codec.h"
 #include "server/host/verbs.h"
 #include "server/ops/logging.h"
@@ -208,7 +207,7 @@ class ServedGather {
     const uint64_t model_id = command.model_id;
     const uint64_t handle = command.batch_handle;
     ASSIGN_OR_RETURN(const GatherResult result,
-                     WaitForAnswer<absl::StatusOr<GatherResult>>(
+                     rpc::WaitForAnswer<absl::StatusOr<GatherResult>>(
                          [&](auto done) { host_->Gather(std::move(command), done); }));
     const rpc::OutgoingMessage reply = EncodeGatherResult(result);
     const int64_t bytes = reply.payload_bytes() + static_cast<int64_t>(reply.header.size());

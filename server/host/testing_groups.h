@@ -90,7 +90,7 @@ class GroupStepsTest : public TestHost {
     request.set_step(step);
     request.set_commit(commit);
     request.set_history(history);
-    return WaitForAnswer<absl::StatusOr<RowCounts>>(
+    return rpc::WaitForAnswer<absl::StatusOr<RowCounts>>(
         [&](const auto& done) { host_->DecideStep(request, done); });
   }
 

@@ -11,7 +11,6 @@
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
 #include "preprocess/plan/plan.h"
-#include "server/host/promise.h"
 #include "server/host/shard_host.h"
 
 namespace emberd::host {
@@ -71,7 +70,7 @@ class TestHost : public testing::Test {
     const auto batch = Preprocess();
     std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
     stacks[0].feature_samples = feature_samples;
-    return WaitForAnswer<absl::StatusOr<GatherResult>>([&](const auto& done) {
+    return rpc::WaitForAnswer<absl::StatusOr<GatherResult>>([&](const auto& done) {
       host_->Gather({5, kHistory, handle, ttl, std::move(stacks), batch, 0, {}}, done);
     });
   }
@@ -93,12 +92,12 @@ class TestHost : public testing::Test {
     return Stage(std::move(command));
   }
   absl::StatusOr<ShardHost::StagedApply> Stage(ApplyCommand command) {
-    return WaitForAnswer<absl::StatusOr<ShardHost::StagedApply>>(
+    return rpc::WaitForAnswer<absl::StatusOr<ShardHost::StagedApply>>(
         [&](const auto& done) { host_->Stage(std::move(command), done); });
   }
 
   absl::StatusOr<RowCounts> Commit(ShardHost::StagedApply staged) {
-    return WaitForAnswer<absl::StatusOr<RowCounts>>(
+    return rpc::WaitForAnswer<absl::StatusOr<RowCounts>>(
         [&](const auto& done) { host_->Commit(staged, done); });
   }
 

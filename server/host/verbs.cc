@@ -15,7 +15,6 @@
 #include "base/status.h"
 #include "server/group/rendezvous.h"
 #include "server/host/mutation_votes.h"
-#include "server/host/promise.h"
 #include "server/host/shard_backend.h"
 #include "server/host/shard_codec.h"
 #include "server/host/shard_host.h"
@@ -135,7 +134,7 @@ ShardVerbs::Withdraw ShardVerbs::Run(ShardVerb verb, const google::protobuf::Mes
 
 absl::Status ShardVerbs::Call(ShardVerb verb, const google::protobuf::Message& request,
                               google::protobuf::Message* response, rpc::CallContext* context) {
-  Promise<absl::Status> answer;
+  rpc::Promise<absl::Status> answer;
   const Withdraw withdraw = Run(verb, request, response, answer.Setter());
   if (withdraw == nullptr) return answer.Wait();
   const rpc::CancelWatch watch(context, [&withdraw] {

@@ -4,8 +4,6 @@
 #include <atomic>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "base/status.h"
 #include "base/steady_time.h"
 
 namespace emberd::rpc {

@@ -1,6 +1,6 @@
 // What a request hands down to the calls that it makes: a deadline, its trace, whether it was
-// cancelled, and who answers for the memory that it takes. And its spans, which show what it spends
-// its time on.
+// cancelled, and who answers for the memory that it takes; its spans, which show what it spends its
+// time on; and Promise, for a thread that waits for the answer of such a call.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/steady_time.h"
 #include "server/ops/catalogue.h"
@@ -148,6 +149,42 @@ class LinkedContext {
   CallContext context_;
   CancelWatch watch_;
 };
+
+// What a callback brings, for a thread that waits for it. T: a Status or StatusOr.
+template <typename T>
+class Promise {
+ public:
+  // The callback, to be called once. It may be the last to go.
+  std::function<void(T)> Setter() const {
+    return [state = state_](T value) {
+      state->value = std::move(value);
+      state->ready.Notify();
+    };
+  }
+  // False: there is no value by then, by SteadyNow.
+  bool WaitUntil(absl::Time deadline) const {
+    return AwaitSteadily(state_->ready, deadline - SteadyNow());
+  }
+  T& Wait() {
+    state_->ready.WaitForNotification();
+    return state_->value;
+  }
+
+ private:
+  struct State {
+    absl::Notification ready;
+    T value = absl::UnknownError("no answer");
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+// Calls begin(callback), and waits for what the callback gets.
+template <typename T, typename Begin>
+T WaitForAnswer(const Begin& begin) {
+  Promise<T> promise;
+  begin(promise.Setter());
+  return std::move(promise.Wait());
+}
 
 // Spans go to a file that OpenTelemetry's collectors read: one line each, an
 // ExportTraceServiceRequest in JSON, which names the span that it is a part of. Without a file,

@@ -1,4 +1,4 @@
-#include "server/rpc/handle_store.h"
+#include "server/rpc/budgets.h"
 
 #include <string>
 

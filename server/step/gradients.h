@@ -19,7 +19,7 @@
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/host/shard_backend.h"
-#include "server/rpc/handle_store.h"
+#include "server/rpc/budgets.h"
 #include "server/step/served_model.h"
 #include "shard/batch/batch.h"
 #include "shard/types.h"

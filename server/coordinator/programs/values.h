@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "emberd/v1/program_service.pb.h"
 #include "server/coordinator/programs/program_spec.h"
-#include "server/rpc/handle_store.h"
+#include "server/rpc/budgets.h"
 #include "server/step/step.h"
 
 namespace emberd::coordinator {

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "server/host/promise.h"
 #include "server/ops/logging.h"
+#include "server/rpc/call_context.h"
 #include "shard/engine.h"
 
 namespace emberd::host {
@@ -202,7 +202,7 @@ void ShardLog::WhenDurable(std::function<void(absl::Status)> done) {
 }
 
 absl::Status ShardLog::WaitDurable() {
-  return WaitForAnswer<absl::Status>([this](const auto& done) { WhenDurable(done); });
+  return rpc::WaitForAnswer<absl::Status>([this](const auto& done) { WhenDurable(done); });
 }
 
 void ShardLog::Enter() {
