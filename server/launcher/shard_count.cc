@@ -28,7 +28,6 @@
 #include "server/host/shard_backend.h"
 #include "server/log/inspect.h"
 #include "server/log/log_files.h"
-#include "server/log/log_format.h"
 #include "server/log/log_reader.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"

@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "base/suggest.h"
 #include "server/files/files.h"
-#include "server/log/log_format.h"
+#include "server/log/log_files.h"
 
 namespace emberd::log {
 namespace {

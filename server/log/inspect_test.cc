@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "server/files/files.h"
-#include "server/log/log_format.h"
+#include "server/log/log_files.h"
 #include "server/log/testing/records.h"
 #include "server/log/testing/sample.h"
 

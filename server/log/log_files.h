@@ -1,15 +1,102 @@
-// What the log does to the disk, so that tests can put another disk in its place.
+// The files of a log: their names, their bytes, and what is done to them on the disk, in whose
+// place tests can put another one. A folder holds segments, numbered from 1 without a gap; the
+// older ones go when nobody needs them. Each is two files:
+//
+//   0000000001.records   a head of 128 bytes, then records, each beginning at a multiple of 8 and
+//                        as large as its frame; zeros behind the last one
+//   0000000001.blobs     bulk bytes in no order, which records name by place, size and CRC-32C
+//
+// and maybe files like 0000000001.spare, which were blobs and will be blobs of later segments.
+//
+// head     char[8] "EMBERLOG", u32 CRC-32C of what follows, u32 version (1), u32 shard, u32 shards,
+//          u64 segment, u64 sequence of its first record, u64 newest record known to be on the
+//          disk, u32 fsync (StorageConfig.Fsync), u32 salt, char[16] boot id of the machine, zeros
+// record   u32 "LREC", u32 CRC-32C of what follows, u64 sequence, u64 newest record known to be on
+//          the disk, u32 length, u32 salt, then so many bytes: a LogRecord
+//
+// Sequences are 1, 2, 3, ... over all segments. A head says with its first one where the log before
+// it ends: what older segments hold from there on does not count. The salt is random, so that no
+// bytes that somebody put into a record look like a record. Numbers are little-endian.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/message_lite.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "emberd/v1/cluster.pb.h"
 
 namespace emberd::log {
+
+inline constexpr int64_t kLogHeadBytes = 128;
+inline constexpr int64_t kFrameHeadBytes = 32;
+inline constexpr int64_t kFrameAlignment = 8;
+inline constexpr int64_t kBlobAlignment = 64;
+inline constexpr size_t kBootIdBytes = 16;
+inline constexpr int64_t kMostRecordBytes = int64_t{1} << 30;
+
+inline int64_t RoundUp(int64_t bytes, int64_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
+// As its fields stand in the file.
+struct LogHead {
+  uint32_t shard = 0;
+  uint32_t shards = 0;
+  uint64_t segment = 0;
+  uint64_t first_sequence = 0;
+  uint64_t durable = 0;
+  v1::StorageConfig::Fsync fsync = v1::StorageConfig::FSYNC_UNSPECIFIED;
+  uint32_t salt = 0;
+  std::array<char, kBootIdBytes> boot_id = {};
+};
+
+std::string EncodeLogHead(const LogHead& head);
+// None if the checksum is wrong. INVALID_ARGUMENT for a version that is not known here.
+absl::StatusOr<std::optional<LogHead>> DecodeLogHead(absl::string_view bytes);
+
+struct Frame {
+  uint64_t sequence = 0;
+  uint64_t durable = 0;
+  absl::string_view payload;
+  int64_t bytes = 0;  // with its head, and zeros to the next one
+};
+
+// The record as it stands in the file, but for what SealFrame fills in.
+std::string FrameFor(const google::protobuf::MessageLite& record);
+void SealFrame(uint32_t salt, uint64_t sequence, uint64_t durable, std::string* frame);
+// The record at the beginning of `bytes`; none if there is no good one. Without a salt, any will
+// do.
+std::optional<Frame> DecodeFrame(absl::string_view bytes, std::optional<uint32_t> salt);
+
+// "0000000001.records", "0000000001.blobs", "0000000001.spare".
+std::string RecordsName(uint64_t segment);
+std::string BlobsName(uint64_t segment);
+std::string SpareName(uint64_t segment);
+
+// Which files of the log are in a folder.
+struct LogFolder {
+  std::vector<uint64_t> records;  // segments with a file of records, ascending
+  std::vector<uint64_t> blobs;
+  std::vector<uint64_t> spares;  // which are not of the log
+  // Of the segments of which any file is there; 0: none.
+  uint64_t newest() const;
+  // Segments and names of all files of the log, oldest first, records before blobs.
+  std::vector<std::pair<uint64_t, std::string>> files() const;
+};
+// Empty if there is no such folder.
+absl::StatusOr<LogFolder> ListLog(const std::string& folder);
+// Bytes of a file; 0 if the system does not say.
+int64_t LogFileBytes(const std::string& path);
 
 // A file that is open for writing. Thread-safe: several may write to different places at once.
 class LogFile {

@@ -1,11 +1,10 @@
-#include "server/log/log_format.h"
-
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
 #include "base/temp_dir.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "server/files/files.h"
+#include "server/log/log_files.h"
 
 namespace emberd::log {
 namespace log_format_test {

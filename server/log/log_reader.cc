@@ -15,7 +15,6 @@
 #include "base/status.h"
 #include "server/files/files.h"
 #include "server/log/log_files.h"
-#include "server/log/log_format.h"
 
 namespace emberd::log {
 namespace {

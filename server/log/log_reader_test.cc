@@ -11,7 +11,7 @@
 #include "base/temp_dir.h"
 #include "base/testing/sanitized.h"
 #include "server/files/files.h"
-#include "server/log/log_format.h"
+#include "server/log/log_files.h"
 #include "server/log/testing/records.h"
 
 namespace emberd::log {

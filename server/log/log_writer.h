@@ -19,7 +19,6 @@
 #include "emberd/internal/v1/log.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/log/log_files.h"
-#include "server/log/log_format.h"
 
 namespace emberd::log {
 

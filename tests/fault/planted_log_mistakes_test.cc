@@ -12,7 +12,7 @@
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "gtest/gtest.h"
-#include "server/log/log_format.h"
+#include "server/log/log_files.h"
 #include "server/log/testing/forgetful_files.h"
 #include "server/log/testing/records.h"
 #include "tests/fault/counting_cluster.h"

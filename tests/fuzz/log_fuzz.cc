@@ -8,7 +8,7 @@
 
 #include "base/temp_dir.h"
 #include "server/files/files.h"
-#include "server/log/log_format.h"
+#include "server/log/log_files.h"
 #include "server/log/log_reader.h"
 #include "server/log/log_writer.h"
 #include "tests/fuzz/fuzz_target.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "server/files/files.h"
-#include "server/log/log_format.h"
+#include "server/log/log_files.h"
 
 namespace emberd::log {
 namespace {
