@@ -1,6 +1,7 @@
-// The answer to a lookup, as it is made of the shards' answers: its activations, in one block that
-// is filled from the partial sums, and its bytes. Messages are made by hand so that activations are
-// referenced, not copied; any protobuf client decodes them.
+// The answer to a lookup, as it is made of the shards' answers: its activations, in one block,
+// which may lie in memory shared with the client, that is filled from the partial sums, and its
+// bytes. Messages are made by hand so that activations are referenced, not copied; any protobuf
+// client decodes them.
 #pragma once
 
 #include <cstddef>
@@ -11,22 +12,64 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
+#include "base/regions.h"
 #include "base/thread_pools.h"
+#include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/host/shard_backend.h"
+#include "server/step/request_reader.h"
 #include "server/step/served_model.h"
-#include "server/step/shared_tensors.h"
+#include "shard/types.h"
 
 namespace grpc {
 class ByteBuffer;
 }  // namespace grpc
 
 namespace emberd::step {
+
+// Where each feature's activations lie in their block.
+struct ActivationLayout {
+  std::vector<size_t> offsets;  // bytes, by index in the config
+  std::vector<size_t> strides;  // bytes from one row to the next
+  size_t bytes = 0;             // of the block
+};
+
+// Where a lookup's activations are written.
+struct SharedOutput {
+  std::shared_ptr<char> memory;
+  ActivationLayout layout;
+  NamedRegion region;  // of the client's that the memory lies in; null: it is the coordinator's own
+};
+// The coordinator's own, for all features of the config, in order.
+std::shared_ptr<const SharedOutput> TakeOutput(const ServedModel& model,
+                                               absl::Span<const int64_t> samples,
+                                               v1::DataType dtype);
+
+// Null if the request does not have `shared.activations`, or the activations have no bytes.
+absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const RegionServer* regions,
+                                                                     const v1::SharedLookup& shared,
+                                                                     const LookupInput& input,
+                                                                     const ServedModel& model);
+
+// Sums that shards write straight to where the activations of a lookup are read, with no copy in
+// between. Of a sample with entries on several shards, the first of them writes its part there and
+// passes the others over, whose parts CombineActivations adds.
+
+// The places in `output` of all stacks whose sums are activations as they are: float32, without
+// padding columns. Nothing is passed over.
+std::vector<shard::SumPlaces> PlacesOfSums(const ServedModel& model,
+                                           const preprocess::PreprocessedBatch& batch,
+                                           v1::DataType dtype, const SharedOutput& output);
+
+// Has the shards after the one with this view pass over the samples that it has entries of.
+// `view`: of the stack of `places`.
+void PassOver(const preprocess::StackBatchView& view, shard::SumPlaces* places);
 
 // [samples, dim] of one feature, row-major, inside the block.
 struct FeatureActivationView {

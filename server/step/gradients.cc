@@ -15,7 +15,6 @@
 #include "config/fields.h"
 #include "config/optimizers.h"
 #include "server/step/request_reader.h"
-#include "server/step/shared_tensors.h"
 #include "shard/gather/tensor_kernels.h"
 
 namespace emberd::step {

@@ -12,7 +12,6 @@
 #include "config/config.h"
 #include "server/step/activations.h"
 #include "server/step/request_reader.h"
-#include "server/step/shared_tensors.h"
 #include "shard/batch/batch.h"
 
 namespace emberd::step {

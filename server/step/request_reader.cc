@@ -1,9 +1,13 @@
 #include "server/step/request_reader.h"
 
 #include <limits>
+#include <utility>
+
+#include <google/protobuf/message.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/buffers.h"
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/config.h"
@@ -147,6 +151,48 @@ absl::Status CountActivationBytes(const ServedModel& model, int64_t limit, Looku
   return absl::OkStatus();
 }
 
+// Takes the tensors of a request out of a block, one after the other.
+class BlockReader {
+ public:
+  BlockReader(const char* data, uint64_t size) : data_(data), size_(size) {}
+
+  absl::Status Copy(v1::Tensor* tensor, const std::string& path) {
+    ASSIGN_OR_RETURN(const int64_t bytes, ShapeBytes(*tensor, path));
+    if (!tensor->data().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ".data has ", tensor->data().size(),
+                       " bytes; it must be empty where shared.ids is set"));
+    }
+    const uint64_t begin = AlignTensor(next_);
+    if (begin > size_ || static_cast<uint64_t>(bytes) > size_ - begin) {
+      return absl::InvalidArgumentError(absl::StrCat("shared.ids.size is ", size_, "; ", path,
+                                                     " of ", bytes, " bytes goes beyond it"));
+    }
+    tensor->mutable_data()->assign(data_ + begin, bytes);
+    next_ = begin + bytes;
+    return absl::OkStatus();
+  }
+
+ private:
+  const char* const data_;
+  const uint64_t size_;
+  uint64_t next_ = 0;
+};
+
+// All tensors of a message, which lie in the block in the order of its fields.
+absl::Status CopyTensors(BlockReader* from, google::protobuf::Message* message,
+                         const std::string& path) {
+  if (auto* const tensor = dynamic_cast<v1::Tensor*>(message)) return from->Copy(tensor, path);
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  message->GetReflection()->ListFields(*message, &fields);
+  for (const auto* const field : fields) {
+    if (field->message_type() == nullptr) continue;
+    RETURN_IF_ERROR(CopyTensors(from, message->GetReflection()->MutableMessage(message, field),
+                                absl::StrCat(path, ".", field->name())));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int64_t ElementSize(v1::DataType dtype) {
@@ -236,6 +282,32 @@ absl::StatusOr<int> FindFeature(const ServedModel& model, const std::string& nam
       "' does not have; ", KnownNames("features", name, config::FeatureNames(model.config))));
 }
 
+absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
+                                                const v1::SharedBlock& block,
+                                                absl::string_view path) {
+  if (regions == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path,
+                     " is set, but this coordinator shares no memory; send the data in the "
+                     "message"));
+  }
+  auto found = regions->Find(block.region(), block.offset(), block.size());
+  if (!found.ok()) return Annotate(found.status(), path);
+  return found;
+}
+
+absl::Status CopySharedIds(const RegionServer* regions, v1::LookupRequest* request) {
+  const v1::SharedBlock& block = request->shared().ids();
+  ASSIGN_OR_RETURN(const auto memory, FindBlock(regions, block, "shared.ids"));
+  BlockReader reader(memory.get(), block.size());
+  for (v1::FeatureIds& feature : *request->mutable_features()) {
+    RETURN_IF_ERROR(
+        CopyTensors(&reader, &feature, absl::StrCat("feature '", feature.feature(), "'")));
+  }
+  request->mutable_shared()->clear_ids();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const ServedModel& model,
                                          int64_t max_activation_bytes) {
   LookupInput input;
@@ -276,6 +348,83 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
   }
   RETURN_IF_ERROR(CountActivationBytes(model, max_activation_bytes, &input));
   return input;
+}
+
+// ---- The messages of a training stream
+
+namespace {
+
+absl::Status CheckSameStep(int64_t step, int64_t of_message) {
+  if (step == of_message) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("step is ", of_message, " in a message of the request of step ", step));
+}
+
+absl::Status TooEarly(absl::string_view what, int64_t step, absl::string_view open,
+                      int64_t open_step) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " of step ", step, " begins before the ",
+                                                 open, " of step ", open_step, " is complete"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(v1::TrainRequest* message,
+                                                                    int64_t bytes) {
+  switch (message->request_case()) {
+    case v1::TrainRequest::kLookup:
+      return AddLookup(message->mutable_lookup(), bytes);
+    case v1::TrainRequest::kUpdate:
+      return AddUpdate(message->mutable_update(), bytes);
+    case v1::TrainRequest::kStart:
+      return absl::InvalidArgumentError("start: it was sent already, as the first message");
+    case v1::TrainRequest::REQUEST_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("request: neither lookup nor update is set");
+}
+
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddLookup(v1::TrainLookup* message,
+                                                                          int64_t bytes) {
+  if (update_.has_value()) return TooEarly("lookup", message->step(), "update", update_->step);
+  if (!lookup_.has_value()) {
+    lookup_.emplace().step = message->step();
+    lookup_->lookup.emplace().set_activation_dtype(message->activation_dtype());
+    if (message->has_shared()) lookup_->lookup->mutable_shared()->Swap(message->mutable_shared());
+  }
+  RETURN_IF_ERROR(CheckSameStep(lookup_->step, message->step()));
+  lookup_->bytes += bytes;
+  for (v1::FeatureIds& ids : *message->mutable_features()) {
+    *lookup_->lookup->add_features() = std::move(ids);
+  }
+  if (message->continues()) return std::nullopt;
+  return std::exchange(lookup_, std::nullopt);
+}
+
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddUpdate(v1::TrainUpdate* update,
+                                                                          int64_t bytes) {
+  if (lookup_.has_value()) return TooEarly("update", update->step(), "lookup", lookup_->step);
+  if (!update_.has_value()) {
+    update_.emplace().step = update->step();
+    update_->update.emplace().gradients.set_step(update->step());
+  }
+  RETURN_IF_ERROR(CheckSameStep(update_->step, update->step()));
+  update_->bytes += bytes;
+  TrainUpdateRequest& whole = *update_->update;
+  for (v1::FeatureGradient& gradient : *update->mutable_gradients()) {
+    *whole.gradients.add_gradients() = std::move(gradient);
+  }
+  for (v1::StepHyperparameters& of_table : *update->mutable_hyperparameters()) {
+    *whole.gradients.add_hyperparameters() = std::move(of_table);
+  }
+  whole.skip |= update->skip();
+  if (whole.skip && whole.gradients.gradients_size() > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "update.skip is true in step ", update_->step, ", but gradients of feature \"",
+        whole.gradients.gradients(0).feature(), "\" came with it; a skipped step has none"));
+  }
+  if (!update->checkpoint().empty()) whole.checkpoint = update->checkpoint();
+  if (update->continues()) return std::nullopt;
+  return std::exchange(update_, std::nullopt);
 }
 
 }  // namespace emberd::step

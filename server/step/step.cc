@@ -57,6 +57,17 @@ void CountRefusal(const ServedModel& model, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) model.metrics->Add(ops::MetricId::kBatchesRefused);
 }
 
+// What copies of the ids take, as they would in a message; null if there are none.
+// May wait for the caller, as CallContext::MakeRoom does.
+absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* regions,
+                                                            const v1::LookupRequest& request,
+                                                            const rpc::CallContext* context) {
+  if (!request.shared().has_ids()) return nullptr;
+  const v1::SharedBlock& block = request.shared().ids();
+  RETURN_IF_ERROR(FindBlock(regions, block, "shared.ids").status());
+  return context->MakeRoom(static_cast<int64_t>(block.size()), "the ids");
+}
+
 }  // namespace
 
 Fanout::Fanout(const ShardSet& shards, FanoutOptions options, Mutations* mutations,

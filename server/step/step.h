@@ -32,7 +32,6 @@
 #include "server/step/gradients.h"
 #include "server/step/served_model.h"
 #include "server/step/shard_set.h"
-#include "server/step/shared_tensors.h"
 
 namespace emberd::step {
 

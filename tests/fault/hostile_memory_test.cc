@@ -2,7 +2,7 @@
 // gradients while the coordinator reads them, and names places that are not there. The coordinator
 // must answer each request, with a result or with an error that fits, and nobody else may notice.
 //
-// Covers: server/step/shared_tensors.cc
+// Covers: server/step/request_reader.cc, server/step/activations.cc
 #include <atomic>
 #include <cmath>
 #include <cstdlib>

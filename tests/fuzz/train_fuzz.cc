@@ -8,7 +8,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include "base/rpc/wire.h"
-#include "server/coordinator/train/train_assembler.h"
+#include "server/step/request_reader.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 
@@ -38,7 +38,7 @@ EMBERD_FUZZ_TARGET(train, data, size) {
     return 0;
   }
   fuzz::accepted = fuzz::Canonical<v1::TrainRequest>(bytes) == bytes;
-  coordinator::TrainAssembler assembler;
+  step::TrainAssembler assembler;
   const bool continues = message.lookup().continues() || message.update().continues();
   const auto taken = assembler.Add(&message, static_cast<int64_t>(size));
   Require(!taken.ok() || continues || taken->has_value(), "a whole request is handed on");

@@ -177,7 +177,7 @@ void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
   }
 }
 
-absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& request) {
+absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const step::TrainStepRequest& request) {
   auto output = TryLookup(request);
   if (!output.ok()) output = Explain(output.status());
   if (output.ok()) {
@@ -189,7 +189,7 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& r
   return output;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(const TrainStepRequest& request) {
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(const step::TrainStepRequest& request) {
   auto result = TryUpdate(request);
   if (!result.ok()) result = Explain(result.status());
   if (result.ok()) {
@@ -200,7 +200,7 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(const TrainStepReques
   return result;
 }
 
-absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest& request) {
+absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const step::TrainStepRequest& request) {
   RETURN_IF_ERROR(Failure());
   const absl::Time began = SteadyNow();
   TrainLookupOutput output;
@@ -228,9 +228,10 @@ void TrainSession::Gathered(int64_t step, uint64_t handle) {
   next_gather_ = step + 1;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(const TrainStepRequest& request) {
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
+    const step::TrainStepRequest& request) {
   const int64_t step = request.step;
-  const TrainUpdateRequest& update = *request.update;
+  const step::TrainUpdateRequest& update = *request.update;
   const absl::Time began = SteadyNow();
   v1::TrainUpdateResult result;
   result.set_step(step);

@@ -21,7 +21,7 @@
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/resources.h"
 #include "server/coordinator/train/group_member.h"
-#include "server/coordinator/train/train_assembler.h"
+#include "server/step/request_reader.h"
 #include "server/step/step.h"
 
 namespace emberd::coordinator {
@@ -98,8 +98,8 @@ class TrainSession {
   void EndRequests();
 
   // Admitted steps, in order.
-  absl::StatusOr<TrainLookupOutput> Lookup(const TrainStepRequest& request);
-  absl::StatusOr<v1::TrainUpdateResult> Update(const TrainStepRequest& request);
+  absl::StatusOr<TrainLookupOutput> Lookup(const step::TrainStepRequest& request);
+  absl::StatusOr<v1::TrainUpdateResult> Update(const step::TrainStepRequest& request);
 
   // Whether a request has failed, or the trainer is gone.
   bool failed() { return !Failure().ok(); }
@@ -119,8 +119,8 @@ class TrainSession {
   TrainSession(const CoordinatorResources& resources, step::ServedModelPtr model,
                std::unique_ptr<GroupMember> member, rpc::CallContext* context);
 
-  absl::StatusOr<TrainLookupOutput> TryLookup(const TrainStepRequest& request);
-  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(const TrainStepRequest& request);
+  absl::StatusOr<TrainLookupOutput> TryLookup(const step::TrainStepRequest& request);
+  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(const step::TrainStepRequest& request);
   // Waits until the lookup of a step may read rows.
   absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);
   // Waits until the update of a step may be made.

@@ -187,7 +187,7 @@ absl::Status TrainStream::TakeStart(v1::TrainStart start) {
   return absl::OkStatus();
 }
 
-absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
+absl::Status TrainStream::TakeRequest(step::TrainStepRequest request) {
   absl::MutexLock lock(&mutex_);
   if (no_more_) return absl::OkStatus();
   const bool is_lookup = request.lookup.has_value();
@@ -255,7 +255,7 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
     if (!no_more_) ReadOn();
   }
   while (std::optional<Work> work = Next(&lookups_)) {
-    const TrainStepRequest& request = work->request;
+    const step::TrainStepRequest& request = work->request;
     auto output = session->Lookup(request);
     if (output.ok()) {
       ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);

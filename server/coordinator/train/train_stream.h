@@ -23,9 +23,9 @@
 #include "base/thread_pools.h"
 #include "server/coordinator/calls.h"
 #include "server/coordinator/resources.h"
-#include "server/coordinator/train/train_assembler.h"
 #include "server/coordinator/train/train_session.h"
 #include "server/rpc/call_context.h"
+#include "server/step/request_reader.h"
 
 namespace emberd::coordinator {
 
@@ -51,7 +51,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // A request in its place in the order of answers.
   struct Work {
     int64_t place = 0;
-    TrainStepRequest request;
+    step::TrainStepRequest request;
   };
   using Messages = std::deque<grpc::ByteBuffer>;
 
@@ -63,7 +63,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // Of one message; an error ends the stream.
   absl::Status Take(const grpc::ByteBuffer& bytes);
   absl::Status TakeStart(v1::TrainStart start);
-  absl::Status TakeRequest(TrainStepRequest request);
+  absl::Status TakeRequest(step::TrainStepRequest request);
 
   // A lookup that comes while draining.
   absl::Status RefuseLookup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -106,9 +106,9 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   ops::RpcTimer timer_;
   rpc::CallContext context_;
 
-  grpc::ByteBuffer incoming_;  // belongs to the read in progress
-  TrainAssembler assembler_;   // used by reads alone
-  bool begun_ = false;         // the same
+  grpc::ByteBuffer incoming_;       // belongs to the read in progress
+  step::TrainAssembler assembler_;  // used by reads alone
+  bool begun_ = false;              // the same
 
   absl::Mutex mutex_;
   std::unique_ptr<TrainSession> session_ ABSL_GUARDED_BY(mutex_);

@@ -1,12 +1,12 @@
-#include "server/coordinator/train/train_assembler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace emberd::coordinator {
+#include "server/step/request_reader.h"
+
+namespace emberd::step {
 namespace train_assembler_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 v1::TrainRequest Lookup(int64_t step, const std::string& feature, bool continues) {
   v1::TrainRequest request;
@@ -123,4 +123,4 @@ TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
 }
 
 }  // namespace train_assembler_test
-}  // namespace emberd::coordinator
+}  // namespace emberd::step
