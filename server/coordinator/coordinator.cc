@@ -65,18 +65,16 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                      },
                  .recovers = cluster.storage().durability() == v1::StorageConfig::CHECKPOINT}),
       mutations_(shards_, absl::Milliseconds(cluster.timeouts().shard_call_ms())),
-      fanout_(shards_,
-              {.batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
-               .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
-               .copy_gradients = cluster.storage().durability() == v1::StorageConfig::LOG,
-               .threads = threads},
-              &mutations_, metrics),
       regions_(rpc::MakeRegions(cluster, rpc::LocalPeers::kClients)),
-      path_({.max_activation_bytes = cluster.budgets().max_message_bytes(),
+      path_(shards_,
+            {.max_activation_bytes = cluster.budgets().max_message_bytes(),
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
+             .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
              .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()},
-             .regions = regions_.get()},
-            &fanout_, &mutations_, metrics),
+             .regions = regions_.get(),
+             .copy_gradients = cluster.storage().durability() == v1::StorageConfig::LOG,
+             .threads = threads},
+            &mutations_, metrics),
       checkpoints_(cluster.storage(), shards_, &mutations_, &registry_, &threads->blocking),
       auto_checkpoints_(&checkpoints_, &registry_, &threads->blocking),
       steps_(&resources_),
@@ -117,7 +115,7 @@ void Coordinator::Sweep() {
   resources_.server_metrics->Set(ops::MetricId::kModels, static_cast<double>(models.size()));
   resources_.server_metrics->Set(ops::MetricId::kTableBytes, table_bytes);
   path_.RenewBatches();
-  fanout_.TakeBackRegions();
+  path_.TakeBackRegions();
   if (++sweeps_ % kSweepsPerSettlement == 0) mutations_.SettleLeftovers();
 }
 

@@ -80,7 +80,6 @@ class Coordinator {
   const absl::Time start_;
   ModelRegistry registry_;
   step::Mutations mutations_;
-  step::Fanout fanout_;
   const std::unique_ptr<RegionServer> regions_;
   step::StepPath path_;
   Checkpoints checkpoints_;

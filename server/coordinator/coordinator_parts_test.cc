@@ -410,10 +410,10 @@ TEST_F(CoordinatorPartsTest, AShardThatHangsIsNotAskedForEachBatch) {
   const auto other = std::make_shared<ReleasingShard>(/*hangs=*/false);
   ThreadPools threads(1);
   const step::ShardSet set({shard, other}, &threads.blocking);
-  step::FanoutOptions options;
+  step::StepPath::Options options;
   options.threads = &threads;
-  step::Fanout fanout(set, options, nullptr, &metrics_);
-  for (uint64_t handle = 1; handle <= 1000; ++handle) fanout.Release(5, handle);
+  step::StepPath path(set, options, nullptr, &metrics_);
+  for (uint64_t handle = 1; handle <= 1000; ++handle) path.Discard(5, handle);
   EXPECT_GE(shard->asked, 1);
   EXPECT_LT(shard->asked, 1000);
   EXPECT_EQ(other->asked, 1000);

@@ -70,18 +70,48 @@ absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* 
 
 }  // namespace
 
-Fanout::Fanout(const ShardSet& shards, FanoutOptions options, Mutations* mutations,
-               ops::Metrics* metrics)
-    : shards_(shards),
-      options_(options),
-      mutations_(mutations),
-      metrics_(metrics),
-      release_after_ms_(shards.size()) {}
+// An update that every shard has checked and holds. If it goes away undecided, shards are told to
+// drop it (a rank's part of a group's step they keep, see ApplyHeader in shard_service.proto).
+class StepPath::StagedUpdate {
+ public:
+  StagedUpdate(StepPath* path, const UpdateName& name, const std::string& trace)
+      : path_(path), name_(name), context_(SteadyNow() + path->options_.shard_call, trace) {}
+  ~StagedUpdate() {
+    if (!decided_ && !name_.group_part.has_value()) {
+      path_->mutations_->Abandon(name_.mutation, name_.attempt);
+    }
+  }
+  // No row changes yet. The caller's deadline and cancellation count up to here, and not for the
+  // Commit: it is all or nothing. `batch` and the memory of `input` must outlive it.
+  absl::Status Stage(const GradientInput& input, const KeptBatch& batch, rpc::CallContext* context);
+  // Makes the update on every shard; once. An error names a shard whose answer did not come; the
+  // others have made the update. Where a stream broke, the decision is sent again in calls of its
+  // own until the shard answers or time is over. ABORTED: another attempt has taken charge.
+  absl::StatusOr<host::RowCounts> Commit();
+  // Every shard had made it before.
+  bool replayed() const { return std::find(staged_.begin(), staged_.end(), true) == staged_.end(); }
 
-absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
-    const ServedModelPtr& model, const std::shared_ptr<const preprocess::PreprocessedBatch>& batch,
-    uint64_t handle, v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
-    rpc::CallContext* context) {
+ private:
+  // What each shard is sent.
+  std::vector<ShardGradients> LayOut(const GradientInput& input, const KeptBatch& batch);
+  // Whether the shard may read gradients where the client has put them.
+  bool ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const;
+  absl::StatusOr<host::RowCounts> DecideAgain(int shard);
+
+  StepPath* const path_;
+  const UpdateName name_;
+  rpc::CallContext context_;  // outlives the calls
+  absl::Time deadline_;       // the caller's
+  std::vector<std::unique_ptr<host::ApplyCall>> calls_;
+  std::vector<bool> staged_;         // false: it had been made there before
+  std::vector<uint64_t> histories_;  // by shard, of the rows that the batch has seen
+  bool decided_ = false;
+  host::RowCounts rows_;
+};
+
+absl::StatusOr<std::vector<host::GatherResult>> StepPath::Gather(
+    const ServedModelPtr& model, const Batch& batch, uint64_t handle, v1::DataType dtype,
+    const std::shared_ptr<const SharedOutput>& output, rpc::CallContext* context) {
   ops::StageTimer timer(metrics_, ops::Stage::kGatherWait);
   // Of the shards' views: the batch goes before the model whose preprocessor made it.
   const auto owner = KeepBoth(model, batch);
@@ -135,31 +165,18 @@ absl::StatusOr<std::vector<host::GatherResult>> Fanout::Gather(
   }
   if (error.ok()) return results;
   calls.clear();  // cancels what is still under way
-  if (handle != 0) Release(model->id, handle);
+  if (handle != 0) ReleaseOnShards(model->id, handle);
   return error;
 }
 
-StagedUpdate::StagedUpdate(Fanout* fanout, const UpdateName& name, const std::string& trace)
-    : fanout_(fanout), name_(name), context_(SteadyNow() + fanout->options_.shard_call, trace) {}
-
-StagedUpdate::~StagedUpdate() {
-  if (!decided_ && !name_.group_part.has_value()) {
-    fanout_->mutations_->Abandon(name_.mutation, name_.attempt);
-  }
-}
-
-bool StagedUpdate::replayed() const {
-  return std::find(staged_.begin(), staged_.end(), true) == staged_.end();
-}
-
-absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& batch,
-                                 rpc::CallContext* context) {
+absl::Status StepPath::StagedUpdate::Stage(const GradientInput& input, const KeptBatch& batch,
+                                           rpc::CallContext* context) {
   deadline_ = context->deadline();
   rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
-  ops::StageTimer timer(fanout_->metrics_, ops::Stage::kStage);
-  std::vector<ShardGradients> gradients(fanout_->shards_.size());
-  if (!name_.skip) fanout_->LayOut(input, batch, IsAlone(name_), &gradients);
-  for (size_t i = 0; i < fanout_->shards_.size(); ++i) {
+  ops::StageTimer timer(path_->metrics_, ops::Stage::kStage);
+  std::vector<ShardGradients> gradients;
+  if (!name_.skip) gradients = LayOut(input, batch);
+  for (size_t i = 0; i < path_->shards_.size(); ++i) {
     host::ApplyCommand command;
     command.model_id = name_.model_id;
     command.batch_handle = name_.handle;
@@ -185,7 +202,7 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
         };
       }
     }
-    calls_.push_back(fanout_->shards_[i].Apply(std::move(command), &context_));
+    calls_.push_back(path_->shards_[i].Apply(std::move(command), &context_));
   }
   absl::Status error;
   staged_.resize(calls_.size());
@@ -202,8 +219,8 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
   return error;
 }
 
-absl::StatusOr<host::RowCounts> StagedUpdate::Commit() {
-  ops::StageTimer timer(fanout_->metrics_, ops::Stage::kCommit);
+absl::StatusOr<host::RowCounts> StepPath::StagedUpdate::Commit() {
+  ops::StageTimer timer(path_->metrics_, ops::Stage::kCommit);
   decided_ = true;
   ReachFailpoint("update.votes_are_in");
   const absl::Time began = SteadyNow();
@@ -219,7 +236,7 @@ absl::StatusOr<host::RowCounts> StagedUpdate::Commit() {
     // The stream also runs out of time where another rank was waited for; the shard holds this
     // rank's part all the same.
     if (MayHaveMissed(updated.status())) updated = DecideAgain(shard);
-    fanout_->ObserveLink(shard, ops::Rpc::kShardApply, updated.status(), began);
+    path_->ObserveLink(shard, ops::Rpc::kShardApply, updated.status(), began);
     if (updated.ok()) {
       rows_ += *updated;
     } else if (error.ok()) {
@@ -231,66 +248,53 @@ absl::StatusOr<host::RowCounts> StagedUpdate::Commit() {
   return rows_;
 }
 
-absl::StatusOr<host::RowCounts> StagedUpdate::DecideAgain(int shard) {
+absl::StatusOr<host::RowCounts> StepPath::StagedUpdate::DecideAgain(int shard) {
   if (!name_.group_part.has_value()) {
-    return fanout_->mutations_->Commit(shard, name_.mutation, name_.attempt, deadline_,
-                                       context_.trace());
+    return path_->mutations_->Commit(shard, name_.mutation, name_.attempt, deadline_,
+                                     context_.trace());
   }
   auto request = OfRows<internal::v1::DecideStepRequest>(name_.model_id, histories_[shard]);
   request.set_group(name_.group_part->group());
   request.set_generation(name_.group_part->generation());
   request.set_step(name_.group_part->step());
   request.set_commit(true);
-  return SayUntilHeard(fanout_->options_.shard_call, context_.trace(),
+  return SayUntilHeard(path_->options_.shard_call, context_.trace(),
                        [&](rpc::CallContext* context) -> absl::StatusOr<host::RowCounts> {
                          ASSIGN_OR_RETURN(const auto decided,
-                                          fanout_->shards_[shard].DecideStep(request, context));
+                                          path_->shards_[shard].DecideStep(request, context));
                          return host::RowCountsOf(decided);
                        });
 }
 
-void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,
-                    std::vector<ShardGradients>* gradients) {
-  options_.threads->cpu.ParallelFor(static_cast<int64_t>(shards_.size()), [&](int64_t i) {
+std::vector<ShardGradients> StepPath::StagedUpdate::LayOut(const GradientInput& input,
+                                                           const KeptBatch& batch) {
+  std::vector<ShardGradients> gradients(path_->shards_.size());
+  path_->options_.threads->cpu.ParallelFor(static_cast<int64_t>(gradients.size()), [&](int64_t i) {
     const auto shard = static_cast<int>(i);
-    ShardGradients& to = (*gradients)[i];
+    host::ShardBackend& backend = path_->shards_[i];
+    ShardGradients& to = gradients[i];
     to.in_place = ReadsInPlace(input, batch, shard);
-    if (alone && !to.in_place) {
-      const auto take_block = [&](int64_t bytes) { return shards_[i].TakeBlock(bytes); };
+    if (IsAlone(name_) && !to.in_place) {
+      const auto take_block = [&](int64_t bytes) { return backend.TakeBlock(bytes); };
       if (auto summed = SumsForShard(input, batch, shard, take_block)) {
         to = *std::move(summed);
         return;
       }
     }
-    to.block = shards_[i].TakeBlock(GradientBytes(input, batch, shard, to.in_place));
+    to.block = backend.TakeBlock(GradientBytes(input, batch, shard, to.in_place));
     to.input = GradientsForShard(input, batch, shard, to.in_place, to.block);
   });
+  return gradients;
 }
 
-absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,
-                                                            const KeptBatch& batch,
-                                                            const UpdateName& name,
-                                                            rpc::CallContext* context) {
-  std::unique_ptr<StagedUpdate> staged(new StagedUpdate(this, name, context->trace()));
-  RETURN_IF_ERROR(staged->Stage(input, batch, context));
-  return staged;
-}
-
-bool Fanout::ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const {
-  return !options_.copy_gradients && AnyInPlace(input, batch) &&
+bool StepPath::StagedUpdate::ReadsInPlace(const GradientInput& input, const KeptBatch& batch,
+                                          int shard) const {
+  return !path_->options_.copy_gradients && AnyInPlace(input, batch) &&
          std::all_of(input.regions.begin(), input.regions.end(),
-                     [&](const NamedRegion& region) { return shards_[shard].Lend(region); });
+                     [&](const NamedRegion& region) { return path_->shards_[shard].Lend(region); });
 }
 
-void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
-  rpc::CallContext context(SteadyNow() + kReleaseDeadline);
-  internal::v1::RenewBatchesRequest request;
-  request.mutable_batch_handles()->Add(handles.begin(), handles.end());
-  request.set_batch_ttl_ms(absl::ToInt64Milliseconds(options_.batch_ttl));
-  shards_.Ask(&host::ShardBackend::RenewBatches, request, &context).IgnoreError();
-}
-
-void Fanout::Release(uint64_t model_id, uint64_t handle) {
+void StepPath::ReleaseOnShards(uint64_t model_id, uint64_t handle) {
   rpc::CallContext context(SteadyNow() + kReleaseDeadline);
   internal::v1::ReleaseBatchRequest request;
   request.set_model_id(model_id);
@@ -307,7 +311,7 @@ void Fanout::Release(uint64_t model_id, uint64_t handle) {
   released.IgnoreError();
 }
 
-void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {
+void StepPath::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {
   metrics_->ShardLink(shard)->Observe(rpc, status.code(),
                                       absl::ToDoubleSeconds(SteadyNow() - began));
 }
@@ -398,7 +402,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
       prepared.output != nullptr ? prepared.output
                                  : TakeOutput(*model, batch->feature_samples(), dtype);
   ASSIGN_OR_RETURN(const auto results,
-                   fanout_->Gather(model, batch, output.batch_handle, dtype, memory, gather.get()));
+                   Gather(model, batch, output.batch_handle, dtype, memory, gather.get()));
   times->set_shards_us(gathering.worked_us());
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
@@ -414,7 +418,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   output.activations = ActivationsIn(*memory, *model, *batch, dtype);
   // The room is given back when gRPC has sent the activations.
   output.activations.owner = KeepBoth(std::move(room), std::move(output.activations.owner));
-  CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu());
+  CombineActivations(results, *model, *batch, dtype, *memory, output.order, &options_.threads->cpu);
   times->set_combine_us(combining.worked_us());
   return output;
 }
@@ -453,7 +457,7 @@ absl::Status StepPath::Keep(const PreparedLookup& prepared,
   kept->tiny = prepared.tiny;
   const int64_t bytes = kept->bytes();
   absl::Status status = batches_.Insert(handle, std::move(kept), bytes, expiry);
-  if (!status.ok()) fanout_->Release(prepared.model->id, handle);
+  if (!status.ok()) ReleaseOnShards(prepared.model->id, handle);
   return status;
 }
 
@@ -469,7 +473,8 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
   GradientInput input;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    ASSIGN_OR_RETURN(input, ReadGradients(gradients, **batch, options_.regions, fanout_->cpu()));
+    ASSIGN_OR_RETURN(input,
+                     ReadGradients(gradients, **batch, options_.regions, &options_.threads->cpu));
   }
   const auto attempt = [&](uint64_t number) {
     UpdateName attempted = name;
@@ -496,11 +501,12 @@ absl::StatusOr<MadeMutation> StepPath::TryUpdate(const UpdateName& name, const G
                                                  const KeptBatch& batch, rpc::CallContext* context,
                                                  StepHooks* hooks, v1::StepTimes* times) {
   WorkTimer timer;
-  ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, batch, name, context));
+  StagedUpdate staged(this, name, context->trace());
+  RETURN_IF_ERROR(staged.Stage(input, batch, context));
   RETURN_IF_ERROR(timer.Wait([&] { return hooks->BeforeCommit(); }));
-  ASSIGN_OR_RETURN(const host::RowCounts rows, staged->Commit());
+  ASSIGN_OR_RETURN(const host::RowCounts rows, staged.Commit());
   times->set_shards_us(timer.worked_us());
-  return MadeMutation{rows, staged->replayed()};
+  return MadeMutation{rows, staged.replayed()};
 }
 
 absl::StatusOr<MadeMutation> StepPath::FindMade(const UpdateName& name,
@@ -528,7 +534,12 @@ void StepPath::RenewBatches() {
   if (now < renewed_ + options_.batch_ttl / 4) return;
   renewed_ = now;
   const std::vector<uint64_t> handles = batches_.Endless();
-  if (!handles.empty()) fanout_->RenewBatches(handles);
+  if (handles.empty()) return;
+  rpc::CallContext context(SteadyNow() + kReleaseDeadline);
+  internal::v1::RenewBatchesRequest request;
+  request.mutable_batch_handles()->Add(handles.begin(), handles.end());
+  request.set_batch_ttl_ms(absl::ToInt64Milliseconds(options_.batch_ttl));
+  shards_.Ask(&host::ShardBackend::RenewBatches, request, &context).IgnoreError();
 }
 
 absl::Status StepPath::Release(uint64_t model_id, uint64_t handle) {
@@ -539,7 +550,7 @@ absl::Status StepPath::Release(uint64_t model_id, uint64_t handle) {
 
 void StepPath::Discard(uint64_t model_id, uint64_t handle) {
   batches_.Erase(handle);
-  fanout_->Release(model_id, handle);
+  ReleaseOnShards(model_id, handle);
 }
 
 }  // namespace emberd::step

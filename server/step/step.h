@@ -5,8 +5,8 @@
 //   update:  claim -> read -> stage on all shards -> [all staged] -> commit on all shards
 //            (a unary one again, if another attempt at it was in the way: see shard_set.h)
 //
-// Fanout asks the shards; StepPath does the rest. In brackets: where a rank of a group waits for
-// others, see StepHooks. A unary call does not. See docs/step.md.
+// In brackets: where a rank of a group waits for others, see StepHooks. A unary call does not. See
+// docs/step.md.
 #pragma once
 
 #include <atomic>
@@ -35,15 +35,6 @@
 
 namespace emberd::step {
 
-struct FanoutOptions {
-  absl::Duration batch_ttl;   // how long shards keep an unused batch
-  absl::Duration shard_call;  // how long an update may take, whatever the caller's deadline
-  // Gradients are copied to the shards: their logs must hold what is applied, and what lies in a
-  // client's memory may change between the two.
-  bool copy_gradients = false;
-  ThreadPools* threads = nullptr;  // required
-};
-
 // What an update is known by: to the shards' records, or as one rank's part of a group's step.
 struct UpdateName {
   uint64_t model_id = 0;
@@ -52,88 +43,6 @@ struct UpdateName {
   uint64_t attempt = 0;  // at the mutation
   std::optional<host::GroupPart> group_part = std::nullopt;
   bool skip = false;  // the group's step is counted, and changes no row
-};
-
-class Fanout;
-
-// An update that every shard has checked and holds. If it goes away undecided, shards are told to
-// drop it (a rank's part of a group's step they keep, see ApplyHeader in shard_service.proto).
-class StagedUpdate {
- public:
-  ~StagedUpdate();
-  // Makes the update on every shard; once. An error names a shard whose answer did not come; the
-  // others have made the update. Where a stream broke, the decision is sent again in calls of its
-  // own until the shard answers or time is over. ABORTED: another attempt has taken charge.
-  absl::StatusOr<host::RowCounts> Commit();
-  // Every shard had made it before.
-  bool replayed() const;
-
- private:
-  friend class Fanout;
-  StagedUpdate(Fanout* fanout, const UpdateName& name, const std::string& trace);
-  absl::Status Stage(const GradientInput& input, const KeptBatch& batch, rpc::CallContext* context);
-  absl::StatusOr<host::RowCounts> DecideAgain(int shard);
-
-  Fanout* const fanout_;
-  const UpdateName name_;
-  rpc::CallContext context_;  // outlives the calls
-  absl::Time deadline_;       // the caller's
-  std::vector<std::unique_ptr<host::ApplyCall>> calls_;
-  std::vector<bool> staged_;         // false: it had been made there before
-  std::vector<uint64_t> histories_;  // by shard, of the rows that the batch has seen
-  bool decided_ = false;
-  host::RowCounts rows_;
-};
-
-// Thread-safe. What the constructor is given must outlive it.
-class Fanout {
- public:
-  Fanout(const ShardSet& shards, FanoutOptions options, Mutations* mutations,
-         ops::Metrics* metrics);
-
-  // Result i is shard i's, checked against the batch, all of it partial sums. The shards keep the
-  // batch under `handle`, unless that is 0; after an error they do not. Shards that can write to
-  // `output`, where the activations of type `dtype` go, have done so with what result.places says.
-  absl::StatusOr<std::vector<host::GatherResult>> Gather(
-      const ServedModelPtr& model,
-      const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
-      v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
-      rpc::CallContext* context);
-
-  // No row changes yet. The caller's deadline and cancellation count up to here, and not for the
-  // Commit: it is all or nothing. `batch` and the memory of `input` must outlive the result.
-  absl::StatusOr<std::unique_ptr<StagedUpdate>> Stage(const GradientInput& input,
-                                                      const KeptBatch& batch,
-                                                      const UpdateName& name,
-                                                      rpc::CallContext* context);
-
-  // Memory of clients that shards were lent and nobody refers to. To be called often.
-  void TakeBackRegions() {
-    for (size_t i = 0; i < shards_.size(); ++i) shards_[i].TakeBackRegions();
-  }
-
-  // Both best effort, under a deadline of their own: what is missed expires. A shard that has
-  // missed a release is sent no other for a while.
-  void RenewBatches(const std::vector<uint64_t>& handles);
-  void Release(uint64_t model_id, uint64_t handle);
-
-  CpuPool* cpu() const { return &options_.threads->cpu; }
-
- private:
-  friend class StagedUpdate;
-  // What each shard is sent; `alone`: of an update of one rank.
-  void LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,
-              std::vector<ShardGradients>* gradients);
-  void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
-  // Whether the shard may read gradients where the client has put them.
-  bool ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const;
-
-  const ShardSet& shards_;
-  const FanoutOptions options_;
-  Mutations* const mutations_;
-  ops::Metrics* const metrics_;
-  BufferPool pool_;
-  std::vector<std::atomic<int64_t>> release_after_ms_;  // by shard, of SteadyNow
 };
 
 // What happens between the stages of a step. This base does nothing: a unary call is a group of
@@ -174,17 +83,24 @@ struct PreparedLookup {
 class StepPath {
  public:
   struct Options {
-    int64_t max_activation_bytes = 0;       // of one lookup
-    absl::Duration batch_ttl;               // an unused batch is kept for so long
-    rpc::HandleStoreOptions batches;        // how many may be kept
+    int64_t max_activation_bytes = 0;  // of one lookup
+    absl::Duration batch_ttl;          // an unused batch is kept for so long, on shards, too
+    absl::Duration shard_call;        // how long an update may take, whatever the caller's deadline
+    rpc::HandleStoreOptions batches;  // how many may be kept
     const RegionServer* regions = nullptr;  // memory shared with clients; null: there is none
+    // Gradients are copied to the shards: their logs must hold what is applied, and what lies in a
+    // client's memory may change between the two.
+    bool copy_gradients = false;
+    ThreadPools* threads = nullptr;  // required
   };
   // What the constructor is given must outlive it.
-  StepPath(const Options& options, Fanout* fanout, Mutations* mutations, ops::Metrics* metrics)
-      : options_(options),
-        fanout_(fanout),
+  StepPath(const ShardSet& shards, const Options& options, Mutations* mutations,
+           ops::Metrics* metrics)
+      : shards_(shards),
+        options_(options),
         mutations_(mutations),
         metrics_(metrics),
+        release_after_ms_(shards.size()),
         batches_(options.batches) {}
 
   // Fills `times` on success, but for what hooks waited. The batch is kept for an update unless the
@@ -219,18 +135,30 @@ class StepPath {
   // The same for a batch that may be gone or in use, as far as shards can be reached.
   void Discard(uint64_t model_id, uint64_t handle);
 
-  // Sees that shards keep the batches of streams that are at work. To be called often.
+  // Sees that shards keep the batches of streams that are at work: best effort, under a deadline of
+  // its own. To be called often.
   void RenewBatches();
+  // Memory of clients that shards were lent and nobody refers to. To be called often.
+  void TakeBackRegions() {
+    for (size_t i = 0; i < shards_.size(); ++i) shards_[i].TakeBackRegions();
+  }
 
   // The batches between their lookup and their update.
   BatchStore& batches() { return batches_; }
 
  private:
   using Batch = std::shared_ptr<const preprocess::PreprocessedBatch>;
+  class StagedUpdate;
 
   absl::StatusOr<Batch> Preprocess(const ServedModel& model,
                                    absl::Span<const preprocess::FeatureInput> features,
                                    StepHooks* hooks, absl::Duration* time);
+  // Result i is shard i's, checked against the batch, all of it partial sums. The shards keep the
+  // batch under `handle`, unless that is 0; after an error they do not. Shards that can write to
+  // `output`, where the activations of type `dtype` go, have done so with what result.places says.
+  absl::StatusOr<std::vector<host::GatherResult>> Gather(
+      const ServedModelPtr& model, const Batch& batch, uint64_t handle, v1::DataType dtype,
+      const std::shared_ptr<const SharedOutput>& output, rpc::CallContext* context);
   absl::Status Keep(const PreparedLookup& prepared, absl::Span<const host::GatherResult> results,
                     uint64_t handle, absl::Time expiry);
   // One attempt.
@@ -243,10 +171,17 @@ class StepPath {
   // The batch for this caller alone. INVALID_ARGUMENT if it belongs to another model.
   absl::StatusOr<std::shared_ptr<const KeptBatch>> Claim(uint64_t model_id, uint64_t handle);
 
+  // Best effort, under a deadline of its own: what is missed expires. A shard that has missed a
+  // release is sent no other for a while.
+  void ReleaseOnShards(uint64_t model_id, uint64_t handle);
+  void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
+
+  const ShardSet& shards_;
   const Options options_;
-  Fanout* const fanout_;
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
+  BufferPool pool_;
+  std::vector<std::atomic<int64_t>> release_after_ms_;  // by shard, of SteadyNow
   BatchStore batches_;
   absl::Time renewed_;  // when shards were last told; used by RenewBatches alone
 };
