@@ -21,9 +21,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/thread_pools.h"
-#include "server/coordinator/calls.h"
 #include "server/coordinator/resources.h"
 #include "server/coordinator/train/train_session.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/budgets.h"
 #include "server/rpc/call_context.h"
 #include "server/step/request_reader.h"
 
