@@ -1,13 +1,15 @@
 #include "server/coordinator/coordinator.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
-#include "server/coordinator/train/group_member.h"
+#include "server/coordinator/train/train_session.h"
+#include "server/group/group.h"
 #include "server/ops/logging.h"
 #include "server/rpc/local_peers.h"
 
@@ -40,6 +42,99 @@ void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response)
 constexpr absl::Duration kUnpinDeadline = absl::Seconds(2);
 // How long a drop waits for a checkpoint that fixes its moment.
 constexpr absl::Duration kDropPatience = absl::Seconds(10);
+
+// One call of DropGroup: the shards forget a group, after they have finished, or given up, a step
+// that was left half done.
+class Dropping {
+ public:
+  Dropping(const step::ServedModel& model, const std::string& group, const step::ShardSet& shards,
+           rpc::CallContext* context)
+      : model_(model),
+        group_(group),
+        shards_(shards),
+        context_(context),
+        host_(group::HostOf({model.id, group}, static_cast<int>(shards.size()))) {}
+
+  absl::StatusOr<v1::DropGroupResponse> Run() {
+    RETURN_IF_ERROR(group::CheckGroupName("group", group_));
+    // Fails before anything changes, if a rank is at work or a shard is not there.
+    RETURN_IF_ERROR(DropOn(host_, {absl::StrCat(group_, "#")}));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, FindNames());
+    for (const std::string& name : names) RETURN_IF_ERROR(FinishLastStep(name));
+    // The host first, which may refuse.
+    RETURN_IF_ERROR(DropOn(host_, names));
+    for (size_t shard = 0; shard < shards_.size(); ++shard) {
+      if (shard != host_) RETURN_IF_ERROR(DropOn(shard, names));
+    }
+    v1::DropGroupResponse response;
+    response.set_dropped(!names.empty());
+    return response;
+  }
+
+ private:
+  internal::v1::OpenGroupRequest OpenRequest(const std::string& name) const {
+    auto request = step::OfRows<internal::v1::OpenGroupRequest>(model_.id, model_.history);
+    request.set_group(name);
+    return request;
+  }
+
+  // The names of the group that any shard knows.
+  absl::StatusOr<std::vector<std::string>> FindNames() {
+    internal::v1::OpenGroupRequest request = OpenRequest(absl::StrCat(group_, "#0"));
+    request.set_ranks(group::kMaxGroupSize);
+    ASSIGN_OR_RETURN(const auto answers,
+                     shards_.Ask(&host::ShardBackend::OpenGroup, request, context_));
+    std::set<std::string> names;
+    for (const auto& shard : answers) {
+      for (const auto& rank : shard.ranks()) names.insert(absl::StrCat(group_, "#", rank.rank()));
+    }
+    ASSIGN_OR_RETURN(const auto sync,
+                     shards_.Ask(&host::ShardBackend::OpenGroup, OpenRequest(group_), context_));
+    for (const auto& shard : sync) {
+      if (shard.here()) names.insert(group_);
+    }
+    return std::vector<std::string>(names.begin(), names.end());
+  }
+
+  // Opens a generation of its own. From then on, the shards take neither parts nor decisions of the
+  // earlier ranks, which their coordinators may have sent. A step that is still held was made
+  // nowhere.
+  absl::Status FinishLastStep(const std::string& name) {
+    internal::v1::OpenGroupRequest request = OpenRequest(name);
+    request.set_size(1);
+    ASSIGN_OR_RETURN(const OpenedGroup opened, OpenGroup(shards_, request, context_));
+    ASSIGN_OR_RETURN(const auto answers,
+                     shards_.Ask(&host::ShardBackend::OpenGroup, OpenRequest(name), context_));
+    auto decision = step::OfRows<internal::v1::DecideStepRequest>(model_.id, model_.history);
+    decision.set_group(name);
+    decision.set_generation(opened.generation);
+    for (size_t shard = 0; shard < shards_.size(); ++shard) {
+      if (answers[shard].staged_step() >= 0) {
+        decision.set_step(answers[shard].staged_step());
+        decision.set_commit(false);
+        RETURN_IF_ERROR(shards_[shard].DecideStep(decision, context_).status());
+      }
+      if (!answers[shard].known()) continue;
+      // It is decided, but may not have reached the rows.
+      decision.set_step(answers[shard].next_step() - 1);
+      decision.set_commit(true);
+      RETURN_IF_ERROR(shards_[shard].DecideStep(decision, context_).status());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DropOn(size_t shard, const std::vector<std::string>& names) {
+    auto request = step::OfRows<internal::v1::DropGroupsRequest>(model_.id, model_.history);
+    request.mutable_groups()->Add(names.begin(), names.end());
+    return shards_[shard].DropGroups(request, context_).status();
+  }
+
+  const step::ServedModel& model_;
+  const std::string& group_;
+  const step::ShardSet& shards_;
+  rpc::CallContext* const context_;
+  const size_t host_;
+};
 
 }  // namespace
 
@@ -171,7 +266,7 @@ absl::StatusOr<v1::DropGroupResponse> Coordinator::DropGroup(const v1::DropGroup
                                                              rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto found, registry_.FindByName(request.model(), context));
   return registry_.OnModel(found->id, context, [&](const step::ServedModelPtr& model) {
-    return coordinator::DropGroup(*model, request.group(), shards_, context);
+    return Dropping(*model, request.group(), shards_, context).Run();
   });
 }
 

@@ -1,15 +1,399 @@
 #include "server/coordinator/train/train_session.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/random/random.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/checkpoint/manifest.h"
+#include "server/coordinator/model_registry.h"
+#include "server/group/group.h"
+#include "server/host/collective_router.h"
 #include "server/ops/logging.h"
-#include "server/rpc/call_context.h"
 
 namespace emberd::coordinator {
+
+// ---- Generations of a group on the shards
+
+namespace {
+
+using internal::v1::OpenGroupRequest;
+using internal::v1::OpenGroupResponse;
+
+constexpr int kOpenAttempts = 5;
+// Two coordinators that got into each other's way should not do so again.
+constexpr absl::Duration kMostOpenPause = absl::Milliseconds(20);
+
+using OpenAnswers = std::vector<OpenGroupResponse>;
+
+// The next number, opened on all shards; `request` keeps it.
+absl::StatusOr<OpenAnswers> TakeNumber(const step::ShardSet& shards, OpenGroupRequest* request,
+                                       rpc::CallContext* context) {
+  absl::BitGen random;
+  for (int attempt = 1;; ++attempt) {
+    request->set_generation(0);
+    ASSIGN_OR_RETURN(const OpenAnswers asked,
+                     shards.Ask(&host::ShardBackend::OpenGroup, *request, context));
+    uint64_t newest = 0;
+    for (const OpenGroupResponse& shard : asked) newest = std::max(newest, shard.generation());
+    request->set_generation(newest + 1);
+    request->set_opener(rpc::RandomId());
+    absl::StatusOr<OpenAnswers> opened =
+        shards.Ask(&host::ShardBackend::OpenGroup, *request, context);
+    if (!absl::IsAborted(opened.status()) || attempt == kOpenAttempts) return opened;
+    absl::SleepFor(absl::Uniform(random, 0.0, 1.0) * kMostOpenPause);
+  }
+}
+
+// A step was decided if any shard has made it; then the other shards hold it, or have made it, too.
+// Makes it on those that hold it, and tells `opened` the step that all shards have reached.
+absl::Status FinishStep(const step::ShardSet& shards, const OpenGroupRequest& request,
+                        const OpenAnswers& answers, rpc::CallContext* context,
+                        OpenedGroup* opened) {
+  for (const OpenGroupResponse& shard : answers) {
+    if (!shard.known() || shard.next_step() < opened->next_step) continue;
+    opened->next_step = shard.next_step();
+    opened->made_generation = shard.made_generation();
+  }
+  const int64_t next = opened->next_step;
+  if (next < 0) return absl::OkStatus();
+  for (size_t i = 0; i < answers.size(); ++i) {
+    const OpenGroupResponse& shard = answers[i];
+    if (shard.known() && shard.next_step() == next) continue;
+    if (shard.staged_step() == next - 1) {
+      auto decision =
+          step::OfRows<internal::v1::DecideStepRequest>(request.model_id(), request.history());
+      decision.set_group(request.group());
+      decision.set_generation(request.generation());
+      decision.set_step(next - 1);
+      decision.set_commit(true);
+      RETURN_IF_ERROR(shards[i].DecideStep(decision, context).status());
+      ops::Log(ops::LogLevel::kInfo, "finished a step that only some shards had applied",
+               {{"group", request.group()}, {"step", next - 1}, {"shard", i}});
+    } else if (shard.known()) {
+      opened->agreed.Update(absl::FailedPreconditionError(
+          absl::StrCat("group '", request.group(), "': shard ", i, " has applied the steps before ",
+                       shard.next_step(), ", other shards those before ", next,
+                       ", and the gradients of the missing step are gone")));
+    } else {
+      ops::Log(ops::LogLevel::kWarning, "a shard has lost the steps of a group",
+               {{"group", request.group()}, {"shard", i}, {"next_step", next}});
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What the shards know together: one may have made a step that is on its way on another.
+std::vector<internal::v1::RankProgress> MergeRanks(const OpenAnswers& shards) {
+  std::map<int, internal::v1::RankProgress> ranks;
+  for (const OpenGroupResponse& shard : shards) {
+    for (const internal::v1::RankProgress& from : shard.ranks()) {
+      internal::v1::RankProgress& to = ranks[from.rank()];
+      to.set_rank(from.rank());
+      to.set_next_step(std::max(to.next_step(), from.next_step()));
+      to.set_finished(to.finished() || from.finished());
+    }
+  }
+  std::vector<internal::v1::RankProgress> merged;
+  for (const auto& [rank, progress] : ranks) merged.push_back(progress);
+  return merged;
+}
+
+}  // namespace
+
+absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards, OpenGroupRequest request,
+                                      rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const OpenAnswers answers, TakeNumber(shards, &request, context));
+  OpenedGroup opened;
+  opened.generation = request.generation();
+  opened.opener = request.opener();
+  RETURN_IF_ERROR(FinishStep(shards, request, answers, context, &opened));
+  opened.ranks = MergeRanks(answers);
+  return opened;
+}
+
+// ---- A trainer's place in its group
+
+namespace {
+
+constexpr int64_t kDefaultTimeoutMs = 60'000;
+// Beyond the members' own timeout, for the way to the host of the group and back.
+constexpr absl::Duration kExchangeMargin = absl::Seconds(5);
+
+// Exchanges of a step.
+constexpr int kFindStep = 1;
+constexpr int kNeedCuts = 2;
+constexpr int kCuts = 3;
+constexpr int kStaged = 4;
+
+// What a trainer may say about its group, after the defaults.
+absl::Status CheckStart(const v1::TrainStart& start) {
+  const v1::GroupOptions& options = start.options();
+  RETURN_IF_ERROR(group::CheckGroupName("group", start.group()));
+  RETURN_IF_ERROR(group::CheckGroupOptions(options));
+  RETURN_IF_ERROR(group::CheckRank(start.rank(), options.size()));
+  if (options.consistency() != v1::BOUNDED) {
+    RETURN_IF_ERROR(
+        group::CheckInRange("options.staleness_bound", options.staleness_bound(), 0, 0));
+  }
+  if (options.consistency() != v1::SYNC && options.pipelined()) {
+    return absl::InvalidArgumentError("options.pipelined is true; only a SYNC group may be");
+  }
+  return absl::OkStatus();
+}
+
+// A request to the host of the group.
+template <typename Request>
+Request OfRank(const step::ServedModel& model, const v1::TrainStart& start) {
+  Request request;
+  request.mutable_name()->set_model_id(model.id);
+  request.mutable_name()->set_group(start.group());
+  request.set_rank(start.rank());
+  return request;
+}
+
+absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
+  uint64_t value = 0;
+  if (absl::SimpleAtoi(bytes, &value)) return value;
+  return absl::InternalError(absl::StrCat("another rank sent '", absl::CHexEscape(bytes),
+                                          "' in an exchange; it must be a whole number"));
+}
+
+// INVALID_ARGUMENT names the field; unset fields get their defaults.
+absl::Status CompleteTrainStart(v1::TrainStart* start) {
+  v1::GroupOptions& options = *start->mutable_options();
+  if (options.size() == 0) options.set_size(1);
+  if (options.consistency() == v1::CONSISTENCY_UNSPECIFIED) options.set_consistency(v1::SYNC);
+  if (options.step_timeout_ms() == 0) options.set_step_timeout_ms(kDefaultTimeoutMs);
+  const absl::Status status = CheckStart(*start);
+  return absl::Status(status.code(), status.ok() ? "" : absl::StrCat("start.", status.message()));
+}
+
+}  // namespace
+
+// Where the ranks of a SYNC group waited for each other. Adds up over the exchanges of a request.
+struct RankWait {
+  absl::Duration waited;
+  // The last to come to the exchange where that made most of a difference; -1: there was none.
+  int slowest_rank = -1;
+  absl::Duration slowest_by;  // how long after the first
+};
+
+// One trainer's place in its group: joining, what the ranks tell each other in a step, and leaving.
+// Methods may be called from several threads. Errors end the member's generation for all ranks when
+// it leaves, so the caller leaves after any.
+class GroupMember {
+ public:
+  // Joins, waits for the other ranks (SYNC), and finds out on the shards where the group is: a step
+  // that some shard applied while others only hold its parts is finished there first.
+  // FAILED_PRECONDITION: shards disagree and cannot be brought together. `resources` must outlive
+  // it.
+  static absl::StatusOr<std::unique_ptr<GroupMember>> Join(const CoordinatorResources& resources,
+                                                           step::ServedModelPtr model,
+                                                           const v1::TrainStart& start,
+                                                           rpc::CallContext* context) {
+    rpc::LinkedContext joining(
+        context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
+    auto request = OfRank<internal::v1::JoinRequest>(*model, start);
+    *request.mutable_options() = start.options();
+    request.set_coordinator(resources.identity);
+    request.set_history(model->history);
+    ASSIGN_OR_RETURN(const auto membership, resources.collective->Join(request, joining.get()));
+    auto member = std::unique_ptr<GroupMember>(
+        new GroupMember(resources, std::move(model), start, membership.generation()));
+    if (absl::Status status = member->FindStep(context); !status.ok()) {
+      member->Leave(absl::StrCat("joining: ", status.message()), /*finished=*/false);
+      return status;
+    }
+    return member;
+  }
+  ~GroupMember() { Leave("its stream ended", /*finished=*/false); }
+
+  const v1::GroupOptions& options() const { return start_.options(); }
+  int64_t next_step() const { return next_step_; }
+  uint64_t generation() const { return opened_.generation; }
+  uint64_t made_generation() const { return opened_.made_generation; }
+  absl::Duration step_timeout() const {
+    return absl::Milliseconds(start_.options().step_timeout_ms());
+  }
+  const std::string& group() const { return start_.group(); }
+  int rank() const { return start_.rank(); }
+  // Names this rank's part of a step to the shards.
+  host::GroupPart Part(int64_t step) const {
+    host::GroupPart part;
+    part.set_group(shard_group_);
+    part.set_generation(opened_.generation);
+    part.set_rank(sync() ? start_.rank() : 0);
+    part.set_size(sync() ? start_.options().size() : 1);
+    part.set_step(step);
+    return part;
+  }
+
+  // Whether any rank needs cuts in step `step`; `mine`: this one does.
+  absl::StatusOr<bool> AnyNeedsCuts(int64_t step, bool mine, rpc::CallContext* context,
+                                    RankWait* wait) {
+    if (!sync()) return mine;
+    ASSIGN_OR_RETURN(const auto needs, Exchange(kNeedCuts, step, mine ? "1" : "0", context, wait));
+    return std::find(needs.begin(), needs.end(), "1") != needs.end();
+  }
+  // If any does: the cuts that all ranks make, each having said which ones it needs.
+  absl::StatusOr<uint64_t> CutsOfAll(int64_t step, uint64_t mine, rpc::CallContext* context,
+                                     RankWait* wait) {
+    if (!sync()) return mine;
+    ASSIGN_OR_RETURN(const auto values, Exchange(kCuts, step, absl::StrCat(mine), context, wait));
+    uint64_t cuts = mine;
+    for (const std::string& value : values) {
+      ASSIGN_OR_RETURN(const uint64_t theirs, UnpackInt(value));
+      cuts |= theirs;
+    }
+    return cuts;
+  }
+  // Returns when every rank has called it. A rank calls it when all shards hold its part; so all
+  // hold the parts of all ranks then.
+  absl::Status AllStaged(int64_t step, rpc::CallContext* context, RankWait* wait) {
+    if (!sync()) return absl::OkStatus();
+    return Exchange(kStaged, step, "", context, wait).status();
+  }
+  // BOUNDED: waits until no other rank is too far behind for step `step` to begin. Ranks that wait
+  // for no others: asks whether they are still known where the ranks meet, because they hear of
+  // that nowhere else.
+  absl::Status WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait) {
+    auto request = AsMember<internal::v1::AdvanceRequest>();
+    if (sync() && start_.options().size() > 1) return absl::OkStatus();  // exchanges tell
+    if (!bounded()) return resources_.collective->CheckMember(request.name(), membership_);
+    const absl::Time began = SteadyNow();
+    rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
+    request.set_next_step(step);
+    request.set_wait_for(std::max<int64_t>(0, step - start_.options().staleness_bound()));
+    absl::Status status = resources_.collective->Advance(request, waiting.get());
+    wait->waited += SteadyNow() - began;
+    return status;
+  }
+  // BOUNDED: every step before `next_step` is done.
+  absl::Status TellProgress(int64_t next_step, rpc::CallContext* context) {
+    if (!bounded()) return absl::OkStatus();
+    rpc::LinkedContext telling(context, kExchangeMargin);
+    auto request = AsMember<internal::v1::AdvanceRequest>();
+    request.set_next_step(next_step);
+    for (auto& rank : std::exchange(opened_.ranks, {})) *request.add_ranks() = std::move(rank);
+    return resources_.collective->Advance(request, telling.get());
+  }
+
+  // `finished`: the trainer ended its stream in order. Only the first call counts, and a later one
+  // with `finished`.
+  void Leave(const std::string& reason, bool finished) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (std::exchange(left_, true) && !(finished && bounded())) return;
+    }
+    auto request = AsMember<internal::v1::LeaveRequest>();
+    request.set_reason(reason);
+    request.set_finished(finished);
+    if (!finished || !bounded()) return resources_.collective->Leave(request);
+    // The leave tells the host, which forgets it when it is started again. So the shards are told,
+    // too.
+    internal::v1::OpenGroupRequest told = OpenRequest();
+    told.set_generation(opened_.generation);
+    told.set_opener(opened_.opener);
+    told.set_finished(true);
+    resources_.collective->Leave(request, std::move(told));
+  }
+
+ private:
+  GroupMember(const CoordinatorResources& resources, step::ServedModelPtr model,
+              const v1::TrainStart& start, uint64_t membership)
+      : resources_(resources),
+        model_(std::move(model)),
+        start_(start),
+        membership_(membership),
+        shard_group_(sync() ? start.group() : absl::StrCat(start.group(), "#", start.rank())) {}
+
+  bool sync() const { return start_.options().consistency() == v1::SYNC; }
+  bool bounded() const { return start_.options().consistency() == v1::BOUNDED; }
+  // A request to the host of the group, with what all requests of a member have.
+  template <typename Request>
+  Request AsMember() const {
+    auto request = OfRank<Request>(*model_, start_);
+    request.set_generation(membership_);
+    return request;
+  }
+  // Rank 0 opens the generation on the shards and tells the others; nobody goes on before that.
+  absl::Status FindStep(rpc::CallContext* context) {
+    absl::Status opened;
+    if (!sync() || start_.rank() == 0) opened = OpenOnShards(context);
+    if (!opened.ok() || !sync()) return opened.ok() ? TellProgress(next_step_, context) : opened;
+    RankWait wait;
+    const std::string mine =
+        absl::StrCat(next_step_, " ", opened_.generation, " ", opened_.made_generation);
+    ASSIGN_OR_RETURN(const auto values, Exchange(kFindStep, 0, mine, context, &wait));
+    std::vector<std::string> agreed = absl::StrSplit(values.front(), ' ');
+    agreed.resize(3, "0");  // a coordinator of an older version does not say the last
+    ASSIGN_OR_RETURN(const uint64_t step, UnpackInt(agreed[0]));
+    ASSIGN_OR_RETURN(opened_.generation, UnpackInt(agreed[1]));
+    ASSIGN_OR_RETURN(opened_.made_generation, UnpackInt(agreed[2]));
+    next_step_ = static_cast<int64_t>(step);
+    return absl::OkStatus();
+  }
+  // But for who opens which generation.
+  internal::v1::OpenGroupRequest OpenRequest() const {
+    auto request = step::OfRows<internal::v1::OpenGroupRequest>(model_->id, model_->history);
+    request.set_group(shard_group_);
+    request.set_size(sync() ? start_.options().size() : 1);
+    request.set_step_timeout_ms(start_.options().step_timeout_ms());
+    return request;
+  }
+  absl::Status OpenOnShards(rpc::CallContext* context) {
+    rpc::LinkedContext opening(context, resources_.shard_call);
+    internal::v1::OpenGroupRequest request = OpenRequest();
+    if (bounded()) request.set_ranks(start_.options().size());
+    ASSIGN_OR_RETURN(opened_, OpenGroup(*resources_.shards, std::move(request), opening.get()));
+    RETURN_IF_ERROR(opened_.agreed);
+    next_step_ = opened_.next_step < 0 ? start_.options().first_step() : opened_.next_step;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<std::string>> Exchange(int group_key, int64_t step, std::string value,
+                                                    rpc::CallContext* context, RankWait* wait) {
+    if (start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
+    const absl::Time began = SteadyNow();
+    rpc::LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
+    auto request = AsMember<internal::v1::AllGatherRequest>();
+    request.set_group_key(group_key);
+    request.set_instance_key(step);
+    request.set_value(std::move(value));
+    const auto gathered = resources_.collective->AllGather(request, exchanging.get());
+    wait->waited += SteadyNow() - began;
+    if (!gathered.ok()) return gathered.status();
+    const auto& arrival_us = gathered->arrival_us();
+    const auto last = std::max_element(arrival_us.begin(), arrival_us.end());
+    if (wait->slowest_rank < 0 || absl::Microseconds(*last) > wait->slowest_by) {
+      wait->slowest_rank = static_cast<int>(last - arrival_us.begin());
+      wait->slowest_by = absl::Microseconds(*last);
+    }
+    return std::vector<std::string>(gathered->values().begin(), gathered->values().end());
+  }
+
+  const CoordinatorResources& resources_;
+  const step::ServedModelPtr model_;
+  const v1::TrainStart start_;
+  const uint64_t membership_;  // the generation at the host of the group, which counts its own
+  // ASYNC and BOUNDED ranks are groups of their own to the shards.
+  const std::string shard_group_;
+  // On the shards. SYNC: rank 0 has opened it, and has told the others what they know of it.
+  OpenedGroup opened_;
+  int64_t next_step_ = 0;
+
+  absl::Mutex mutex_;
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// ---- The steps of a stream
+
 namespace {
 
 int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration); }
@@ -87,6 +471,12 @@ TrainSession::~TrainSession() {
     unfinished.swap(steps_);
   }
   for (const auto& [number, step] : unfinished) resources_.path->Discard(model_->id, step.handle);
+}
+
+bool TrainSession::pipelined() const { return member_->options().pipelined(); }
+
+void TrainSession::Leave() {
+  member_->Leave("its trainer has ended the stream", /*finished=*/false);
 }
 
 v1::TrainStarted TrainSession::started() const {

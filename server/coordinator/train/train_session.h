@@ -1,5 +1,6 @@
 // The steps of one training stream, without its transport: what each lookup may see, when each
-// update may be made, and what the stream exchanges with the other ranks of its group.
+// update may be made, and what the stream exchanges with the other ranks of its group, which it
+// joins and leaves. See docs/groups.md.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -16,15 +18,40 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/mutex.h"
+#include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/resources.h"
-#include "server/coordinator/train/group_member.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
 #include "server/step/request_reader.h"
+#include "server/step/served_model.h"
+#include "server/step/shard_set.h"
 #include "server/step/step.h"
 
 namespace emberd::coordinator {
+
+class GroupMember;
+struct RankWait;
+
+// A generation of a group that was begun on the shards, by its ranks or by DropGroup.
+struct OpenedGroup {
+  uint64_t generation = 0;  // nobody else's: see group_steps.h
+  uint64_t opener = 0;
+  int64_t next_step = -1;        // all before it have been made on all shards; -1: none has been
+  uint64_t made_generation = 0;  // of the newest of them; 0: not known
+  std::vector<internal::v1::RankProgress>
+      ranks;            // those that some shard knows, if the request asks for them
+  absl::Status agreed;  // FAILED_PRECONDITION: shards cannot be brought together
+};
+
+// `request` has everything but generation and opener. A step that some shard has applied while
+// others only hold its parts is finished first. ABORTED: others begin the group at the same time,
+// again and again.
+absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards,
+                                      internal::v1::OpenGroupRequest request,
+                                      rpc::CallContext* context);
 
 // The checkpoints that a training stream asks for. Each holds exactly the steps up to one of the
 // stream's own: later steps of the group are held back before that one can be made, and go on when
@@ -88,7 +115,7 @@ class TrainSession {
   ~TrainSession();
 
   v1::TrainStarted started() const;
-  bool pipelined() const { return member_->options().pipelined(); }
+  bool pipelined() const;
 
   // Checks the order of requests: each step has one lookup and then one update, steps follow one
   // another. INVALID_ARGUMENT says which step was expected.
@@ -105,7 +132,7 @@ class TrainSession {
   bool failed() { return !Failure().ok(); }
   // To be called when no request is under way, and no more will come, and before the trainer hears
   // of that: then it may begin another group of the same name at once.
-  void Leave() { member_->Leave("its trainer has ended the stream", /*finished=*/false); }
+  void Leave();
   // To be called when the trainer has heard of the end.
   void Finish();
   void Fail(const absl::Status& status);
