@@ -710,25 +710,6 @@ LaneServer::Handler MakeLookupHandler(const CoordinatorResources* resources,
   return rpc::ServeOnLanes(v1::LOOKUP, "/emberd.v1.EmbeddingService/Lookup", security, serve);
 }
 
-StreamWatch::Place::Place(StreamWatch* watch, const grpc::ServerContextBase* context)
-    : watch_(watch), context_(context) {
-  if (watch_ == nullptr) return;
-  absl::MutexLock lock(&watch_->mutex_);
-  watch_->places_.insert(this);
-}
-
-StreamWatch::Place::~Place() {
-  if (watch_ == nullptr) return;
-  absl::MutexLock lock(&watch_->mutex_);
-  watch_->places_.erase(this);
-}
-
-void StreamWatch::Place::SetSending(bool sending) {
-  if (watch_ == nullptr) return;
-  absl::MutexLock lock(&watch_->mutex_);
-  since_ = sending ? SteadyNow() : absl::InfiniteFuture();
-}
-
 void StreamWatch::EndStuck() {
   absl::MutexLock lock(&mutex_);
   const absl::Time latest = SteadyNow() - patience_;

@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/lanes.h"
+#include "base/steady_time.h"
 #include "server/coordinator/resources.h"
 
 namespace grpc {
@@ -45,12 +46,25 @@ class StreamWatch {
   class Place {
    public:
     // `watch` may be null: then nobody watches.
-    Place(StreamWatch* watch, const grpc::ServerContextBase* context);
-    ~Place();
+    Place(StreamWatch* watch, const grpc::ServerContextBase* context)
+        : watch_(watch), context_(context) {
+      if (watch_ == nullptr) return;
+      absl::MutexLock lock(&watch_->mutex_);
+      watch_->places_.insert(this);
+    }
+    ~Place() {
+      if (watch_ == nullptr) return;
+      absl::MutexLock lock(&watch_->mutex_);
+      watch_->places_.erase(this);
+    }
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
     // Whether a message, or the end of the stream, waits for the caller from now on.
-    void SetSending(bool sending);
+    void SetSending(bool sending) {
+      if (watch_ == nullptr) return;
+      absl::MutexLock lock(&watch_->mutex_);
+      since_ = sending ? SteadyNow() : absl::InfiniteFuture();
+    }
 
    private:
     friend class StreamWatch;

@@ -1,18 +1,21 @@
 #include "server/coordinator/train/train_session.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/random/random.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/checkpoint/manifest.h"
-#include "server/coordinator/model_registry.h"
+#include "server/coordinator/checkpoints.h"
 #include "server/group/group.h"
 #include "server/host/collective_router.h"
 #include "server/ops/logging.h"
@@ -392,6 +395,93 @@ class GroupMember {
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+// ---- The checkpoints that a stream asks for
+
+// Each holds exactly the steps up to one of the stream's own: later steps of the group are held
+// back before that one can be made, and go on when the moment has been fixed. The files are written
+// in the background. Used by the one thread that makes the stream's updates.
+class StreamCheckpoints {
+ public:
+  // `checkpoints` must outlive it.
+  StreamCheckpoints(Checkpoints* checkpoints, step::ServedModelPtr model)
+      : checkpoints_(checkpoints), model_(std::move(model)) {}
+
+  // To be called before `part`, the stream's own, is given to any shard. An empty name asks for
+  // nothing. Waits until `until` for another save of the model to end, unless the stream is `over`.
+  void BeforeStep(const std::string& name, const host::GroupPart& part, absl::Time until,
+                  absl::FunctionRef<bool()> over, rpc::CallContext* context) {
+    pause_ = nullptr;
+    if (name.empty()) return;
+    save_ = {.name = name, .incremental = true};
+    save_.before.emplace().set_group(part.group());
+    save_.before->set_next_step(part.step() + 1);
+    absl::Status status = checkpoints_->CheckEnabled();
+    if (status.ok()) status = checkpoint::CheckNewCheckpointName(name);
+    if (status.ok()) {
+      status = InTurn(until, over, [&] {
+        pause_ = checkpoints_->MakePause(model_);
+        const absl::Status held = pause_->HoldGroup(part.group(), part.step(), context);
+        if (!held.ok()) pause_ = nullptr;  // no gate stays closed while it is another one's turn
+        return held;
+      });
+    }
+    if (!status.ok()) outcomes_->Add(model_->config, {name, part.step(), status});
+  }
+  // To be called when that step has been made on all shards. Returns when the moment is fixed.
+  void AfterStep(rpc::CallContext* context) {
+    if (pause_ == nullptr) return;
+    const auto ended = [outcomes = outcomes_, model = model_, name = save_.name,
+                        step = save_.before->next_step() - 1](const absl::Status& status) {
+      outcomes->Add(model->config, {name, step, status});
+    };
+    auto save = checkpoints_->BeginSave(model_, save_, std::move(pause_), context);
+    if (!save.ok()) return ended(save.status());
+    checkpoints_->FinishLater(*std::move(save), ended);
+  }
+  // Tells the outcome of one checkpoint, if there is one that has not been told.
+  void Tell(v1::TrainUpdateResult* result) {
+    MutexLock lock(&outcomes_->mutex);
+    if (outcomes_->known.empty()) return;
+    const Outcome outcome = std::move(outcomes_->known.front());
+    outcomes_->known.pop_front();
+    result->set_checkpoint(outcome.name);
+    result->set_checkpoint_step(outcome.step);
+    if (!outcome.status.ok()) {
+      result->set_checkpoint_error(std::string(outcome.status.message()));
+    }
+  }
+
+ private:
+  struct Outcome {
+    std::string name;
+    int64_t step;  // that has asked
+    absl::Status status;
+  };
+  // Shared with the background, which may outlive the stream.
+  struct Outcomes {
+    Mutex mutex;
+    std::deque<Outcome> known ABSL_GUARDED_BY(mutex);
+    // A failure goes to the log, too: no later result of the stream may tell of it.
+    void Add(const v1::ModelConfig& model, const Outcome& outcome) {
+      if (!outcome.status.ok()) {
+        ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
+                 {{"model", model.name()},
+                  {"checkpoint", outcome.name},
+                  {"step", outcome.step},
+                  {"reason", outcome.status.message()}});
+      }
+      MutexLock lock(&mutex);
+      known.push_back(outcome);
+    }
+  };
+
+  Checkpoints* const checkpoints_;
+  const step::ServedModelPtr model_;
+  SaveOptions save_;                    // that the current step asks for
+  std::unique_ptr<ChangePause> pause_;  // null: it does not
+  const std::shared_ptr<Outcomes> outcomes_ = std::make_shared<Outcomes>();
+};
+
 // ---- The steps of a stream
 
 namespace {
@@ -457,7 +547,7 @@ TrainSession::TrainSession(const CoordinatorResources& resources, step::ServedMo
       member_(std::move(member)),
       context_(context),
       metrics_(resources.metrics->Group(model_->config.name(), member_->group())),
-      checkpoints_(resources.checkpoints, model_),
+      checkpoints_(std::make_unique<StreamCheckpoints>(resources.checkpoints, model_)),
       next_lookup_(member_->next_step()),
       next_update_(next_lookup_),
       next_gather_(next_lookup_),
@@ -637,14 +727,14 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
     name.handle = steps_.at(step).handle;
   }
   // The other ranks may wait for this step meanwhile, for step_timeout.
-  checkpoints_.BeforeStep(
+  checkpoints_->BeforeStep(
       update.checkpoint, *name.group_part, began + member_->step_timeout() / 2,
       [this] { return failed(); }, context_);
   Hooks hooks(this, step, times);
   ASSIGN_OR_RETURN(const step::MadeMutation made,
                    resources_.path->Update(name, update.gradients, context_, &hooks, times));
-  checkpoints_.AfterStep(context_);
-  checkpoints_.Tell(&result);
+  checkpoints_->AfterStep(context_);
+  checkpoints_->Tell(&result);
   host::SetRowCounts(made.rows, &result);
 
   absl::Duration lookup_time;
@@ -682,62 +772,6 @@ void TrainSession::LogIfSlow(int64_t step, absl::Duration time, const v1::StepTi
             {"wait_for_lookup_us", times.wait_for_update_us()},
             {"shards_us", times.shards_us()},
             {"trace", rpc::TraceId(context_->trace())}});
-}
-
-void StreamCheckpoints::Outcomes::Add(const v1::ModelConfig& model, const Outcome& outcome) {
-  if (!outcome.status.ok()) {
-    ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
-             {{"model", model.name()},
-              {"checkpoint", outcome.name},
-              {"step", outcome.step},
-              {"reason", outcome.status.message()}});
-  }
-  MutexLock lock(&mutex);
-  known.push_back(outcome);
-}
-
-void StreamCheckpoints::BeforeStep(const std::string& name, const host::GroupPart& part,
-                                   absl::Time until, absl::FunctionRef<bool()> over,
-                                   rpc::CallContext* context) {
-  pause_ = nullptr;
-  if (name.empty()) return;
-  save_ = {.name = name, .incremental = true};
-  save_.before.emplace().set_group(part.group());
-  save_.before->set_next_step(part.step() + 1);
-  absl::Status status = checkpoints_->CheckEnabled();
-  if (status.ok()) status = checkpoint::CheckNewCheckpointName(name);
-  if (status.ok()) {
-    status = InTurn(until, over, [&] {
-      pause_ = checkpoints_->MakePause(model_);
-      const absl::Status held = pause_->HoldGroup(part.group(), part.step(), context);
-      if (!held.ok()) pause_ = nullptr;  // no gate stays closed while it is another one's turn
-      return held;
-    });
-  }
-  if (!status.ok()) outcomes_->Add(model_->config, {name, part.step(), status});
-}
-
-void StreamCheckpoints::AfterStep(rpc::CallContext* context) {
-  if (pause_ == nullptr) return;
-  const auto ended = [outcomes = outcomes_, model = model_, name = save_.name,
-                      step = save_.before->next_step() - 1](const absl::Status& status) {
-    outcomes->Add(model->config, {name, step, status});
-  };
-  auto save = checkpoints_->BeginSave(model_, save_, std::move(pause_), context);
-  if (!save.ok()) return ended(save.status());
-  checkpoints_->FinishLater(*std::move(save), ended);
-}
-
-void StreamCheckpoints::Tell(v1::TrainUpdateResult* result) {
-  MutexLock lock(&outcomes_->mutex);
-  if (outcomes_->known.empty()) return;
-  const Outcome outcome = std::move(outcomes_->known.front());
-  outcomes_->known.pop_front();
-  result->set_checkpoint(outcome.name);
-  result->set_checkpoint_step(outcome.step);
-  if (!outcome.status.ok()) {
-    result->set_checkpoint_error(std::string(outcome.status.message()));
-  }
 }
 
 }  // namespace emberd::coordinator

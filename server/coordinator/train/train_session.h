@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,12 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/mutex.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"
-#include "server/coordinator/checkpoints.h"
+#include "server/coordinator/model_registry.h"
 #include "server/coordinator/resources.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
@@ -34,6 +31,7 @@ namespace emberd::coordinator {
 
 class GroupMember;
 struct RankWait;
+class StreamCheckpoints;
 
 // A generation of a group that was begun on the shards, by its ranks or by DropGroup.
 struct OpenedGroup {
@@ -52,46 +50,6 @@ struct OpenedGroup {
 absl::StatusOr<OpenedGroup> OpenGroup(const step::ShardSet& shards,
                                       internal::v1::OpenGroupRequest request,
                                       rpc::CallContext* context);
-
-// The checkpoints that a training stream asks for. Each holds exactly the steps up to one of the
-// stream's own: later steps of the group are held back before that one can be made, and go on when
-// the moment has been fixed. The files are written in the background. Used by the one thread that
-// makes the stream's updates.
-class StreamCheckpoints {
- public:
-  // `checkpoints` must outlive it.
-  StreamCheckpoints(Checkpoints* checkpoints, step::ServedModelPtr model)
-      : checkpoints_(checkpoints), model_(std::move(model)) {}
-
-  // To be called before `part`, the stream's own, is given to any shard. An empty name asks for
-  // nothing. Waits until `until` for another save of the model to end, unless the stream is `over`.
-  void BeforeStep(const std::string& name, const host::GroupPart& part, absl::Time until,
-                  absl::FunctionRef<bool()> over, rpc::CallContext* context);
-  // To be called when that step has been made on all shards. Returns when the moment is fixed.
-  void AfterStep(rpc::CallContext* context);
-  // Tells the outcome of one checkpoint, if there is one that has not been told.
-  void Tell(v1::TrainUpdateResult* result);
-
- private:
-  struct Outcome {
-    std::string name;
-    int64_t step;  // that has asked
-    absl::Status status;
-  };
-  // Shared with the background, which may outlive the stream.
-  struct Outcomes {
-    Mutex mutex;
-    std::deque<Outcome> known ABSL_GUARDED_BY(mutex);
-    // A failure goes to the log, too: no later result of the stream may tell of it.
-    void Add(const v1::ModelConfig& model, const Outcome& outcome);
-  };
-
-  Checkpoints* const checkpoints_;
-  const step::ServedModelPtr model_;
-  SaveOptions save_;                    // that the current step asks for
-  std::unique_ptr<ChangePause> pause_;  // null: it does not
-  const std::shared_ptr<Outcomes> outcomes_ = std::make_shared<Outcomes>();
-};
 
 struct TrainLookupOutput {
   step::LookupOutput lookup;
@@ -172,7 +130,7 @@ class TrainSession {
   const std::unique_ptr<GroupMember> member_;
   rpc::CallContext* const context_;
   ops::GroupMetrics* const metrics_;
-  StreamCheckpoints checkpoints_;  // of the thread for updates
+  const std::unique_ptr<StreamCheckpoints> checkpoints_;  // of the thread for updates
 
   absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
