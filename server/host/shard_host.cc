@@ -348,16 +348,12 @@ void ShardHost::Stage(ApplyCommand command, StageCallback done) {
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
   const auto stage =
       command.group_part.has_value() ? &ShardHost::StagePart : &ShardHost::StageUpdate;
-  ASSIGN_OR_RETURN(StagedApply staged, (this->*stage)(command));
-  staged.model_id = command.model_id;
-  staged.mutation = std::move(command.mutation);
-  staged.attempt = command.attempt;
-  staged.group_part = std::move(command.group_part);
-  return staged;
+  ASSIGN_OR_RETURN(const StageOutcome outcome, (this->*stage)(command));
+  return StagedApply{outcome, command.model_id, std::move(command.mutation), command.attempt,
+                     std::move(command.group_part)};
 }
 
-absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& command) {
-  StagedApply staged;
+absl::StatusOr<StageOutcome> ShardHost::StageUpdate(ApplyCommand& command) {
   // Before the batch is asked for: an update that was made has none any more.
   ASSIGN_OR_RETURN(std::optional<RowCounts> before,
                    votes_.MayStage(command.mutation, command.attempt));
@@ -369,11 +365,9 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& comm
     before = *voted;
     if (!before.has_value()) AddReceivedBytes(command.model_id, *part);
   }
-  if (before.has_value()) {
-    staged.outcome = {.replayed = true, .rows = *before};
-    server_metrics_->Add(ops::MetricId::kReplays);
-  }
-  return staged;
+  if (!before.has_value()) return StageOutcome();
+  server_metrics_->Add(ops::MetricId::kReplays);
+  return StageOutcome{.replayed = true, .rows = *before};
 }
 
 absl::StatusOr<std::optional<RowCounts>> ShardHost::Vote(
@@ -405,7 +399,7 @@ MutationVotes::Change ShardHost::ChangeOf(uint64_t model_id, uint64_t handle,
   return change;
 }
 
-absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand& command) {
+absl::StatusOr<StageOutcome> ShardHost::StagePart(ApplyCommand& command) {
   ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
   const ShardLog::Stay stay(&log_);
   const absl::StatusOr<internal::v1::LogBlob> blob = log_.AppendPart(*part);
@@ -415,7 +409,7 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand& comman
     return status;
   }
   AddReceivedBytes(command.model_id, *part);
-  return StagedApply();
+  return StageOutcome();
 }
 
 absl::Status ShardHost::WrongModel(uint64_t batch_handle, const KeptBatch& kept) {

@@ -167,9 +167,9 @@ class ShardHost {
   // Claims the batch of the command and checks the command's input, which it uses up.
   absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ClaimChecked(ApplyCommand& command);
   static absl::Status WrongModel(uint64_t batch_handle, const KeptBatch& kept);
-  // An update on its own, and a part of a group's step; what is returned has the outcome only.
-  absl::StatusOr<StagedApply> StageUpdate(ApplyCommand& command);
-  absl::StatusOr<StagedApply> StagePart(ApplyCommand& command);
+  // An update on its own, and a part of a group's step.
+  absl::StatusOr<StageOutcome> StageUpdate(ApplyCommand& command);
+  absl::StatusOr<StageOutcome> StagePart(ApplyCommand& command);
   // An update of the batch, and an assignment, as what is voted on.
   MutationVotes::Change ChangeOf(uint64_t model_id, uint64_t batch_handle,
                                  std::shared_ptr<const shard::CheckedPart> part);
