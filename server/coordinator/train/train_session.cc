@@ -238,30 +238,27 @@ class GroupMember {
     return part;
   }
 
-  // Whether any rank needs cuts in step `step`; `mine`: this one does.
-  absl::StatusOr<bool> AnyNeedsCuts(int64_t step, bool mine, rpc::CallContext* context,
-                                    RankWait* wait) {
-    if (!sync()) return mine;
-    ASSIGN_OR_RETURN(const auto needs, Exchange(kNeedCuts, step, mine ? "1" : "0", context, wait));
-    return std::find(needs.begin(), needs.end(), "1") != needs.end();
-  }
-  // If any does: the cuts that all ranks make, each having said which ones it needs.
-  absl::StatusOr<uint64_t> CutsOfAll(int64_t step, uint64_t mine, rpc::CallContext* context,
-                                     RankWait* wait) {
-    if (!sync()) return mine;
-    ASSIGN_OR_RETURN(const auto values, Exchange(kCuts, step, absl::StrCat(mine), context, wait));
-    uint64_t cuts = mine;
-    for (const std::string& value : values) {
-      ASSIGN_OR_RETURN(const uint64_t theirs, UnpackInt(value));
-      cuts |= theirs;
+  // What the ranks of a SYNC group bring to one of the exchanges of a step, by rank, when all have
+  // brought it; of other groups, what this one brings.
+  absl::StatusOr<std::vector<std::string>> Exchange(int group_key, int64_t step, std::string value,
+                                                    rpc::CallContext* context, RankWait* wait) {
+    if (!sync() || start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
+    const absl::Time began = SteadyNow();
+    rpc::LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
+    auto request = AsMember<internal::v1::AllGatherRequest>();
+    request.set_group_key(group_key);
+    request.set_instance_key(step);
+    request.set_value(std::move(value));
+    const auto gathered = resources_.collective->AllGather(request, exchanging.get());
+    wait->waited += SteadyNow() - began;
+    if (!gathered.ok()) return gathered.status();
+    const auto& arrival_us = gathered->arrival_us();
+    const auto last = std::max_element(arrival_us.begin(), arrival_us.end());
+    if (wait->slowest_rank < 0 || absl::Microseconds(*last) > wait->slowest_by) {
+      wait->slowest_rank = static_cast<int>(last - arrival_us.begin());
+      wait->slowest_by = absl::Microseconds(*last);
     }
-    return cuts;
-  }
-  // Returns when every rank has called it. A rank calls it when all shards hold its part; so all
-  // hold the parts of all ranks then.
-  absl::Status AllStaged(int64_t step, rpc::CallContext* context, RankWait* wait) {
-    if (!sync()) return absl::OkStatus();
-    return Exchange(kStaged, step, "", context, wait).status();
+    return std::vector<std::string>(gathered->values().begin(), gathered->values().end());
   }
   // BOUNDED: waits until no other rank is too far behind for step `step` to begin. Ranks that wait
   // for no others: asks whether they are still known where the ranks meet, because they hear of
@@ -359,26 +356,6 @@ class GroupMember {
     RETURN_IF_ERROR(opened_.agreed);
     next_step_ = opened_.next_step < 0 ? start_.options().first_step() : opened_.next_step;
     return absl::OkStatus();
-  }
-  absl::StatusOr<std::vector<std::string>> Exchange(int group_key, int64_t step, std::string value,
-                                                    rpc::CallContext* context, RankWait* wait) {
-    if (start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
-    const absl::Time began = SteadyNow();
-    rpc::LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
-    auto request = AsMember<internal::v1::AllGatherRequest>();
-    request.set_group_key(group_key);
-    request.set_instance_key(step);
-    request.set_value(std::move(value));
-    const auto gathered = resources_.collective->AllGather(request, exchanging.get());
-    wait->waited += SteadyNow() - began;
-    if (!gathered.ok()) return gathered.status();
-    const auto& arrival_us = gathered->arrival_us();
-    const auto last = std::max_element(arrival_us.begin(), arrival_us.end());
-    if (wait->slowest_rank < 0 || absl::Microseconds(*last) > wait->slowest_by) {
-      wait->slowest_rank = static_cast<int>(last - arrival_us.begin());
-      wait->slowest_by = absl::Microseconds(*last);
-    }
-    return std::vector<std::string>(gathered->values().begin(), gathered->values().end());
   }
 
   const CoordinatorResources& resources_;
@@ -498,10 +475,17 @@ class TrainSession::Hooks final : public step::StepHooks {
       : session_(session), step_(step), times_(times) {}
 
   absl::StatusOr<bool> AnyNeedsCuts(bool mine) override {
-    return session_->member_->AnyNeedsCuts(step_, mine, session_->context_, &cuts_wait_);
+    ASSIGN_OR_RETURN(const auto needs, Exchange(kNeedCuts, mine ? "1" : "0", &cuts_wait_));
+    return std::find(needs.begin(), needs.end(), "1") != needs.end();
   }
   absl::StatusOr<uint64_t> CutsOfAll(uint64_t mine) override {
-    return session_->member_->CutsOfAll(step_, mine, session_->context_, &cuts_wait_);
+    ASSIGN_OR_RETURN(const auto values, Exchange(kCuts, absl::StrCat(mine), &cuts_wait_));
+    uint64_t cuts = mine;
+    for (const std::string& value : values) {
+      ASSIGN_OR_RETURN(const uint64_t theirs, UnpackInt(value));
+      cuts |= theirs;
+    }
+    return cuts;
   }
   absl::Status BeforeGather() override {
     session_->Record(cuts_wait_, times_);
@@ -514,14 +498,21 @@ class TrainSession::Hooks final : public step::StepHooks {
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
   bool owns_batch() const override { return true; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
+  // All shards hold this rank's part, so when every rank says so, all hold the parts of all ranks.
   absl::Status BeforeCommit() override {
     RankWait wait;
-    absl::Status status = session_->member_->AllStaged(step_, session_->context_, &wait);
+    absl::Status status = Exchange(kStaged, "", &wait).status();
     session_->Record(wait, times_);
     return status;
   }
 
  private:
+  absl::StatusOr<std::vector<std::string>> Exchange(int group_key, std::string value,
+                                                    RankWait* wait) {
+    return session_->member_->Exchange(group_key, step_, std::move(value), session_->context_,
+                                       wait);
+  }
+
   TrainSession* const session_;
   const int64_t step_;
   v1::StepTimes* const times_;
