@@ -1,9 +1,8 @@
 // How much a process takes on at once. A MemoryBudget counts bytes: of requests, of what is made of
 // them, and of answers until they are sent. An Admission counts requests and their bytes, of all
-// clients and of each. A HandleStore keeps values under handles, within a budget. Budgets are
-// promises of whoever wrote them; the MemoryGuard of a shard looks at what the machine, or the
-// container, has left, and refuses work that would touch new rows when the memory for them is not
-// there.
+// clients and of each; a HandleStore keeps values within a budget. Budgets are promises of whoever
+// wrote them; the MemoryGuard of a shard looks at what the machine, or the container, has left, and
+// refuses work that would touch new rows when the memory for them is not there.
 #pragma once
 
 #include <cstdint>

@@ -124,8 +124,11 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(CodedInputS
     } else if (tag == kPayloadSizeTag && !started_) {
       uint64_t size = 0;
       if (!input->ReadVarint64(&size)) return Malformed("it ends inside a field");
-      RETURN_IF_ERROR(Start(size, header.size()));
+      ASSIGN_OR_RETURN(message_.payload_, TakePayload(size, header.size(), limits_));
+      message_.size_ = size;
       message_.header_ = std::exchange(header, {});
+      started_ = true;
+      filled_ = 0;
     } else if (tag == kPayloadTag) {
       RETURN_IF_ERROR(AddPayload(input));
     } else {
@@ -138,14 +141,6 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(CodedInputS
   if (filled_ < message_.size_) return std::nullopt;
   started_ = false;
   return std::exchange(message_, IncomingMessage());
-}
-
-absl::Status MessageAssembler::Start(uint64_t payload_size, size_t header_size) {
-  ASSIGN_OR_RETURN(message_.payload_, TakePayload(payload_size, header_size, limits_));
-  started_ = true;
-  filled_ = 0;
-  message_.size_ = payload_size;
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<char>> TakePayload(uint64_t payload_size, size_t header_size,

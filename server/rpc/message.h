@@ -100,7 +100,6 @@ class MessageAssembler {
 
  private:
   absl::StatusOr<std::optional<IncomingMessage>> Add(google::protobuf::io::CodedInputStream* input);
-  absl::Status Start(uint64_t payload_size, size_t header_size);
   absl::Status AddPayload(google::protobuf::io::CodedInputStream* input);
 
   const MessageLimits limits_;

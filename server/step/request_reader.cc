@@ -193,6 +193,18 @@ absl::Status CopyTensors(BlockReader* from, google::protobuf::Message* message,
   return absl::OkStatus();
 }
 
+absl::Status CheckSameStep(int64_t step, int64_t of_message) {
+  if (step == of_message) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("step is ", of_message, " in a message of the request of step ", step));
+}
+
+absl::Status TooEarly(absl::string_view what, int64_t step, absl::string_view open,
+                      int64_t open_step) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " of step ", step, " begins before the ",
+                                                 open, " of step ", open_step, " is complete"));
+}
+
 }  // namespace
 
 int64_t ElementSize(v1::DataType dtype) {
@@ -351,22 +363,6 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
 }
 
 // ---- The messages of a training stream
-
-namespace {
-
-absl::Status CheckSameStep(int64_t step, int64_t of_message) {
-  if (step == of_message) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("step is ", of_message, " in a message of the request of step ", step));
-}
-
-absl::Status TooEarly(absl::string_view what, int64_t step, absl::string_view open,
-                      int64_t open_step) {
-  return absl::InvalidArgumentError(absl::StrCat(what, " of step ", step, " begins before the ",
-                                                 open, " of step ", open_step, " is complete"));
-}
-
-}  // namespace
 
 absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(v1::TrainRequest* message,
                                                                     int64_t bytes) {

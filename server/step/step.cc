@@ -57,17 +57,6 @@ void CountRefusal(const ServedModel& model, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) model.metrics->Add(ops::MetricId::kBatchesRefused);
 }
 
-// What copies of the ids take, as they would in a message; null if there are none.
-// May wait for the caller, as CallContext::MakeRoom does.
-absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* regions,
-                                                            const v1::LookupRequest& request,
-                                                            const rpc::CallContext* context) {
-  if (!request.shared().has_ids()) return nullptr;
-  const v1::SharedBlock& block = request.shared().ids();
-  RETURN_IF_ERROR(FindBlock(regions, block, "shared.ids").status());
-  return context->MakeRoom(static_cast<int64_t>(block.size()), "the ids");
-}
-
 }  // namespace
 
 // An update that every shard has checked and holds. If it goes away undecided, shards are told to
@@ -330,15 +319,19 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const ServedModelPtr& model,
                                                  const v1::LookupRequest& request, bool later,
                                                  rpc::CallContext* context, StepHooks* hooks,
                                                  v1::StepTimes* times) {
-  ASSIGN_OR_RETURN(const rpc::CallContext::Room room_of_copy,
-                   MakeRoomForSharedIds(options_.regions, request, context));
+  const bool copy = request.shared().has_ids();
+  rpc::CallContext::Room room_of_copy;
+  if (copy) {
+    const v1::SharedBlock& ids = request.shared().ids();
+    RETURN_IF_ERROR(FindBlock(options_.regions, ids, "shared.ids").status());
+    ASSIGN_OR_RETURN(room_of_copy, context->MakeRoom(static_cast<int64_t>(ids.size()), "the ids"));
+  }
   const WorkTimer decoding;
   LookupInput input;
   std::shared_ptr<const SharedOutput> output;
   v1::LookupRequest copied;  // if its ids lie in the client's memory
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    const bool copy = request.shared().has_ids();
     if (copy) {
       copied = request;
       RETURN_IF_ERROR(CopySharedIds(options_.regions, &copied));
@@ -466,7 +459,12 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               v1::StepTimes* times) {
   const auto batch = Claim(name.model_id, name.handle);
-  if (absl::IsNotFound(batch.status())) return FindMade(name, batch.status(), context);
+  if (absl::IsNotFound(batch.status()) && !name.group_part.has_value()) {
+    // What became of the update if it came before?
+    ASSIGN_OR_RETURN(const std::optional<host::RowCounts> rows,
+                     mutations_->Find(name.mutation, context));
+    if (rows.has_value()) return MadeMutation{*rows, /*replayed=*/true};
+  }
   if (!batch.ok()) return batch.status();
   const absl::Cleanup unclaim = [&] { batches_.Unclaim(name.handle); };
   const CpuPool::Alone alone((*batch)->tiny);
@@ -507,16 +505,6 @@ absl::StatusOr<MadeMutation> StepPath::TryUpdate(const UpdateName& name, const G
   ASSIGN_OR_RETURN(const host::RowCounts rows, staged.Commit());
   times->set_shards_us(timer.worked_us());
   return MadeMutation{rows, staged.replayed()};
-}
-
-absl::StatusOr<MadeMutation> StepPath::FindMade(const UpdateName& name,
-                                                const absl::Status& no_batch,
-                                                rpc::CallContext* context) {
-  if (name.group_part.has_value()) return no_batch;
-  ASSIGN_OR_RETURN(const std::optional<host::RowCounts> rows,
-                   mutations_->Find(name.mutation, context));
-  if (!rows.has_value()) return no_batch;
-  return MadeMutation{*rows, /*replayed=*/true};
 }
 
 absl::StatusOr<std::shared_ptr<const KeptBatch>> StepPath::Claim(uint64_t model_id,

@@ -165,9 +165,6 @@ class StepPath {
   absl::StatusOr<MadeMutation> TryUpdate(const UpdateName& name, const GradientInput& input,
                                          const KeptBatch& batch, rpc::CallContext* context,
                                          StepHooks* hooks, v1::StepTimes* times);
-  // The answer to an update whose batch is not here: what became of it if it came before.
-  absl::StatusOr<MadeMutation> FindMade(const UpdateName& name, const absl::Status& no_batch,
-                                        rpc::CallContext* context);
   // The batch for this caller alone. INVALID_ARGUMENT if it belongs to another model.
   absl::StatusOr<std::shared_ptr<const KeptBatch>> Claim(uint64_t model_id, uint64_t handle);
 
