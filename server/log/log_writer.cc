@@ -428,7 +428,7 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
     return absl::OkStatus();
   }
   // What the log will begin with must survive a loss of power, and its blobs with it.
-  RETURN_IF_ERROR(SyncAll());
+  RETURN_IF_ERROR(Sync());
   for (const uint64_t old : found.records) {
     if (old >= segment) break;
     RETURN_IF_ERROR(
@@ -505,14 +505,14 @@ void LogWriter::SyncRound() {
     MutexLock lock(&mutex_);
     waiting.swap(waiting_);
   }
-  const absl::Status status = SyncAll();
+  const absl::Status status = Sync();
   const uint64_t durable = this->durable();
   for (Waiter& waiter : waiting) {
     waiter.done(waiter.sequence <= durable ? absl::OkStatus() : status);
   }
 }
 
-absl::Status LogWriter::SyncAll() {
+absl::Status LogWriter::Sync() {
   MutexLock round(&sync_mutex_);
   absl::Status status = SyncOlder();
   if (status.ok()) status = SyncAppended();

@@ -165,8 +165,9 @@ class LogWriter {
   // and their blobs; it may use the writer, but not wait for others. Else: calls it at once.
   void WhenDurable(uint64_t sequence, std::function<void(absl::Status)> done);
 
-  // Returns when the disk has all records that were appended before, and their blobs.
-  absl::Status Sync() { return SyncAll(); }
+  // Returns when the disk has all records that were appended before, and their blobs, and what
+  // earlier processes have left. After an error the writer has failed.
+  absl::Status Sync();
 
   // Starts a new segment, whose number it returns, with the state after all records before. After
   // an error the log goes on in the old one.
@@ -206,11 +207,8 @@ class LogWriter {
   bool MadeSpace(const absl::Status& error);
   absl::Status Fail(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SyncForWaiters();
-  // SyncAll, and then tells those who wait.
+  // Sync, and then tells those who wait.
   void SyncRound();
-  // What was appended before, and what earlier processes have left. After an error the writer has
-  // failed.
-  absl::Status SyncAll();
   absl::Status SyncAppended() ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
   absl::Status SyncSegments(absl::Span<const std::shared_ptr<LogSegment>> segments)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);

@@ -1,8 +1,8 @@
-#include "server/rpc/budgets.h"
-
 #include <string>
 
 #include <gtest/gtest.h>
+
+#include "server/rpc/budgets.h"
 
 namespace emberd::rpc {
 namespace handle_store_test {
