@@ -338,15 +338,10 @@ def pack_hyper(hyper: Optional[Hyper], tables: Collection[str]) -> Tuple[bytes, 
     return records, len(flat), kept
 
 
-class _Memory(_native.Uncopied):
-    """Memory of the library as an array's base, which keeps its handle."""
+class _Memory(_native.Uncopied, ctypes.c_char * sys.maxsize):  # type: ignore[misc]  # where it ends, the arrays say
+    """The library's memory from an address on, as the base of an array, which keeps its handle."""
 
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, address: int, shape: Tuple[int, ...], owner: _native.Handle, strides: Optional[Tuple[int, ...]], dtype: Any) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3,
-                                    "strides": strides}
-        self.owner = owner
+    __slots__ = ("owner",)
 
 
 def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle,
@@ -354,7 +349,9 @@ def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle,
     """Numbers of the library where they lie; the array keeps them alive. strides: in bytes; default: in one piece."""
     if not address or 0 in shape:
         return cast(Floats, np.empty(shape, dtype))
-    return cast(Floats, np.asarray(_Memory(address, shape, owner, strides, dtype)))
+    memory: Any = _Memory.from_address(address)
+    memory.owner = owner
+    return cast(Floats, np.ndarray(shape, dtype, memory, 0, strides))
 
 
 def aligned(floats: int) -> int:
