@@ -26,7 +26,7 @@ _FEATURE_IDS = "PiiPqqPqiiqPq"
 _GRADIENT = "PPqq"
 _HYPERPARAMETER = "PPd"
 _ACTIVATION = "PPqq"
-_ADDRESS_COLUMN = {_FEATURE_IDS: 2, _GRADIENT: 1}  # where a record has the address of its values, in words of 8 bytes
+_IDS_COLUMN, _GRADIENT_COLUMN = 2, 1  # where a record has the address of its values, in words of 8 bytes
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT_BYTES = 4
 _GAP = 16  # floats, at most, between the activations of two features: each begins at 64 bytes
@@ -76,11 +76,11 @@ def _reads_numpy() -> bool:
         return False
     form = _Form(0)
     for one in (np.arange(6, dtype=np.int32).reshape(3, 2), np.ones(5, np.float32)):
-        form.learn((one,), struct.pack("P", 0), None)
-        found = form.refilled((one,))
+        form.note((one,), struct.pack("P", 0), None)
+        found = form.fill((one,))
         if found is None or struct.unpack("P", found[0]) != (one.__array_interface__["data"][0],):
             return False
-        if any(form.refilled((other,)) for other in (one.astype(np.int64), one[:-1], one[::-1], one[None])):
+        if any(form.fill((other,)) for other in (one.astype(np.int64), one[:-1], one[::-1], one[None])):
             return False
     return True
 
@@ -97,10 +97,8 @@ class _Form:
     def fill(self, arrays: Tuple[Any, ...]) -> Optional[Tuple[Any, Any]]:
         """The records of these arrays, and what they point at besides them. None if an array is of another kind than before,
         or cannot be read where it lies."""
-        return self.refilled(arrays) if self._last is not None and _reads_numpy() else None
-
-    def refilled(self, arrays: Tuple[Any, ...]) -> Optional[Tuple[Any, Any]]:
-        assert self._last is not None
+        if self._last is None:
+            return None
         kinds, records, kind_of_records, (kept, _) = self._last
         count = len(arrays)
         filled = kind_of_records.from_buffer_copy(records)
@@ -110,6 +108,11 @@ class _Form:
 
     def learn(self, arrays: Tuple[Any, ...], records: bytes, kept: Any) -> None:
         """Arrays and their records, for later steps. kept: what the records point at besides them."""
+        if _reads_numpy():
+            self.note(arrays, records, kept)
+
+    def note(self, arrays: Tuple[Any, ...], records: bytes, kept: Any) -> None:
+        """The same, whether or not the library can read arrays."""
         if arrays and all(type(one) is np.ndarray and one.size and one.ndim <= 2 for one in arrays):
             dtypes = [one.dtype for one in arrays]  # kept, so that no other one is made in their place
             kinds = b"".join(struct.pack("PPqqqq", id(np.ndarray), id(one.dtype), one.ndim, *(one.shape + (0,))[:2],
@@ -118,9 +121,9 @@ class _Form:
 
 
 @functools.lru_cache(maxsize=256)
-def _form(record: str, names: Tuple[str, ...]) -> _Form:
-    """Of records in use for these features."""
-    return _Form(_ADDRESS_COLUMN[record])
+def _gradient_form(_: Tuple[str, ...]) -> _Form:
+    """Of the records of these features and shapes."""
+    return _Form(_GRADIENT_COLUMN)
 
 
 class RowShapes(Dict[str, Tuple[int, ...]]):
@@ -130,18 +133,23 @@ class RowShapes(Dict[str, Tuple[int, ...]]):
         super().__init__(shapes)
 
         def make(_: Tuple[str, ...]) -> _Form:
-            return _Form(_ADDRESS_COLUMN[_GRADIENT])
+            return _Form(_GRADIENT_COLUMN)
 
         self.form: Callable[[Tuple[str, ...]], _Form] = functools.lru_cache(maxsize=16)(make)
 
 
-def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
-    """The fields of one record, and what they point at. Whether that is a plain array."""
+def _add_ids(name: str, ids: Ids, shaped: Collection[str], fields: List[Any], kept: List[Any]) -> bool:
+    """The fields of one record, and what they point at. Whether that is a plain array. shaped: as in Dims."""
     name_address, name_bytes = _text(name)
     if type(ids) is np.ndarray and ids.dtype in INTS and ids.flags.carray and 0 < ids.ndim <= 2 and ids.size:  # the common case
-        shape = _extents(ids.shape)
-        kept += ((name_bytes, shape), ids)
-        fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size, 0, address_of(shape), ids.ndim, shape.itemsize, 0, 0, 0, 0)
+        fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size)
+        if name in shaped:
+            shape = _extents(ids.shape)
+            kept += ((name_bytes, shape), ids)
+            fields += (0, address_of(shape), ids.ndim, shape.itemsize, 0, 0, 0, 0)
+        else:
+            kept += (name_bytes, ids)
+            fields += (ids.shape[1] if ids.ndim == 2 else 1, 0, 0, 0, 0, 0, 0, 0)
         return True
     what = f'feature "{name}"'
     samples = 0
@@ -162,7 +170,7 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
         values = as_ints(ids, what)
         check_shape(values, what, values.ndim > 0, "[samples] or [samples, ids of a sample]")
         if values.ndim == 2 and not values.shape[1]:
-            return _add_ids(name, without_ids(values, weights, what), fields, kept)
+            return _add_ids(name, without_ids(values, weights, what), shaped, fields, kept)
         index = _extents(values.shape)
     if layout != DENSE:
         check_shape(values, what + ": values", values.ndim == 1, "[ids]")
@@ -182,23 +190,6 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
 def check_mapping(given: Any, what: str) -> None:
     if type(given) is not dict and not isinstance(given, Mapping):
         raise _native.refuse_kind(given, what, "a mapping: " + ('{"learning_rate": 0.1}' if what == "hyper" else '{"name of a feature": array, ...}'))
-
-
-def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
-    """The records, how many they are, and what they point at, which must stay as long as they are read."""
-    check_mapping(features, "ids")
-    arrays = tuple(features.values())
-    form = _form(_FEATURE_IDS, tuple(features))
-    filled = form.fill(arrays)
-    if filled is not None:
-        return filled[0], len(arrays), (filled, arrays)
-    fields: List[Any] = []
-    kept: List[Any] = []
-    plain = [_add_ids(name, ids, fields, kept) for name, ids in features.items()]
-    records = _layout(_FEATURE_IDS, len(features)).pack(*fields)
-    if all(plain):
-        form.learn(arrays, records, kept[::2])  # the very names that the records point at
-    return records, len(features), (records, kept)
 
 
 class Asked(NamedTuple):
@@ -234,22 +225,29 @@ def check_features(given: Collection[str], features: Collection[str], partial: b
 
 
 class Dims(Dict[str, int]):
-    """Of the embedding of each feature of a model. They do not change."""
+    """Of the embedding of each feature of a model. They do not change.
 
-    def __init__(self, dims: Mapping[str, int]) -> None:
+    shaped: features whose ids may have more dimensions than [samples, ids of a sample], for their output_shape has more than one."""
+
+    def __init__(self, dims: Mapping[str, int], shaped: Collection[str]) -> None:
         super().__init__(dims)
-        self.asked: Dict[Tuple[str, ...], Asked] = {}  # of batches of arrays for all features, in this order
+        self.shaped = shaped
+        # Of batches of plain arrays for all features, in this order: what is to come, and the records.
+        self.known: Dict[Tuple[str, ...], Tuple[Asked, _Form]] = {}
 
 
 def pack_batch(ids: Mapping[str, Ids], dims: Dims, partial: bool) -> Tuple[bytes, int, Any, Asked]:
-    """As pack_ids, of ids that may be sequences. partial: features that are missing get no ids."""
+    """The records, how many they are, what they point at, which must stay as long as they are read, and what is to come. partial: features that
+    are missing get no ids."""
     check_mapping(ids, "ids")
     names = tuple(ids)
-    if names in dims.asked:
+    known = dims.known.get(names)
+    if known is not None:
+        asked, form = known
         arrays = tuple(ids.values())
-        filled = _form(_FEATURE_IDS, names).fill(arrays)
+        filled = form.fill(arrays)
         if filled is not None:
-            return filled[0], len(arrays), (filled, arrays), dims.asked[names]
+            return filled[0], len(arrays), (filled, arrays), asked
     if ids.keys() != dims.keys():
         check_features(ids, dims, partial)
     given, wanted = ids, len(ids)
@@ -260,11 +258,16 @@ def pack_batch(ids: Mapping[str, Ids], dims: Dims, partial: bool) -> Tuple[bytes
         shapes = {name: activation_shape(value, (), dims.get(name, 0)) for name, value in sequences.items()}
     if wanted < len(dims):
         given = {**given, **{name: _NO_IDS for name in dims if name not in ids}}
-    records, count, kept = pack_ids(given)
+    count = len(given)
+    fields: List[Any] = []
+    kept: List[Any] = []
+    plain = [_add_ids(name, value, dims.shaped, fields, kept) for name, value in given.items()]
+    records = _layout(_FEATURE_IDS, count).pack(*fields)
     asked = Asked(tuple(given), wanted, shapes)
-    if wanted == count and not shapes and len(dims.asked) < 16:
-        dims.asked[names] = asked
-    return records, count, kept, asked
+    if all(plain) and not shapes and (known or len(dims.known) < 16):
+        _, form = dims.known.setdefault(names, (asked, _Form(_IDS_COLUMN)))
+        form.learn(tuple(given.values()), records, kept[::2])  # the very names that the records point at
+    return records, count, (records, kept), asked
 
 
 def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]], *, strides: bool = False) -> Tuple[bytes, bytes, int, Any]:
@@ -276,7 +279,7 @@ def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int,
     check_mapping(gradients, "gradients")
     arrays = tuple(gradients.values())
     names = tuple(gradients)
-    form = shapes.form(names) if type(shapes) is RowShapes else _form(_GRADIENT, (*names, *map(str, shapes.values())))
+    form = shapes.form(names) if type(shapes) is RowShapes else _gradient_form((*names, *map(str, shapes.values())))
     filled = form.fill(arrays)
     if filled is not None:
         return filled[0], filled[1][0], len(arrays), (filled, arrays)
@@ -323,7 +326,7 @@ def flatten_hyper(hyper: Hyper, tables: Optional[Collection[str]]) -> List[Tuple
 
 
 def pack_hyper(hyper: Optional[Hyper], tables: Collection[str]) -> Tuple[bytes, int, Any]:
-    """As pack_ids. tables: that the model has."""
+    """The records, how many they are, and what they point at. tables: that the model has."""
     if hyper is None:
         return b"", 0, None
     flat = flatten_hyper(hyper, tables)

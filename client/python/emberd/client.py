@@ -434,7 +434,7 @@ class Model:
         # Of gradients, without the first dimension.
         self._row_shapes = _records.RowShapes({name: (*one.output_shape[1:], one.embedding_dim) for name, one in self.features.items()})
         self._inner_shapes = {name: one.output_shape[1:] for name, one in self.features.items() if len(one.output_shape) > 1}
-        self._dims = _records.Dims({name: one.embedding_dim for name, one in self.features.items()})
+        self._dims = _records.Dims({name: one.embedding_dim for name, one in self.features.items()}, self._inner_shapes)
 
     @property
     def _goes_on(self) -> bool:
