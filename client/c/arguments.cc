@@ -79,7 +79,7 @@ absl::Status ReadFeature(const emberd_feature_ids& given, client::FeatureIds* fe
 }
 
 absl::Status AtFeature(const char* name, const absl::Status& status) {
-  return Annotate(status, absl::StrCat("feature \"", Text(name), "\""));
+  return status.ok() ? status : Annotate(status, absl::StrCat("feature \"", Text(name), "\""));
 }
 
 // Floats from the first row of a gradient to the end of the last; none if no array can be that
@@ -181,7 +181,7 @@ absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_
                                                                    const int64_t* row_strides,
                                                                    int32_t count) {
   ASSIGN_OR_RETURN(auto given, Array("gradients", gradients, count));
-  std::vector<client::FeatureGradient> result;
+  std::vector<client::FeatureGradient> result(given.size());
   for (size_t i = 0; i < given.size(); ++i) {
     const emberd_gradient& gradient = given[i];
     const int64_t row_stride = row_strides == nullptr ? 0 : row_strides[i];
@@ -199,7 +199,7 @@ absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_
     }
     absl::StatusOr<absl::Span<const float>> values = Array("gradient", gradient.values, *floats);
     RETURN_IF_ERROR(AtFeature(gradient.feature, values.status()));
-    result.push_back({gradient.feature, *values, gradient.samples, row_stride});
+    result[i] = {gradient.feature, *values, gradient.samples, row_stride};
   }
   return result;
 }
