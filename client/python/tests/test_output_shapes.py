@@ -180,6 +180,16 @@ class ArraysTest(Case):
             self.assertEqual(model.table("t").tobytes(), before)
         self.assertGreater(refused, 50)
 
+    def test_models_read_the_same_name_in_their_own_ways(self):
+        """How the batch before was sent, which a later one of the same kind is sent by, says nothing of another model."""
+        ids = np.arange(12).reshape(4, 3)
+        flat, shaped = (self.client.declare(config(name, output)) for name, output in (("own_flat", None), ("own_shaped", (4, 3))))
+        for _ in range(3):
+            found = flat.lookup({"x": ids})
+            self.assertEqual([(name, one.shape) for name, one in found.items()], [("x", (4, DIM))])
+            np.testing.assert_array_equal(next(iter(found.values()))[:, 0], ids.sum(axis=1))
+            np.testing.assert_array_equal(shaped.lookup({"x": ids})["x"][..., 0], ids)
+
     def test_weights_have_the_shape_of_the_ids(self):
         model = self.client.declare(config("weights", (3, 2)))
         ids = np.arange(24).reshape(4, 2, 3)
