@@ -160,8 +160,7 @@ class Checkpoints {
   absl::StatusOr<v1::CheckpointInfo> FinishSave(CheckpointSave* save,
                                                 const step::BytesReport& report,
                                                 rpc::CallContext* context);
-  // Finishes it on a thread of its own. `done` hears of the end, on that thread, and is to log it
-  // if it is an error.
+  // Finishes it on a thread of its own, if there is one. `done` hears of the end, and logs errors.
   void FinishLater(std::unique_ptr<CheckpointSave> save,
                    std::function<void(const absl::Status&)> done);
   std::unique_ptr<ChangePause> MakePause(step::ServedModelPtr model) const;

@@ -1,4 +1,5 @@
-// What the calls of a coordinator work with, whatever way they came. Coordinator owns it.
+// What the calls of a coordinator work with, whatever way they came: resources, which Coordinator
+// owns, and the environment of a service, which its server owns.
 #pragma once
 
 #include <atomic>
