@@ -237,11 +237,15 @@ def _are_texts(array: npt.NDArray[Any]) -> bool:
 
 
 def _name_of_kind(array: npt.NDArray[Any]) -> str:
-    """Of what is no number: what it is, or, of a list, the first that is none."""
-    if array.dtype.kind != "O" or not array.size:
+    """Of what is no int32 or int64: what it is, or, of a list, the first that is neither."""
+    if array.dtype.kind != "O":
         return str(array.dtype)
-    wrong = next((one for one in array.flat if not isinstance(one, int)), array.flat[0])
-    return "None" if wrong is None else f"a {type(wrong).__name__}"
+    for one in array.flat:
+        if not isinstance(one, (int, np.integer)):
+            return "None" if one is None else f"a {type(one).__name__}"
+        if not -(2**63) <= one < 2**63:
+            return str(one)
+    return "an array of objects"
 
 
 def as_ints(value: Any, what: str) -> npt.NDArray[Any]:

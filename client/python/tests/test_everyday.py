@@ -72,7 +72,8 @@ class ContainersTest(ClusterTest):
 
     def test_what_is_no_array_of_ids_is_named(self):
         model = self.declare()
-        for given, said in ((None, "None"), ([1, None], "None"), ({"a": 1}, "a dict"), ([[1], {2}], "a list"), (emberd.Ragged(None, [0]), "None")):
+        for given, said in ((None, "None"), ([1, None], "None"), ({"a": 1}, "a dict"), ([[1], {2}], "a list"), ([np.int64(1), None], "None"),
+                            ([1, 2**70], str(2**70)), ([1, 2], "an array of objects"), (emberd.Ragged(None, [0]), "None")):
             with self.assertRaisesRegex(TypeError, f't".*: {said} is not allowed; ids are int32 or int64'):
                 model.lookup({"t": np.array(given, object) if isinstance(given, list) else given})
 
