@@ -360,6 +360,8 @@ class TorchTest(ClusterTest):
                 self.assertEqual(sparse.param_groups[0]["params"][0].grad.tolist(), [[expected] * 4])
                 sparse.zero_grad()
         sparse.share_overflow()  # of one rank, and without gradients
+        with unittest.mock.patch.object(ebc._steps, "size", 2), self.assertRaisesRegex(RuntimeError, "torch.distributed is not initialized, by which the 2 ranks"):
+            sparse.share_overflow()
 
     def test_adam_of_torch_goes_on_with_its_slots_and_steps(self):
         import emberd.torch

@@ -145,13 +145,17 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
 
     def share_overflow(self) -> None:
         """Under torch.distributed, before a GradScaler's `step` or `unscale_`, which sees gradients of this rank alone: where one of any rank is not finite,
-        all become infinite, so that every rank skips the step, and their scales stay equal. Every rank calls it, in each step."""
+        all become infinite, so that every rank skips the step, and their scales stay equal. Every rank calls it, in each step.
+        RuntimeError of one of several ranks without torch.distributed."""
         gradients = [leaf.grad for group in self.param_groups for leaf in group["params"] if leaf.grad is not None]
         overflow = any(not bool(torch.isfinite(one).all()) for one in gradients)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             of_any = torch.tensor(float(overflow), device="cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
             torch.distributed.all_reduce(of_any, torch.distributed.ReduceOp.MAX)
             overflow = bool(of_any)
+        elif self.collection._steps.size > 1:
+            raise RuntimeError(f"share_overflow: torch.distributed is not initialized, by which the {self.collection._steps.size} ranks of group "
+                               f"{self.collection._steps.group!r} would hear of an overflow; call torch.distributed.init_process_group first")
         for one in gradients if overflow else ():
             one.fill_(math.inf)
 
