@@ -19,6 +19,7 @@ import ctypes
 import functools
 import itertools
 import json
+import math
 import re
 import struct
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
@@ -368,6 +369,7 @@ class Program(_Kept):
         self.cached: bool = said.get("cached", False)
         self.bytes_per_sparsecore = int(said.get("bytes_per_sparsecore", 0))
         self.stacks: List[Dict[str, Any]] = said.get("stacks", [])
+        self._inner_shapes: Optional[Dict[str, Tuple[int, ...]]] = None  # of the model's features, once they are asked for
 
     def __repr__(self) -> str:
         return f"emberd.Program({self.kind}, {', '.join(self.features)})"
@@ -402,9 +404,9 @@ class Program(_Kept):
     def _argument(self, place: int, arguments: Sequence[Any], tensors: _Tensors) -> Dict[str, Any]:
         one = arguments[place]
         like = _shapes_by_name(arguments[0]) if self.kind == "UPDATE" and place == 1 else {}
-        if like and isinstance(one, (PreparedBatch, BundlePart)):
+        if self.kind == "UPDATE" and place == 1 and isinstance(one, (PreparedBatch, BundlePart)):
             for name, shape in _shapes_by_name(one).items():
-                _check_leading(shape, like.get(name, shape), (*shape, "embedding_dim"), f'gradient of feature "{name}"')
+                _check_leading(shape, like.get(name) or self._of_output_shape(name, shape), (*shape, "embedding_dim"), f'gradient of feature "{name}"')
         if isinstance(one, (PreparedBatch, ProgramResult)) and (one._kept is not None or self.kind == "UPDATE"):
             if one._client is not self._client:
                 raise ValueError(f"argument {place}: it is of another client; handles are known to their own")
@@ -414,6 +416,14 @@ class Program(_Kept):
         if not isinstance(one, Mapping):
             raise _native.refuse_kind(one, f"argument {place}", "a mapping by name, or what `prepare` or a program gave")
         return {"literal": self._literal(cast(Mapping[str, Any], one), like, tensors)}
+
+    def _of_output_shape(self, name: str, shape: Tuple[int, ...]) -> Tuple[int, ...]:
+        """What activations of as many rows have where nothing but the model is known of them: the shape, unless the feature has an output_shape of several
+        dimensions."""
+        if self._inner_shapes is None:
+            self._inner_shapes = self._client.model(self.spec["model"])._inner_shapes
+        inner = self._inner_shapes.get(name, ())
+        return (math.prod(shape) // math.prod(inner), *inner) if inner else shape
 
     def _literal(self, given: Mapping[str, Any], like: Optional[Mapping[str, Tuple[int, ...]]], tensors: _Tensors) -> Dict[str, Any]:
         if self.kind == "LOOKUP":

@@ -320,16 +320,17 @@ class ProgramsTest(ClusterTest):
         gradient = np.arange(1, 49, dtype=np.float32).reshape(2, 3, 8)
         batch = lookup.prepare(ids)
 
-        def in_chain(given):
+        def in_chain(given, gradients):
             chain = emberd.Chain()
-            chain.add(update, chain.add(lookup, given), wrong)
+            chain.add(update, chain.add(lookup, given), gradients)
             chain.run()
 
         for name, shape, said in (("s", (3, 2, 8), r"the shape \[3, 2, (8|embedding_dim)\] .* \[2, 3, embedding_dim\]"), ("s", (6, 8), r"the shape \[6, "),
                                   ("t", (3, 4, 8), r"\b3, ?4, "), ("t", (2, 6, 8), r"\b2, ?6, ")):
             wrong = {name: np.zeros(shape, np.float32)}
             kept = self.client.bundle((lookup(batch), update.prepare(wrong)))[0]
-            ways = [lambda: update(lookup(batch), wrong), lambda: update(kept[0], wrong), lambda: in_chain(batch), lambda: in_chain(ids),
+            ways = [lambda: update(lookup(batch), wrong), lambda: update(kept[0], wrong), lambda: in_chain(batch, wrong), lambda: in_chain(ids, wrong),
+                    lambda: in_chain(batch, update.prepare(wrong)), lambda: in_chain(ids, kept[1]),
                     lambda: update(lookup(batch), update.prepare(wrong)), lambda: update(kept[0], kept[1])]
             for way in ways:
                 with self.subTest(name=name, shape=shape, way=ways.index(way)), self.assertRaisesRegex(ValueError, rf"gradient of feature .{name}.*{said}"):
@@ -338,11 +339,11 @@ class ProgramsTest(ClusterTest):
         prepared = update.prepare({"s": gradient})
         self.assertEqual(prepared.read()["s"].tolist(), gradient.tolist())
         for given in ({"s": gradient}, prepared):
-            chain = emberd.Chain()
-            chain.add(update, chain.add(lookup, batch), given)
-            chain.run()
+            in_chain(batch, given)
             update(self.client.bundle(lookup(batch))[0], given)
         self.assertEqual(model.table("t")[1:7].tolist(), (-4 * gradient.reshape(6, 8)).tolist())
+        in_chain(ids, update.prepare({"t": np.ones((4, 3, 8), np.float32)}))
+        self.assertEqual(model.table("t")[:12].tolist(), [[-1] * 8, *(-4 * gradient.reshape(6, 8) - 1).tolist(), *[[-1] * 8] * 5])
 
     def test_csr_of_a_batch(self):
         model = self.declare()
