@@ -226,7 +226,7 @@ const BadModel kOptimizers[] = {
     {"FtrlPowerOfTheInitialAccumulator", "@a",
      "optimizer { ftrl { learning_rate_power: -5 initial_accumulator: 1e10 } }",
      "tables[0].optimizer.ftrl.learning_rate_power: -5 is not allowed; it must be at least "
-     "-3.85318 with initial_accumulator 1e+10"},
+     "-3.853 with initial_accumulator 1e+10"},
     {"FtrlL1", "@a", "optimizer { ftrl { l1: -1 } }",
      "tables[0].optimizer.ftrl.l1: -1 is not allowed; it must be >= 0"},
     {"FtrlL2", "@a", "optimizer { ftrl { l2: -1 } }",

@@ -1,7 +1,7 @@
 #include "config/optimizers.h"
 
+#include <cfloat>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -116,10 +116,10 @@ absl::Status CheckOptimizer(const v1::OptimizerConfig& optimizer, const std::str
     return NotAllowed(FieldPath(path, "adam.sum_inside_sqrt"), "true",
                       "false or absent with bias_correction");
   }
-  // An update takes the difference of two such powers: of infinities, it is NaN.
+  // An update takes the difference of two such powers: of infinities, it is NaN. (Rounded up.)
   const double initial = optimizer.ftrl().initial_accumulator();
   const double power = optimizer.ftrl().learning_rate_power();
-  const double least = -std::log(std::numeric_limits<float>::max()) / std::log(initial);
+  const float least = std::ceil(-1000 * std::log(double{FLT_MAX}) / std::log(initial)) / 1000;
   if (initial > 1 && power < least) {
     return NotAllowed(FieldPath(path, "ftrl.learning_rate_power"), absl::StrCat(power),
                       absl::StrCat("at least ", least, " with initial_accumulator ", initial));

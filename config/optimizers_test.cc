@@ -156,7 +156,11 @@ const Override kOverrides[] = {
     {"ftrl {}", "learning_rate_power", -1, ""},
     {"ftrl { initial_accumulator: 1e10 }", "learning_rate_power", -3, ""},
     {"ftrl { initial_accumulator: 1e10 }", "learning_rate_power", -5,
-     "ftrl.learning_rate_power: -5 is not allowed; it must be at least -3.85318"},
+     "ftrl.learning_rate_power: -5 is not allowed; it must be at least -3.853"},
+    // The bound that is named is allowed.
+    {"ftrl { initial_accumulator: 1e5 }", "learning_rate_power", -7.707,
+     "ftrl.learning_rate_power: -7.707 is not allowed; it must be at least -7.706"},
+    {"ftrl { initial_accumulator: 1e5 }", "learning_rate_power", -7.706, ""},
     {"ftrl { initial_accumulator: 1e-10 }", "learning_rate_power", -5, ""},
     {"ftrl {}", "l1", 1, ""},
     {"f2a {}", "max_lr_multiplier", 10, ""},
