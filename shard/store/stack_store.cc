@@ -99,12 +99,10 @@ absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& 
 void StackStore::FillIfSmall(const EngineOptions& options) {
   if (bytes_per_partition_ * partitions_ > options.eager_bytes) return;
   constexpr int64_t kRowsPerTask = 4096;
-  options.cpu->ParallelFor(static_cast<int>((rows() + kRowsPerTask - 1) / kRowsPerTask),
-                           [&](int task) {
-                             const int64_t end = std::min(rows(), (task + 1) * kRowsPerTask);
-                             for (int64_t row = task * kRowsPerTask; row < end; ++row)
-                               EnsureRow(row);
-                           });
+  options.cpu->ParallelFor((rows() + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
+    const int64_t end = std::min(rows(), (task + 1) * kRowsPerTask);
+    for (int64_t row = task * kRowsPerTask; row < end; ++row) EnsureRow(row);
+  });
 }
 
 absl::Status StackStore::MakeRanges() {
