@@ -227,8 +227,7 @@ std::string OwnPath() {
   std::string path(4096, '\0');
   const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
   if (size <= 0) return "/proc/self/exe";
-  path.resize(size);
-  return path;
+  return path.substr(0, size);
 }
 
 absl::Status RunUp(const Flags& flags) {
@@ -272,7 +271,9 @@ absl::Status RunToken(const Flags& flags) {
 absl::Status RunHealth(Flags* flags) {
   flags->health.timeout = absl::Seconds(flags->health_timeout);
   if (!flags->config.empty()) {
-    ASSIGN_OR_RETURN(const v1::ClusterConfig cluster, config::LoadCluster(flags->config));
+    ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::ReadCluster(flags->config));
+    cluster.clear_storage();  // it may be valid only with flags of the process that is asked
+    RETURN_IF_ERROR(Annotate(config::CompleteCluster(&cluster), flags->config));
     ASSIGN_OR_RETURN(flags->health.security, security::Security::Create(cluster.security()));
   }
   absl::Status status = launcher::CheckHealth(flags->health);
