@@ -138,7 +138,7 @@ absl::Status CheckSecurity(const v1::ClusterConfig& cluster) {
 }
 
 using Storage = v1::StorageConfig;
-// Fields of `storage` that one durability alone uses.
+// Fields of `storage` that one durability alone uses; `keep` also counts in MEMORY, for pruning.
 constexpr std::pair<const char*, Storage::Durability> kUsedBy[] = {
     {"every_seconds", Storage::CHECKPOINT}, {"every_steps", Storage::CHECKPOINT},
     {"keep", Storage::CHECKPOINT},          {"fsync", Storage::LOG},
@@ -152,6 +152,7 @@ absl::Status CheckUsed(const Storage& storage) {
     const auto& field = *storage.GetDescriptor()->FindFieldByName(name);
     const std::string value = ValueText(storage, field);
     if (storage.durability() == user || value == ValueText(defaults, field)) continue;
+    if (field.name() == "keep" && storage.durability() == Storage::MEMORY) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("storage.", name, ": ", value, " would be ignored with durability ",
                      Storage::Durability_Name(storage.durability()),

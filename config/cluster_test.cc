@@ -124,6 +124,14 @@ TEST(CompleteCluster, KeepsWhatIsGivenOfStorage) {
   EXPECT_EQ(storage.copy_bytes(), 7);
 }
 
+// `emberctl checkpoint prune` leaves so many, whatever the durability is now.
+TEST(CompleteCluster, KeepsHowManyCheckpointsArePrunedTo) {
+  const auto cluster = ParseCluster(
+      absl::StrCat(kOneShard, "storage { directory: 'd' durability: MEMORY keep: 5 }"));
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ(cluster->storage().keep(), 5);
+}
+
 TEST(CompleteCluster, KeepsWhatIsGivenOfALog) {
   const auto cluster =
       ParseCluster(absl::StrCat(kOneShard,
@@ -295,8 +303,6 @@ const BadCluster kBadClusters[] = {
      "durability: CHECKPOINT"},
     {"StepsInMemory", "directory", "durability: MEMORY every_steps: 50 directory",
      "storage.every_steps: 50 would be ignored with durability MEMORY"},
-    {"KeepInMemory", "directory", "keep: 5 directory",
-     "storage.keep: 5 would be ignored with durability MEMORY"},
     {"FsyncInMemory", "directory", "fsync: ALWAYS directory",
      "storage.fsync: ALWAYS would be ignored with durability MEMORY; remove it, or write "
      "durability: LOG"},

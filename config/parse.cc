@@ -357,10 +357,9 @@ absl::StatusOr<v1::TokenFile> LoadTokenFile(const std::string& path) {
   return Load(path, &ParseTokenFile);
 }
 absl::StatusOr<v1::ClusterConfig> ReadCluster(const std::string& path) {
-  const auto parse = [](absl::string_view text) {
+  return Load<v1::ClusterConfig>(path, [](absl::string_view text) {
     return ParseAs<v1::ClusterConfig>(text, [](auto*) { return absl::OkStatus(); });
-  };
-  return Load<v1::ClusterConfig>(path, parse);
+  });
 }
 
 }  // namespace emberd::config

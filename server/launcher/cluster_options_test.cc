@@ -169,18 +169,18 @@ TEST_F(LoadClusterForTest, DataReplacesTheFolderAndNothingElseOfStorage) {
 
 // Would catch: a file that is checked before the flags which say what it is for.
 TEST_F(LoadClusterForTest, TheDurabilityOfTheFlagDecidesWhatTheFileMayHave) {
-  std::ofstream(path_, std::ios::app) << "storage { keep: 7 }";
+  std::ofstream(path_, std::ios::app) << "storage { every_steps: 7 }";
   Overrides overrides;
   overrides.data = "/c";
   EXPECT_EQ(LoadClusterFor(path_, Role::kCoordinator, 0, overrides).status().message(),
             path_ +
-                ": storage.keep: 7 would be ignored with durability MEMORY; remove it, or write "
-                "durability: CHECKPOINT");
+                ": storage.every_steps: 7 would be ignored with durability MEMORY; remove it, or "
+                "write durability: CHECKPOINT");
   overrides.durability = v1::StorageConfig::CHECKPOINT;
   const auto durable = LoadClusterFor(path_, Role::kCoordinator, 0, overrides);
   ASSERT_TRUE(durable.ok()) << durable.status();
   EXPECT_EQ(durable->storage().directory(), "/c");
-  EXPECT_EQ(durable->storage().keep(), 7);
+  EXPECT_EQ(durable->storage().every_steps(), 7);
 }
 
 // Would catch: processes with different budgets, of which some listen on other addresses than the

@@ -70,7 +70,7 @@ FILES = {
     "cluster_key": 'shards { address: "127.0.0.1:0" } coordinators { address: "127.0.0.1:0" } '
                    'security { tls { certificate_file: "/no/cert" key_file: "/no/key" ca_file: "/no/ca" } }',
     "cluster_storage": 'shards { address: "127.0.0.1:0" } storage { every_seconds: 60 }',
-    "cluster_keep": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" keep: 5 }',
+    "cluster_steps": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" every_steps: 5 }',
     "cluster_fsync": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" durability: CHECKPOINT fsync: ALWAYS }',
     "cluster_durability": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" durability: DISK }',
     "short.npy": "x",
