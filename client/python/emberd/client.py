@@ -15,7 +15,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, ItemsView, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, ValuesView
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -717,14 +717,6 @@ class Lookup(_native.Uncopied, Mapping[str, Floats]):
 
     def __len__(self) -> int:
         return len(self._activations)
-
-    def items(self) -> ItemsView[str, Floats]:
-        """The names of features, and their activations."""
-        return self._activations.items()  # those of Mapping would ask for each by its name
-
-    def values(self) -> ValuesView[Floats]:
-        """The activations of each feature."""
-        return self._activations.values()
 
     @property
     def step(self) -> int:
