@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -240,11 +240,11 @@ def _name_of_kind(array: npt.NDArray[Any]) -> str:
     """Of what is no int32 or int64: what it is, or, of a list, the first that is neither."""
     if array.dtype.kind != "O":
         return str(array.dtype)
-    for one in array.flat:
+    for one in cast(List[Any], array.ravel().tolist()):
         if not isinstance(one, (int, np.integer)):
             return "None" if one is None else f"a {type(one).__name__}"
         if not -(2**63) <= one < 2**63:
-            return str(one)
+            return f"{one}"
     return "an array of objects"
 
 

@@ -309,7 +309,7 @@ def _shapes_in(one: Any) -> Any:
     if isinstance(one, (tuple, list)):
         return tuple(map(_shapes_in, cast(Sequence[Any], one)))
     if isinstance(one, ChainedResult):
-        return next((shapes for _, _, shapes, _, place in one._chain._added if place == one._place), {})
+        return next((shapes for _, _, shapes, _, place in one._chain._added if place == one._place), cast(Dict[str, Any], {}))
     if not isinstance(one, BundlePart):
         return one._shapes if isinstance(one, (PreparedBatch, ProgramResult, Bundle)) else {}
     found: Any = one._bundle._shapes
