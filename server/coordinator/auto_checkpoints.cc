@@ -17,7 +17,8 @@ namespace emberd::coordinator {
 namespace {
 
 constexpr int kWatchesPerLook = 5;
-// Between tries of a save that fails.
+// Between tries of a save that fails, and at least between those of a recovery where all
+// checkpoints are damaged.
 constexpr absl::Duration kSavePause = absl::Seconds(10);
 // The same, before the process ends: until another save of the model is over.
 constexpr absl::Duration kStopPause = absl::Milliseconds(50);
@@ -122,15 +123,19 @@ absl::Status AutoCheckpoints::ExplainLost(const std::string& model, const absl::
 std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {
   MutexLock lock(&mutex_);
   const auto found = recoveries_.find(model);
-  if (found == recoveries_.end()) return "";
-  const Recovery& recovery = found->second;
-  if (recovery.total_bytes == 0) {
-    const auto failure = failures_.find(model);
-    return absl::StrCat("it goes back to its newest checkpoint",
-                        failure == failures_.end() || failure->second.empty()
-                            ? ""
-                            : absl::StrCat("; the last attempt failed: ", failure->second));
+  const auto failed = failures_.find(model);
+  const Failure failure = failed == failures_.end() ? Failure() : failed->second;
+  const absl::Duration pause = failure.again - SteadyNow();
+  if (found == recoveries_.end() && pause <= absl::ZeroDuration()) return "";
+  if (found == recoveries_.end() || found->second.total_bytes == 0) {
+    return absl::StrCat(
+        "it goes back to its newest checkpoint",
+        failure.reason.empty() ? "" : absl::StrCat("; the last attempt failed: ", failure.reason),
+        found != recoveries_.end()
+            ? ""
+            : absl::StrCat("; the next attempt begins in ", absl::ToInt64Seconds(pause) + 1, " s"));
   }
+  const Recovery& recovery = found->second;
   constexpr double kGiB = 1 << 30;
   const double share = static_cast<double>(recovery.bytes) / recovery.total_bytes;
   const absl::Duration left =
@@ -143,17 +148,21 @@ std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {
 void AutoCheckpoints::StartRecovery(const std::string& model) {
   {
     MutexLock lock(&mutex_);
-    if (!recoveries_.try_emplace(model).second) return;
+    if (SteadyNow() < failures_[model].again || !recoveries_.try_emplace(model).second) return;
   }
   const auto over = [this, model] {
     MutexLock lock(&mutex_);
     recoveries_.erase(model);
   };
   const auto recover = [this, model, over] {
+    const absl::Time began = SteadyNow();
     const absl::Status status = Recover(model);
     {
       MutexLock lock(&mutex_);
-      failures_[model] = std::string(status.message());
+      // All were read for nothing: most of the time, the disk is for others.
+      const absl::Duration pause = std::max(kSavePause, 3 * (SteadyNow() - began));
+      failures_[model] = {std::string(status.message()),
+                          absl::IsDataLoss(status) ? SteadyNow() + pause : absl::InfinitePast()};
     }
     over();
     // Another coordinator may have been faster, or a shard is not back yet: Watch looks again.
@@ -374,6 +383,10 @@ void AutoCheckpoints::SaveAtStop(absl::Time end) {
 
 void AutoCheckpoints::Watch() {
   for (const ModelRegistry::Known& known : registry_->models()) {
+    if (known.lost.empty()) {
+      MutexLock lock(&mutex_);
+      failures_.erase(known.model->config.name());
+    }
     if (known.model->read_only()) {
       if (!known.lost.empty() && MayServeAgain(*known.model)) {
         StartRecovery(known.model->config.name());

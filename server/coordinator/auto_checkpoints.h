@@ -68,6 +68,10 @@ class AutoCheckpoints {
     int64_t bytes = 0;
     int64_t total_bytes = 0;
   };
+  struct Failure {
+    std::string reason;
+    absl::Time again = absl::InfinitePast();  // no other attempt begins before
+  };
   // What is known of the newest checkpoint of a model.
   struct Saved {
     absl::Time at = absl::InfinitePast();
@@ -114,8 +118,8 @@ class AutoCheckpoints {
   ModelRegistry* const registry_;
   rpc::CallContext stopping_{absl::InfiniteFuture()};
   mutable Mutex mutex_;
-  std::map<std::string, Recovery> recoveries_ ABSL_GUARDED_BY(mutex_);   // under way
-  std::map<std::string, std::string> failures_ ABSL_GUARDED_BY(mutex_);  // of the last attempts
+  std::map<std::string, Recovery> recoveries_ ABSL_GUARDED_BY(mutex_);  // under way
+  std::map<std::string, Failure> failures_ ABSL_GUARDED_BY(mutex_);     // of the last attempts
   std::map<std::string, Saved> saved_ ABSL_GUARDED_BY(mutex_);
   ops::RateLimitedLog unreadable_{absl::Minutes(1)};
   int watches_ = 0;

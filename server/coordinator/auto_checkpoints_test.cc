@@ -408,6 +408,32 @@ TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatIsPassedOver) {
   }
 }
 
+// Would catch: all bytes of damaged checkpoints are read again every second; or they are never read
+// again, though they have been mended.
+TEST_F(AutoCheckpointsTest, DamagedCheckpointsAreReadAgainAfterAPause) {
+  const step::ServedModelPtr model = ChangeNew("a");
+  ASSERT_TRUE(SaveOnTop("b").ok());
+  std::vector<std::filesystem::path> files;
+  const std::filesystem::path folder(absl::StrCat(cluster_.storage().checkpoints(), "/a"));
+  for (const auto& one : std::filesystem::recursive_directory_iterator(folder)) {
+    if (one.path().extension() == ".pb") files.push_back(one.path());  // each has one
+  }
+  ASSERT_FALSE(files.empty());
+  const auto away = [](const std::filesystem::path& file) { return file.string() + ".away"; };
+  for (const auto& file : files) std::filesystem::rename(file, away(file));
+  const auto drop = step::OfRows<internal::v1::DropModelRequest>(model->id, model->history);
+  ASSERT_TRUE(shard_->DropModel(drop, &context_).ok());
+  const auto recovery = [&] { return coordinator_->auto_checkpoints()->RecoveryOf("a"); };
+  EXPECT_TRUE(Eventually([&] {
+    return absl::StrContains(recovery(), "the last attempt failed: ") &&
+           absl::StrContains(recovery(), "the next attempt begins in ");
+  })) << recovery();
+  for (const auto& file : files) std::filesystem::rename(away(file), file);
+  ModelRegistry& registry = *coordinator_->resources().registry;
+  EXPECT_TRUE(Eventually([&] { return registry.FindByName("a", &context_).ok(); })) << recovery();
+  EXPECT_TRUE(Eventually([&] { return recovery().empty(); })) << recovery();
+}
+
 // Would catch: an incremental checkpoint that is a full one without a word of why.
 TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatNothingCanBuildOn) {
   ASSERT_TRUE(MayBuildOnFirst(*ChangeNew("a")));
