@@ -406,6 +406,17 @@ TEST_F(AutoCheckpointsTest, OperatorsHearOfADamagedManifestThatIsPassedOver) {
        {std::string("a checkpoint is damaged"), manifest, std::string("taken=b")}) {
     EXPECT_TRUE(absl::StrContains(log, told)) << told << " is not in: " << log;
   }
+  // The same of one that is to be merged: what is newer stays as it is.
+  v1::MergeCheckpointRequest merge;
+  merge.set_model("a");
+  merge.set_name("newest");
+  testing::internal::CaptureStderr();
+  const auto merged = checkpoints.Merge(
+      merge, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_);
+  const std::string of_merge = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(merged.ok()) << merged.status();
+  EXPECT_EQ(merged->checkpoint().name(), "b");
+  EXPECT_TRUE(absl::StrContains(of_merge, "taken=b")) << of_merge;
 }
 
 // Would catch: all bytes of damaged checkpoints are read again every second; or they are never read

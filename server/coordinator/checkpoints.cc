@@ -624,12 +624,13 @@ Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& req
 Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& request,
                                          const Report& report, rpc::CallContext*) {
   RETURN_IF_ERROR(CheckEnabled());
+  RETURN_IF_ERROR(checkpoint::CheckCheckpointName(request.name()));
   ASSIGN_OR_RETURN(const checkpoint::CheckpointChain chain,
-                   store_.Chain(request.model(), request.name()));
+                   ChainOf(request.model(), request.name()));
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("merging"));
-  const auto info =
-      checkpoint::MergeCheckpoint(store_, request.model(), request.name(), std::ref(reporter));
+  const auto info = checkpoint::MergeCheckpoint(
+      store_, request.model(), chain.front().manifest().name(), std::ref(reporter));
   RETURN_IF_ERROR(Explain(chain, info.status()));
   return reporter.Done(*info);
 }
