@@ -438,14 +438,16 @@ class StreamCheckpoints {
   struct Outcomes {
     Mutex mutex;
     std::deque<Outcome> known ABSL_GUARDED_BY(mutex);
+    ops::KeyedLog log{absl::Seconds(5)};  // a stream may ask for a bad name in each step
     // A failure goes to the log, too: no later result of the stream may tell of it.
     void Add(const v1::ModelConfig& model, const Outcome& outcome) {
       if (!outcome.status.ok()) {
-        ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
-                 {{"model", model.name()},
-                  {"checkpoint", outcome.name},
-                  {"step", outcome.step},
-                  {"reason", outcome.status.message()}});
+        log.Log(absl::StatusCodeToString(outcome.status.code()), ops::LogLevel::kError,
+                "a checkpoint could not be saved",
+                {{"model", model.name()},
+                 {"checkpoint", outcome.name},
+                 {"step", outcome.step},
+                 {"reason", outcome.status.message()}});
       }
       MutexLock lock(&mutex);
       known.push_back(outcome);
