@@ -628,9 +628,17 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
   start->set_rank(options.rank);
   v1::GroupOptions* group = start->mutable_options();
   group->set_size(options.size);
-  group->set_consistency(options.consistency == Consistency::kSync    ? v1::SYNC
-                         : options.consistency == Consistency::kAsync ? v1::ASYNC
-                                                                      : v1::BOUNDED);
+  switch (options.consistency) {
+    case Consistency::kSync:
+      group->set_consistency(v1::SYNC);
+      break;
+    case Consistency::kAsync:
+      group->set_consistency(v1::ASYNC);
+      break;
+    case Consistency::kBounded:
+      group->set_consistency(v1::BOUNDED);
+      break;
+  }
   group->set_staleness_bound(options.staleness_bound);
   group->set_pipelined(options.pipelined);
   group->set_first_step(options.first_step);

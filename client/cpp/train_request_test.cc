@@ -1,8 +1,10 @@
 // What a stream sends. Catches: bytes that are lost or doubled where requests are cut, requests
 // that mix with one another, memory that is held for ever.
 #include <thread>
+#include <utility>
 
 #include "absl/time/clock.h"
+#include "base/rpc/wire.h"
 #include "base/testing/await.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/testing/train_stream_fixture.h"
@@ -50,6 +52,20 @@ TEST_F(TrainRequestTest, CutsLongRequestsIntoMessages) {
   }
   ASSERT_THAT(whole.hyperparameters(), SizeIs(1));
   EXPECT_EQ(whole.hyperparameters(0).values().at("learning_rate"), 2);
+}
+
+// A kind of consistency that goes out as another one trains, but not as it was asked to.
+TEST_F(TrainRequestTest, StartsWithTheConsistencyThatWasAskedFor) {
+  const std::pair<Consistency, v1::Consistency> kinds[] = {{Consistency::kSync, v1::SYNC},
+                                                           {Consistency::kAsync, v1::ASYNC},
+                                                           {Consistency::kBounded, v1::BOUNDED}};
+  for (const auto& [asked, sent] : kinds) {
+    v1::TrainRequest request;
+    ASSERT_TRUE(rpc::DecodeMessage(EncodeTrainStart(model_, {.group = "run", .consistency = asked}),
+                                   &request)
+                    .ok());
+    EXPECT_EQ(request.start().options().consistency(), sent);
+  }
 }
 
 TEST_F(TrainRequestTest, SkipsAStep) {
