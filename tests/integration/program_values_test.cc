@@ -201,6 +201,35 @@ TEST_F(DonatingUpdateTest, ABatchAloneIsAllOfItsLookupAfterItsUpdate) {
   EXPECT_TRUE(absl::IsInvalidArgument(api_->Chain(plan).status()));
 }
 
+// Taken for no gradients at all, it would update all rows of the batch with zero ones, and the
+// batch would be gone.
+TEST_F(DonatingUpdateTest, WhatHoldsNoGradientsIsRefusedInTheirPlace) {
+  v1::ExecutionConfig config;
+  config.set_return_values(true);
+  const auto found = api_->Execute(lookup_, {Prepare(lookup_, Batch(1)).handle()}, config);
+  ASSERT_TRUE(found.ok()) << found.status();
+  const uint64_t alone = found->results(0).handle();
+  const auto compiled = api_->Compile(Spec(ProgramSpec::UPDATE), api_->client());
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  const uint64_t update = compiled->program_handle();  // one of the client's own handles
+  v1::ExecuteChainedRequest computed;
+  const int data = AddData(&computed, alone);
+  const int none =
+      AddProgram(&computed, Compile(SumProgram(ElementwiseOutput::ADD, 1)), {data, data});
+  AddProgram(&computed, update, {data, none});
+  const std::string before = TableDigest();
+  for (const absl::Status& refused :
+       {api_->Execute(update, {alone, alone}).status(),
+        api_->Execute(update, {alone, update}).status(), api_->Chain(computed).status()}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                ::testing::HasSubstr("argument[1] of an UPDATE is not a tuple of gradients"));
+  }
+  EXPECT_EQ(TableDigest(), before);
+  // The batch is still there. Whoever means zero gradients says so with a tuple of none.
+  EXPECT_TRUE(api_->Execute(update, {alone, Prepare(update, v1::Literal()).handle()}).ok());
+}
+
 class NestedTuplesTest : public DonatingUpdateTest {
  protected:
   // {batch, what it has found, {gradients, {x, y}}}; of the parts, no handle is left.

@@ -276,6 +276,7 @@ absl::StatusOr<Chain::Op> Chain::PartOf(int op, const Place& place) const {
     const Value& value = *part.value;
     part.makes = value.prepared.has_value() ? Op::Makes::kBatch
                  : !value.elements.empty()  ? Op::Makes::kTupleOfTuples
+                 : value.program != nullptr ? Op::Makes::kNothing
                                             : Op::Makes::kTuple;
     part.tensors = static_cast<int>(value.tensors.size());
     part.lookup = value.looked_up.get();
@@ -358,7 +359,9 @@ absl::Status Chain::CheckUpdate(int position, const Op& found, const Op& gradien
         absl::StrCat("argument[0] of an UPDATE is not what a LOOKUP of model '",
                      op.program->spec().model(), "' (with inference false) returned"));
   }
-  if (gradients.makes != Op::Makes::kTuple) {
+  // A batch alone has no tensors, nor has what is computed of it: all gradients would be zero.
+  const bool found_none = gradients.lookup != nullptr || gradients.program != nullptr;
+  if (gradients.makes != Op::Makes::kTuple || (found_none && gradients.tensors == 0)) {
     return absl::InvalidArgumentError("argument[1] of an UPDATE is not a tuple of gradients");
   }
   if (const auto other = updated_.find(found.lookup); other != updated_.end()) {
