@@ -78,8 +78,7 @@ absl::Status ReadFeature(const v1::FeatureGradient& gradient, int feature, const
   const std::string path = absl::StrCat("gradient of feature '", gradient.feature(), "'");
   const v1::Tensor& tensor = gradient.gradient();
   if (tensor.dtype() != v1::FLOAT32 && tensor.dtype() != v1::BFLOAT16) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": dtype is ",
-                                                   v1::DataType_Name(tensor.dtype()),
+    return absl::InvalidArgumentError(absl::StrCat(path, ": dtype is ", TypeText(tensor.dtype()),
                                                    "; it must be FLOAT32 or BFLOAT16"));
   }
   const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();

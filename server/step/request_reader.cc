@@ -19,11 +19,6 @@ absl::Status Invalid(const std::string& path, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(path, what));
 }
 
-std::string TypeText(v1::DataType dtype) {
-  return v1::DataType_IsValid(dtype) ? v1::DataType_Name(dtype)
-                                     : absl::StrCat(static_cast<int>(dtype));
-}
-
 // Protobuf allocates strings aligned for any type; a view of odd memory would be undefined
 // behaviour, so it is refused rather than assumed away.
 template <typename T>
@@ -221,6 +216,11 @@ int64_t ElementSize(v1::DataType dtype) {
   }
 }
 
+std::string TypeText(v1::DataType dtype) {
+  return v1::DataType_IsValid(dtype) ? v1::DataType_Name(dtype)
+                                     : absl::StrCat(static_cast<int>(dtype));
+}
+
 std::string ShapeText(absl::Span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
@@ -331,8 +331,9 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
       input.activation_dtype = v1::BFLOAT16;
       break;
     default:
-      return absl::InvalidArgumentError(absl::StrCat(
-          "activation_dtype is ", request.activation_dtype(), "; it must be FLOAT32 or BFLOAT16"));
+      return absl::InvalidArgumentError(absl::StrCat("activation_dtype is ",
+                                                     TypeText(request.activation_dtype()),
+                                                     "; it must be FLOAT32 or BFLOAT16"));
   }
   input.features.resize(model.config.features_size());
   std::vector<bool> given(model.config.features_size());

@@ -43,6 +43,8 @@ absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::
 // FLOAT32.
 absl::StatusOr<absl::Span<const float>> FloatsOf(const v1::Tensor& tensor, const std::string& path);
 
+// "INT32"; of an unknown type its number.
+std::string TypeText(v1::DataType dtype);
 // "[3, 16]"
 std::string ShapeText(absl::Span<const int64_t> shape);
 // INVALID_ARGUMENT unless the tensor has exactly this shape.

@@ -36,7 +36,7 @@ std::vector<BadCase> BadNames() {
       Case("NoFeatures", kInvalid, {"'user'", "missing"}, [](Request* r) { r->clear_features(); }),
       Case("NoIds", kInvalid, {"user", "dense, sparse or ragged"},
            [](Request* r) { r->mutable_features(0)->clear_ids(); }),
-      Case("ActivationDtype", kInvalid, {"activation_dtype", "FLOAT32 or BFLOAT16"},
+      Case("ActivationDtype", kInvalid, {"activation_dtype is INT32", "FLOAT32 or BFLOAT16"},
            [](Request* r) { r->set_activation_dtype(v1::INT32); }),
       Case("ActivationDtypeUnknown", kInvalid, {"activation_dtype", "77"},
            [](Request* r) { r->set_activation_dtype(static_cast<v1::DataType>(77)); }),

@@ -101,6 +101,8 @@ std::vector<BadCase> BadGradients() {
                 [](Apply* r) { Gradient(r, 0)->mutable_data()->pop_back(); }),
       ApplyCase("IntegerGradient", kInvalid, {"user", "INT32", "FLOAT32 or BFLOAT16"},
                 [](Apply* r) { Gradient(r, 0)->set_dtype(v1::INT32); }),
+      ApplyCase("UnknownTypeOfAGradient", kInvalid, {"user", "dtype is 77", "FLOAT32 or BFLOAT16"},
+                [](Apply* r) { Gradient(r, 0)->set_dtype(static_cast<v1::DataType>(77)); }),
       ApplyCase("AbsentGradient", kInvalid, {"user"},
                 [](Apply* r) { r->mutable_gradients(0)->clear_gradient(); }),
       ApplyCase("Bfloat16InFloatBytes", kInvalid, {"user", "48 bytes", "24"},

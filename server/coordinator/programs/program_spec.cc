@@ -119,7 +119,7 @@ absl::Status CompleteLookup(const step::ServedModel& model, ProgramSpec* spec) {
     spec->set_activation_dtype(v1::FLOAT32);
   }
   if (spec->activation_dtype() != v1::FLOAT32 && spec->activation_dtype() != v1::BFLOAT16) {
-    return BadSpec("activation_dtype", absl::StrCat("is ", spec->activation_dtype(),
+    return BadSpec("activation_dtype", absl::StrCat("is ", step::TypeText(spec->activation_dtype()),
                                                     "; it must be FLOAT32 or BFLOAT16"));
   }
   return absl::OkStatus();
@@ -280,7 +280,7 @@ absl::Status CheckFeature(const ProgramInput& input, int index, const v1::Featur
 }  // namespace
 
 std::string TensorText(const v1::Tensor& tensor) {
-  return absl::StrCat(v1::DataType_Name(tensor.dtype()), step::ShapeText(tensor.shape()));
+  return absl::StrCat(step::TypeText(tensor.dtype()), step::ShapeText(tensor.shape()));
 }
 
 absl::StatusOr<ProgramSpec> CompleteSpec(ProgramSpec spec, const step::ServedModel* model) {
@@ -432,7 +432,7 @@ absl::Status CheckArgument(const ProgramSpec& spec, int index, const Tensors& te
   if (fits) return absl::OkStatus();
   const std::string expected =
       absl::StrJoin(input.tensors(), ", ", [&](std::string* out, const v1::TensorBound& bound) {
-        absl::StrAppend(out, v1::DataType_Name(bound.dtype()), input.dynamic() ? "<=" : "",
+        absl::StrAppend(out, step::TypeText(bound.dtype()), input.dynamic() ? "<=" : "",
                         step::ShapeText(bound.shape()));
       });
   const std::string got = absl::StrJoin(tensors, ", ", [](std::string* out, const auto& tensor) {
