@@ -38,14 +38,15 @@ absl::StatusOr<int64_t> ElementsOf(const v1::Tensor& tensor, const std::string& 
                                       "; it must be set to a known type"));
   }
   int64_t size = 1;
+  bool counted = true;
   for (int i = 0; i < tensor.shape_size(); ++i) {
     const int64_t extent = tensor.shape(i);
     if (extent < 0) {
       return Invalid(path, absl::StrCat(".shape[", i, "] is ", extent, "; it must be >= 0"));
     }
-    if (__builtin_mul_overflow(size, extent, &size)) size = std::numeric_limits<int64_t>::max();
+    counted = counted && !__builtin_mul_overflow(size, extent, &size);
   }
-  return size;
+  return counted ? size : std::numeric_limits<int64_t>::max();
 }
 
 using preprocess::DenseInput;

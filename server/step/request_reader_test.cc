@@ -51,6 +51,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadTensor{Make(v1::INT64, {int64_t{1} << 62, 8}, 0),
                   "x.data has 0 bytes; shape [4611686018427387904, 8] of INT64 needs more than "
                   "9223372036854775807"},
+        // Nor one that is zero at last: whoever multiplies in another order would overflow.
+        BadTensor{Make(v1::INT64, {int64_t{1} << 62, 8, 0}, 0),
+                  "x.data has 0 bytes; shape [4611686018427387904, 8, 0] of INT64 needs more than "
+                  "9223372036854775807"},
         BadTensor{Make(v1::INT64, {(int64_t{1} << 61) + 1}, 8),
                   "x.data has 8 bytes; shape [2305843009213693953] of INT64 needs more than "
                   "2305843009213693953"}));

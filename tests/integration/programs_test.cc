@@ -524,6 +524,25 @@ TEST_F(ProgramsTest, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(api_->Read(dropping.handle()).ok());  // a call that fails releases nothing
 }
 
+// Under UndefinedBehaviorSanitizer, a product that overflows on the way to zero ends the test.
+TEST_F(ProgramsTest, TensorsWithoutElementsMayHaveLongExtents) {
+  constexpr int64_t kLong = int64_t{1} << 62;
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  v1::Literal empty, uncounted;
+  AddTensor("x", MakeTensor<float>({kLong, 0, kLong}, {}), &empty);
+  AddTensor("x", MakeTensor<float>({kLong, kLong, 0}, {}), &uncounted);
+  const uint64_t handle = Prepare(sum, empty).handle();
+  const auto added = api_->Execute(sum, {handle, handle});
+  ASSERT_TRUE(added.ok()) << added.status();
+  const auto read = api_->Read(added->results(0).handle());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->values(0).SerializeAsString(), empty.tensors(0).SerializeAsString());
+  const absl::Status refused = api_->Prepare(sum, uncounted).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "tensors[0] 'x'.data has 0 bytes; shape ["))
+      << refused;
+}
+
 TEST_F(ProgramsTest, ALiveModelTakesNewLimits) {
   const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
   const client::Model plain = Declare("plain");

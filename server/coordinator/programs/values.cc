@@ -334,9 +334,10 @@ absl::StatusOr<std::vector<int64_t>> ResultBytes(const v1::ProgramSpec& spec,
     }
     for (const auto& tensor : OperandTensors(output.a(), arguments)) {
       const v1::Tensor& whole = tensor->tensor();
-      int64_t data = step::ElementSize(whole.dtype());
-      for (const int64_t extent : whole.shape()) data *= std::min(extent, n);
-      bytes.push_back(TensorBytes(*tensor) - static_cast<int64_t>(whole.data().size()) + data);
+      int64_t elements = 1;  // in the order in which CheckedSize has counted them
+      for (const int64_t extent : whole.shape()) elements *= std::min(extent, n);
+      bytes.push_back(TensorBytes(*tensor) - static_cast<int64_t>(whole.data().size()) +
+                      elements * step::ElementSize(whole.dtype()));
     }
   }
   return bytes;
