@@ -460,6 +460,15 @@ TEST_F(ProgramsTest, PlansAreCheckedBeforeTheirFirstStep) {
   EXPECT_EQ(
       refused([](Plan* plan) { plan->mutable_ops(4)->mutable_outputs(0)->set_output_index(9); }),
       "op 4: output_index 9 of op 4; allowed: [0, 8]");
+  // What would be left out in silence: the update would be made with other rates than were meant.
+  for (const int op : {1, 4}) {
+    EXPECT_EQ(refused([op](Plan* plan) {
+                plan->mutable_ops(op)->mutable_update()->add_hyperparameters();
+              }),
+              absl::StrCat("op ", op, ": update.hyperparameters is set; only an UPDATE has any"));
+  }
+  EXPECT_EQ(refused([](Plan* plan) { plan->mutable_ops(3)->mutable_literal()->add_elements(); }),
+            "op 4: a batch of a LOOKUP has features, no tensors or elements");
   EXPECT_EQ(TableDigest(), before);
 }
 

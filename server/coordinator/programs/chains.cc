@@ -241,6 +241,11 @@ absl::Status Chain::CheckOp(int position, rpc::CallContext* context) {
   } else {
     RETURN_IF_ERROR(CheckData(position));
   }
+  const ProgramPtr& program = ops_[position].program;
+  const bool updates = program != nullptr && program->kind() == ProgramSpec::UPDATE;
+  if (!updates && request_.ops(position).update().hyperparameters_size() > 0) {
+    return absl::InvalidArgumentError("update.hyperparameters is set; only an UPDATE has any");
+  }
   return CheckOutputs(position);
 }
 

@@ -351,8 +351,8 @@ absl::Status SizeBuffers(const step::ServedModel& model, v1::CompileResponse* in
 
 absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec,
                                                const step::ServedModel& model, v1::Literal batch) {
-  if (batch.tensors_size() > 0) {
-    return absl::InvalidArgumentError("a batch of a LOOKUP has features; it was given tensors");
+  if (batch.tensors_size() + batch.elements_size() > 0) {
+    return absl::InvalidArgumentError("a batch of a LOOKUP has features, no tensors or elements");
   }
   absl::flat_hash_map<std::string, int> inputs;
   for (int i = 0; i < spec.inputs_size(); ++i) inputs[spec.inputs(i).feature()] = i;
