@@ -90,6 +90,17 @@ std::string NotWithin(const std::string& text, double least, double most) {
   return absl::StrCat("\"", text, "\" is not a number from ", Number(least), " to ", Number(most));
 }
 
+void RefuseEmpty(CLI::App* command) {
+  const auto not_empty = [](const std::string& text) -> std::string {
+    return text.empty() ? "\"\" is not allowed; give a value (is a variable of your shell not set?)"
+                        : "";
+  };
+  for (CLI::Option* option : command->get_options()) {
+    if (option->get_type_name() != "HOST:PORT") option->check(not_empty);
+  }
+  for (CLI::App* one : command->get_subcommands([](CLI::App*) { return true; })) RefuseEmpty(one);
+}
+
 std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = CommandNamed(app);
   return absl::StrCat(Describe(app, command, error), "\nSee `", NameOf(command), " --help`");

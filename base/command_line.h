@@ -14,6 +14,10 @@ namespace emberd {
 // what is wrong, and where to read on.
 std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error);
 
+// Lets all options of `command` and of the commands in it refuse an empty text: a shell makes one
+// of a variable that is not set. Addresses (HOST:PORT) may be empty, for none.
+void RefuseEmpty(CLI::App* command);
+
 // "soon" is not a number from 0.1 to 60.
 std::string NotWithin(const std::string& text, double least, double most);
 

@@ -58,6 +58,20 @@ TEST_F(CommandLineErrorTest, ListsOptions) {
   EXPECT_EQ(Parse({"rows", "get"}), "NAME is required\nSee `prog rows get --help`");
 }
 
+// The fault that this would catch: `restore ads "$NAME"` that restores another checkpoint, for the
+// variable is not set.
+TEST_F(CommandLineErrorTest, AnEmptyTextIsRefusedExceptAsAnAddress) {
+  app_.add_option("--at", slot_)->type_name("HOST:PORT");
+  RefuseEmpty(&app_);
+  const std::string why =
+      ": \"\" is not allowed; give a value (is a variable of your shell not set?)";
+  EXPECT_EQ(Parse({"rows", "get", "n", "--slot", ""}),
+            "--slot" + why + "\nSee `prog rows get --help`");
+  EXPECT_EQ(Parse({"--json", "rows", "get", ""}), "NAME" + why + "\nSee `prog rows get --help`");
+  EXPECT_EQ(Parse({"--json", "rows", "get", "n", "--slot", "s"}), "");
+  EXPECT_EQ(Parse({"--at", "", "status"}), "");
+}
+
 TEST_F(CommandLineErrorTest, ListsNamesOfAnEnum) {
   EXPECT_EQ(Parse({"rows", "get", "n", "--bird", "Wren"}), "");
   EXPECT_EQ(bird_, Bird::kWren);

@@ -314,6 +314,7 @@ int Main(int argc, char** argv) {
   AddHealth(&app, &flags);
   AddToken(&app, &flags);
   app.add_subcommand("metrics", "Print the reference of all metrics, in Markdown");
+  RefuseEmpty(&app);
   app.footer(
       "'emberd COMMAND --help' explains a command.\n"
       "Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or "

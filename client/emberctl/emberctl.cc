@@ -93,6 +93,7 @@ int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& 
         AddModel,   AddGroup,  AddCheckpoint, AddServe,   AddLog,      AddDrain, AddCompletion}) {
     add(app, session);
   }
+  RefuseEmpty(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {

@@ -33,9 +33,6 @@ void OverrideCommon(const Overrides& overrides, v1::ClusterConfig* cluster) {
 
 absl::Status OverrideStorage(const Overrides& overrides, v1::ClusterConfig* cluster) {
   if (overrides.data.has_value()) {
-    if (overrides.data->empty()) {
-      return absl::InvalidArgumentError("--data: empty; name the folder that emberd may write to");
-    }
     if (!cluster->has_storage()) {
       cluster->mutable_storage()->set_durability(v1::StorageConfig::CHECKPOINT);
     }

@@ -52,7 +52,7 @@ absl::StatusOr<FileDescriptor> LockFolderOf(const std::filesystem::path& file,
   const std::string folder = file.parent_path();
   const absl::Time give_up = SteadyNow() + patience;
   FileDescriptor lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (lock.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat(folder, ": cannot be opened"));
+  if (lock.get() < 0) return absl::ErrnoToStatus(errno, "folder '" + folder + "' cannot be opened");
   while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK ? SteadyNow() >= give_up : errno != EINTR) {
       return absl::ErrnoToStatus(
@@ -115,9 +115,9 @@ absl::Status CheckHealth(const HealthOptions& options) {
 
 absl::Status MakeToken(const NewToken& token,
                        absl::FunctionRef<absl::Status(const std::string& secret)> keep) {
-  std::error_code error;  // reading the file says what is wrong
+  std::error_code error;  // opening what is there says what is wrong
   const auto target =
-      std::filesystem::weakly_canonical(std::filesystem::absolute(token.file), error);
+      std::filesystem::weakly_canonical(std::filesystem::absolute(token.file, error), error);
   ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolderOf(target, token.patience));
   ASSIGN_OR_RETURN(std::string text, OldText(token.file));
   ASSIGN_OR_RETURN(const std::string random, RandomBytes(kTokenBytes));

@@ -83,6 +83,18 @@ TEST(CommandLineTest, ATokenThatCannotBePrintedIsNotAdded) {
   }
 }
 
+// It ended with a signal.
+TEST(CommandLineTest, ATokenInAFolderThatIsGone) {
+  const TempDir directory = TempDir::Create().value();
+  const std::string gone = directory.path() + "/gone";
+  TestingProgram token({"/bin/sh", "-c",
+                        absl::StrCat("mkdir ", gone, " && cd ", gone, " && rmdir ", gone,
+                                     " && exec ", kEmberd, " token alice trainer --file tokens")});
+  EXPECT_EQ(token.Wait(), 2);
+  EXPECT_THAT(token.Err(), HasSubstr("folder '' cannot be opened: No such file"));
+  EXPECT_EQ(token.Out(), "");
+}
+
 // The fault that this would catch: a cluster that outlives the program that started it.
 TEST(CommandLineTest, UpEndsWithItsStandardInputIfAsked) {
   for (const char* processes : {"", "--processes"}) {
@@ -194,6 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"DataIsAFile", {"up", "--data", "CONFIG"}, "storage.directory (--data): "},
         {"DataOfChildren", {"up", "--processes", "--data", "/proc/x"}, "(--data): /proc/x"},
         {"DataOfAShard", {"shard", "--config", "STORED"}, "(--data): /proc/x"},
+        {"DataEmpty", {"up", "--data", ""}, "--data: \"\" is not allowed; give a value"},
         {"NoConfig", {"shard"}, "--config"},
         {"ConfigNotThere", {"shard", "--config", "/no/such"}, "/no/such"},
         {"ConfigBroken", {"shard", "--config", "BROKEN"}, "addres"},
