@@ -138,21 +138,25 @@ absl::Status CheckSecurity(const v1::ClusterConfig& cluster) {
 }
 
 using Storage = v1::StorageConfig;
-// Fields of `storage` that one durability alone uses; `keep` also counts in MEMORY, for pruning.
-constexpr std::pair<const char*, Storage::Durability> kUsedBy[] = {
-    {"every_seconds", Storage::CHECKPOINT}, {"every_steps", Storage::CHECKPOINT},
-    {"keep", Storage::CHECKPOINT},          {"fsync", Storage::LOG},
-    {"fsync_interval_ms", Storage::LOG},    {"log_bytes", Storage::LOG}};
+// Fields of `storage` that some durabilities ignore, with those that do not; the first is advised.
+constexpr std::pair<absl::string_view, Storage::Durability> kUsedBy[] = {
+    {"every_seconds", Storage::CHECKPOINT},
+    {"every_steps", Storage::CHECKPOINT},
+    {"keep", Storage::CHECKPOINT},
+    {"keep", Storage::MEMORY},
+    {"fsync", Storage::LOG},
+    {"fsync_interval_ms", Storage::LOG},
+    {"log_bytes", Storage::LOG}};
 
 // `storage` is complete; what stands there as its default was perhaps not asked for.
 absl::Status CheckUsed(const Storage& storage) {
   Storage defaults;
   FillFields(&defaults);
   for (const auto& [name, user] : kUsedBy) {
-    const auto& field = *storage.GetDescriptor()->FindFieldByName(name);
+    const auto& field = *storage.GetDescriptor()->FindFieldByName(std::string(name));
     const std::string value = ValueText(storage, field);
-    if (storage.durability() == user || value == ValueText(defaults, field)) continue;
-    if (field.name() == "keep" && storage.durability() == Storage::MEMORY) continue;
+    const bool used = absl::c_linear_search(kUsedBy, std::pair(name, storage.durability()));
+    if (used || value == ValueText(defaults, field)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("storage.", name, ": ", value, " would be ignored with durability ",
                      Storage::Durability_Name(storage.durability()),
