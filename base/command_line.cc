@@ -81,8 +81,8 @@ std::string Describe(const CLI::App& app, const CLI::App& command, const CLI::Pa
   return what;
 }
 
-// Ten digits are enough for what people type.
-std::string Number(double value) { return absl::StrFormat("%.10g", value); }
+// All digits of the bounds of options; of 0.1, no more.
+std::string Number(double value) { return absl::StrFormat("%.16g", value); }
 
 }  // namespace
 

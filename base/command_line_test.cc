@@ -72,6 +72,12 @@ TEST_F(CommandLineErrorTest, AnEmptyTextIsRefusedExceptAsAnAddress) {
   EXPECT_EQ(Parse({"--at", "", "status"}), "");
 }
 
+TEST(NotWithinTest, WritesBoundsAsPeopleDo) {
+  EXPECT_EQ(NotWithin("x", 0.1, 86400), "\"x\" is not a number from 0.1 to 86400");
+  EXPECT_EQ(NotWithin("0", 0.001, int64_t{1} << 40),
+            "\"0\" is not a number from 0.001 to 1099511627776");
+}
+
 TEST_F(CommandLineErrorTest, ListsNamesOfAnEnum) {
   EXPECT_EQ(Parse({"rows", "get", "n", "--bird", "Wren"}), "");
   EXPECT_EQ(bird_, Bird::kWren);

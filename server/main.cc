@@ -333,8 +333,8 @@ int Main(int argc, char** argv) {
   }
   if (app.got_subcommand("token")) return ExitStatus(RunToken(flags));
   if (app.got_subcommand("health")) return ExitStatus(RunHealth(&flags));
-  std::fputs(ops::MetricReference().c_str(), stdout);
-  return 0;
+  if (std::fputs(ops::MetricReference().c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return 0;
+  return ExitStatus(absl::ErrnoToStatus(errno, "the metrics cannot be printed"));
 }
 
 }  // namespace

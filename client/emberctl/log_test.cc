@@ -101,6 +101,9 @@ TEST_F(LogVerbsTest, WhereThereIsNoLogTheySaySo) {
   }
   EXPECT_EQ(Emberctl({"log", "show"}).code, kUsage);
   EXPECT_EQ(Emberctl({"log", "show", Log(0), "--limit", "-1"}).code, kUsage);
+  const Outcome from = Emberctl({"log", "show", Log(0), "--from", "-1"});
+  EXPECT_EQ(from.code, kUsage);
+  EXPECT_THAT(from.err, HasSubstr("--from: \"-1\" is not a number from 0 to 1125899906842624\n"));
 }
 
 }  // namespace log_test

@@ -68,6 +68,12 @@ TEST(CommandLineTest, HealthSaysByItsExitStatusWhetherAProcessServes) {
   EXPECT_THAT(gone.err, HasSubstr(address));
 }
 
+TEST(CommandLineTest, MetricsThatCannotBePrintedAreAnError) {
+  TestingProgram metrics({"/bin/sh", "-c", absl::StrCat("exec ", kEmberd, " metrics > /dev/full")});
+  EXPECT_EQ(metrics.Wait(), 1);
+  EXPECT_THAT(metrics.Err(), HasSubstr("the metrics cannot be printed: No space left on device"));
+}
+
 // The token is nowhere else.
 TEST(CommandLineTest, ATokenThatCannotBePrintedIsNotAdded) {
   for (const char* where : {"> /dev/full", ">&-"}) {

@@ -152,7 +152,9 @@ void AddLog(CLI::App& app, Session& session) {
       AddVerb(log, session, "show", "List the records of logs, one per line",
               "emberctl log show /var/lib/emberd/shard-0002 --from 1000 --limit 20", ShowLogs);
   show->add_option("DIR", options->folder, kFolderHelp)->required();
-  show->add_option("--from", options->from, "Begin with this record")->capture_default_str();
+  show->add_option("--from", options->from, "Begin with this record")
+      ->check(Within(uint64_t{0}, uint64_t{1} << 50))  // -1 would be beyond all records
+      ->capture_default_str();
   show->add_option("--limit", options->limit, "Show at most this many records of each log; 0: all")
       ->check(Within(int64_t{0}, int64_t{1} << 50))
       ->capture_default_str();
