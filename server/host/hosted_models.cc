@@ -117,7 +117,7 @@ absl::Status HostedModels::CheckPlace(const internal::v1::CreateModelRequest& re
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "this process is configured as shard ", place_.index, " of ", place_.shards, " with ",
-      place_.sparsecores_per_shard, " SparseCores each; the coordinator takes it for shard ",
+      place_.sparsecores_per_shard, " SparseCores each; its log or coordinator takes it for shard ",
       request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard()));
 }
 

@@ -246,6 +246,13 @@ TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
   ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "(4 partitions)", /*sparsecores=*/2));
   EXPECT_THAT(ReadFile(log_), HasSubstr("--sparsecores 1"));
   EXPECT_THAT(ReadFile(log_), HasSubstr("move the folders shard-NNNN away"));
+  // Of as many shards: their processes alone find it out.
+  ASSERT_NO_FATAL_FAILURE(Launch(2, /*sparsecores=*/4));
+  EXPECT_TRUE(Eventually([&] {
+    return absl::StrContains(ReadFile(log_),
+                             "of 2 with 4 SparseCores each; its log or coordinator takes it");
+  })) << ReadFile(log_);
+  ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Start(2));
   EXPECT_EQ(Tables(), before);
 }
