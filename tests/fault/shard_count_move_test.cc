@@ -4,6 +4,8 @@
 // before others replace them, and half of the old logs among the new ones.
 // Covers: server/launcher/shard_count.cc
 #include <algorithm>
+#include <atomic>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -302,10 +304,13 @@ TEST_P(ShardCountMoveTest, AModelThatIsHalfRestoredIsNotMoved) {
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Start(2, "model.is_made=stop"));
   ModelOf("mixed");  // waits until it is served
-  std::thread restoring(
-      [&] { EXPECT_FALSE(client_->RestoreCheckpoint("mixed", {.name = "saved"}).ok()); });
+  std::atomic<bool> over = false;
+  std::thread restoring([&] {  // again where the coordinator is just saving the model
+    while (!over) EXPECT_FALSE(client_->RestoreCheckpoint("mixed", {.name = "saved"}).ok());
+  });
   EXPECT_TRUE(AwaitStandstill()) << ReadFile(log_);
-  ASSERT_NO_FATAL_FAILURE(Kill());
+  over = true;
+  Kill();
   client_->CancelCalls();
   restoring.join();
   ASSERT_NO_FATAL_FAILURE(ExpectRefused(4, "model 'mixed': "));
