@@ -1,10 +1,11 @@
 """What goes wrong in a loop of Keras: a batch that fails, Ctrl-C, losses that are scaled, weights of another step; and learning rates of tables
-that share one. KERAS_BACKEND says on which backend.
+that share one; and datasets whose features are ragged tensors or named tuples. KERAS_BACKEND says on which backend.
 
 What this would catch: a model that is gone after an error, an error or an interrupt that comes to somebody else, later or
 never, gradients that are not those of the loss, and the rate of one table for another.
 """
 
+import collections
 import contextlib
 import functools
 import os
@@ -473,6 +474,62 @@ class RatesTest(Case):
             self.tables({"a": keras.optimizers.SGD(0.5), "b": keras.optimizers.SGD(0.0), "c": keras.optimizers.SGD(0.25)}, model=model).tables
         frozen = self.tables({"a": keras.optimizers.SGD(0.125), "b": keras.optimizers.SGD(0.125), "c": keras.optimizers.SGD(0.0)}, model=model, group="other")
         self.assertEqual(self.moves(frozen), {"a": 0.125, "b": 0.125, "c": 0})
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class DatasetsTest(Case):
+    def test_features_in_a_named_tuple(self):
+        """Which Python makes of its parts one by one, and not of a list."""
+        table = self.table()
+        layer = self.make(Pair(*(emberd.keras.FeatureConfig(name, table, (8, 2), (8, 4)) for name in Pair._fields)))
+        self.assertEqual(layer.compute_output_shape(None), Pair((8, 4), (8, 4)))
+
+        class Net(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                found = self.layer(inputs, training=training)
+                return found.left + 2 * found.right
+
+        net = Net()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=lambda label, found: keras.ops.sum(found))
+        net.fit(Pair(np.full((8, 2), 1), np.full((8, 2), 2)), np.zeros((8, 4), np.float32), batch_size=8, verbose=0)
+        self.assertEqual(layer.tables.table("t")[:4, 0].tolist(), [0, -8, -16, 0])
+        again = type(layer).from_config(layer.get_config())
+        self.assertEqual(np.asarray(again(Pair(np.ones((1, 1), np.int32), np.full((1, 1), 2))).right).tolist(), [[-16] * 4])
+
+    def test_ids_of_emberd_say_what_to_write(self):
+        for ids in (emberd.Ragged.from_lists([[1, 2], [3]]), emberd.Sequences([[1, 2]])):
+            with self.assertRaisesRegex(TypeError, f"feature 't': a {type(ids).__name__} is not allowed; give a list of ids for each sample, or a tf.RaggedTensor"):
+                self.make().preprocess(ids)
+
+    @unittest.skipUnless(keras.backend.backend() == "tensorflow", "SKIP: only TensorFlow has ragged tensors")
+    def test_ragged_tensors_of_a_dataset(self):
+        import tensorflow as tf
+
+        ids = tf.ragged.constant([[1, 2], [], [3, 1, 1], [4]], dtype=tf.int64)
+        for combiner, rows in (("sum", [0, -1.5, -0.5, -0.5, -0.5]), ("max", [0, -0.5, 0, -0.5, -0.5])):
+            layer = self.make(model=f"ragged_{combiner}", table=self.table(combiner=combiner))
+            net = self.net(layer)
+            data = tf.data.Dataset.from_tensor_slices((ids, np.zeros((4, 4), np.float32))).batch(2)
+            net.fit(data, verbose=0)
+            self.assertEqual(layer.tables.table("t")[:5, 0].tolist(), rows)
+            self.assertEqual(net.predict(data, verbose=0)[:, 0].tolist(), [-2, 0, -3.5, -0.5] if combiner == "sum" else [0, 0, -0.5, -0.5])
+
+        layer = self.make(table=self.table(initializer="ones"))
+        look_up = tf.function(lambda ids, weights=None: layer(ids, weights))
+        ids, weights = tf.ragged.constant([[1, 2], [3]]), tf.ragged.constant([[1.0, 2.0], [0.5]])
+        self.assertEqual(look_up(ids, weights)[:, 0].numpy().tolist(), [3, 0.5])
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "feature .*t.*: weights: there must be one for each id"):
+            look_up(ids, tf.ragged.constant([[1.0], [2.0, 0.5]]))
+        with self.assertRaisesRegex(TypeError, "feature 't': float32 is not allowed; ids are int32"):
+            look_up(weights)
+        with self.assertRaisesRegex(ValueError, "feature 't': weights: a .* is not allowed for a RaggedTensor"):
+            look_up(ids, tf.ones((2, 2)))
 
 
 if __name__ == "__main__":

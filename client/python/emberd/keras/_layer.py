@@ -17,7 +17,7 @@ from .._loading import check_finite
 from .._pace import Paces
 from .._place import checked, default_client, find_again, planned_samples
 from .._stacking import apart, kind_of, unequal
-from ..arrays import Dense, Ragged, Sequences, as_floats, as_ints, map_arrays
+from ..arrays import Dense, Ragged, Sequences, Sparse, as_floats, as_ints, map_arrays
 from ..client import Client, Model
 from ..errors import OutOfRange
 from ..steps import Steps
@@ -56,8 +56,13 @@ def _pack(structure: Any, get: Callable[[FeatureConfig], Any]) -> Any:
     if isinstance(structure, Mapping):
         return {key: _pack(one, get) for key, one in structure.items()}
     if isinstance(structure, (list, tuple)):
-        return type(structure)(_pack(one, get) for one in structure)
+        return _like(structure, (_pack(one, get) for one in structure))
     return get(structure)
+
+
+def _like(sequence: Any, parts: Iterable[Any]) -> Any:
+    """Of the type of the sequence, which may be a named tuple."""
+    return type(sequence)(*parts) if hasattr(sequence, "_fields") else type(sequence)(parts)
 
 
 class _Tables:
@@ -487,7 +492,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
                                      one.get("mask_zero", False))
             if isinstance(one, Mapping):
                 return {key: made(part) for key, part in one.items()}
-            return type(one)(made(part) for part in one)
+            return _like(one, (made(part) for part in one))
 
         return cls(made(values.pop("feature_configs")), **values)
 
@@ -512,9 +517,13 @@ def _largest(feature: Any) -> bool:
 
 
 def _side_by_side(parts: Dict[str, Any]) -> Dict[str, Any]:
-    """Ragged ids as an array (samples, ids of a sample), filled up to a power of two."""
+    """Ragged ids as an array (samples, ids of a sample), filled up to a power of two; of TensorFlow's, while it traces, as far as the longest."""
     if "row_splits" not in parts:
         return parts
+    if not isinstance(parts["row_splits"], np.ndarray):
+        import tensorflow as tf
+
+        return {"ids": tf.RaggedTensor.from_row_splits(parts["values"], parts["row_splits"]).to_tensor(NONE)}
     lengths = np.diff(parts["row_splits"])
     ids = np.full((len(lengths), 1 << max(0, int(lengths.max(initial=1)) - 1).bit_length()), NONE, parts["values"].dtype)
     ids[np.arange(ids.shape[1]) < lengths[:, None]] = parts["values"][:parts["row_splits"][-1]]
@@ -569,14 +578,19 @@ def _rolled(feature: Any, found: Any) -> Any:
 
 def _check_kind(name: str, values: Any) -> None:
     """Of tensors. Arrays of NumPy and ragged ones are looked at where they are converted."""
-    if hasattr(values, "dense_shape") or hasattr(values, "todense"):  # Keras would put id 0 where there is none
+    if hasattr(values, "dense_shape") or hasattr(values, "todense") or isinstance(values, (Dense, Ragged, Sequences, Sparse)):  # Keras would put id 0 where there is none
         raise TypeError(f"feature {name!r}: a {type(values).__name__} is not allowed; give a list of ids for each sample, or a tf.RaggedTensor")
-    if isinstance(values, np.ndarray) or not hasattr(values, "dtype") or hasattr(values, "row_splits"):
+    if isinstance(values, np.ndarray) or not hasattr(values, "dtype") or (hasattr(values, "row_splits") and not _is_traced(values)):
         return
     kind = keras.backend.standardize_dtype(values.dtype)
     if not kind.lstrip("u").startswith("int"):
         raise TypeError(f"feature {name!r}: {kind} is not allowed; ids are int32 or int64, and so is what keras.Input gives: "
                         'dtype="int32"')
+
+
+def _is_traced(ragged: Any) -> bool:
+    """Whether TensorFlow traces a function, as `fit` does, and the ids are not known yet."""
+    return not hasattr(ragged.flat_values, "numpy")
 
 
 def _check_range(feature: Any, ids: Any) -> None:
@@ -593,11 +607,12 @@ def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
     """One feature as arrays: "ids", or "values" and "row_splits"; and "weights"."""
     what = f"feature {name!r}"
     if hasattr(values, "row_splits"):  # tf.RaggedTensor
+        if weights is not None and not hasattr(weights, "row_splits"):
+            raise ValueError(f"{what}: weights: a {type(weights).__name__} is not allowed for a RaggedTensor of ids; they must be one, too")
+        if _is_traced(values):
+            return _traced(values, weights, what)
         splits, flat, ids = np.asarray(values.row_splits), None, np.asarray(values.flat_values)
         if weights is not None:
-            if not hasattr(weights, "row_splits"):
-                raise ValueError(f"{what}: weights: a {type(weights).__name__} is not allowed for a RaggedTensor of ids; they must "
-                                 "be one, too")
             _check_rows(what, np.diff(np.asarray(weights.row_splits)), np.diff(splits))
             flat = np.asarray(weights.flat_values)
         return _filled(_steps.as_ids(ids if ids.size else np.zeros(0), what, sent), splits, flat)
@@ -612,6 +627,17 @@ def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
     if isinstance(values, np.ndarray):
         values = _steps.as_ids(values, what, sent)
     return {"ids": values} if weights is None else {"ids": values, "weights": weights}
+
+
+def _traced(values: Any, weights: Any, what: str) -> Dict[str, Any]:
+    """Of a tf.RaggedTensor in a function: its sizes are known where it is looked up."""
+    parts = {"values": values.flat_values, "row_splits": values.row_splits}
+    if weights is not None:
+        import tensorflow as tf
+
+        tf.debugging.assert_equal(tf.cast(weights.row_splits, tf.int64), tf.cast(values.row_splits, tf.int64), f"{what}: weights: there must be one for each id")
+        parts["weights"] = tf.cast(weights.flat_values, tf.float32)
+    return parts
 
 
 def _check_rows(what: str, weights: Any, ids: Any) -> None:
