@@ -268,10 +268,10 @@ def kinds_of_torch():
         made = getattr(emberd.torch, kind)(64, 4, client=world.client, model="m", table=counting_model("m").tables[0], **world.joins())
         return made
 
-    def of_torchrec(world):
-        torchrec.use(world.client, model="r", group=world.group())
-        config = torchrec.EmbeddingBagConfig(64, 4, "t", feature_names=["t"], weight_init_min=0.0, weight_init_max=0.0)
-        made = torchrec.EmbeddingBagCollection(tables=[config])
+    def of_torchrec(world, kind="Bag"):
+        torchrec.use(world.client, model=f"r{kind}", group=world.group())
+        config = getattr(torchrec, f"Embedding{kind}Config")(64, 4, "t", feature_names=["t"], weight_init_min=0.0, weight_init_max=0.0)
+        made = getattr(torchrec, f"Embedding{kind}Collection")(tables=[config])
         torchrec.apply_optimizer_in_backward(torch.optim.SGD, made.parameters(), {"lr": 1.0})
         return made
 
@@ -299,6 +299,7 @@ def kinds_of_torch():
         "emberd.compat.jagged.KeyedJaggedTensor": Kind(lambda _: keyed(), lambda one: [one.keys(), *map(shown, one["t"].to_dense())], live=False),
         "emberd.compat.jagged.KeyedTensor": Kind(lambda _: jagged.KeyedTensor(["t"], [2], torch.ones(1, 2)), live=False),
         "emberd.compat.torchrec.EmbeddingBagCollection": Kind(of_torchrec, lambda one: one(keyed())["t"].tolist()),
+        "emberd.compat.torchrec.EmbeddingCollection": Kind(lambda world: of_torchrec(world, ""), lambda one: one(keyed())["t"].values().tolist()),
         "emberd.compat.torchrec.RowWiseAdagrad": Kind(lambda _: torchrec.RowWiseAdagrad([torch.zeros(1)], 0.5),
                                                        lambda one: one.param_groups[0]["lr"], live=False),
     }

@@ -3,7 +3,7 @@ torchrec itself is not installed."""
 
 import torch
 from emberd.compat.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor  # noqa: F401
-from emberd.compat.torchrec import EmbeddingBagConfig, PoolingType  # noqa: F401
+from emberd.compat.torchrec import EmbeddingBagConfig, EmbeddingConfig, PoolingType  # noqa: F401
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
@@ -62,6 +62,23 @@ class EmbeddingBagCollection(torch.nn.Module):
                 offsets = lengths[place].cumsum(0) - lengths[place]
                 found[name if names.count(name) == 1 else f"{name}@{table.name}"] = self.embedding_bags[table.name](values, offsets)
         return KeyedTensor(list(found), [one.shape[1] for one in found.values()], torch.cat(list(found.values()), 1))
+
+
+class EmbeddingCollection(torch.nn.Module):
+    def __init__(self, tables, device=None, need_indices=False):
+        super().__init__()
+        self.tables, self.need_indices = tables, need_indices
+        self.embeddings = torch.nn.ModuleDict({one.name: torch.nn.Embedding(one.num_embeddings, one.embedding_dim, sparse=True) for one in tables})
+
+    def forward(self, features):
+        found = {}
+        names = [name for table in self.tables for name in table.feature_names]
+        for table in self.tables:
+            for name in table.feature_names:
+                ids = features[name]
+                found[name if names.count(name) == 1 else f"{name}@{table.name}"] = JaggedTensor(
+                    self.embeddings[table.name](ids.values()), ids.values() if self.need_indices else None, lengths=ids.lengths())
+        return found
 
 
 def apply_optimizer_in_backward(optimizer_class, params, optimizer_kwargs):

@@ -187,8 +187,8 @@ ELSEWHERE = {
     **dict.fromkeys(("ChangedModel", "HotRow", "Limits", "CallStatistics", "MemoryChange", "ModelStatistics", "ShardMemory", "Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
     **dict.fromkeys(("Dense", "Ragged", "Sequences", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself", **dict.fromkeys(("AioModel.apply", "AioModel.release"), "a lookup is applied once: test_statistics.py"), "AioTrainStream.receive_update": "it ends a step: the same as TrainStream.receive_update",
     **dict.fromkeys((f"AioClient.{name}" for name in ("prepare", "execute", "run", "read")), "what the programs of another client do: test_programs.py"),
-    **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
-                    "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
+    **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "EmbeddingConfig",
+                     "emberd.compat.torchrec.EmbeddingBagCollection", "emberd.compat.torchrec.EmbeddingCollection"), "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
     **dict.fromkeys(("DistributedEmbedding", *(f"DistributedEmbedding.{name}" for name in (
         "build", "call", "compute_mask", "compute_output_shape", "from_config", "get_config", "load_own_variables", "prefetch", "preprocess", "save_own_variables", "typed_errors")), "on_tables"),
                     "Keras calls them, or wraps what they raise: test_keras.py"),

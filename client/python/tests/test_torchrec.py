@@ -4,7 +4,9 @@ What this would catch: ids of one key read for another, pooling or an optimizer 
 made twice or not at all.
 """
 
+import copy
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -217,6 +219,63 @@ class CollectionTest(ClusterTest):
         mean = compat.EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=8, pooling=compat.PoolingType.MEAN)
         with self.assertRaisesRegex(ValueError, "table 't': PoolingType.MEAN is not allowed with is_weighted"):
             compat.EmbeddingBagCollection([mean], is_weighted=True)
+
+    def test_a_change_of_a_parameter_in_place_is_not_lost_in_silence(self):
+        """As of rows that were trained before, and are copied into it."""
+        ebc = self.make()
+        for one in (ebc, copy.deepcopy(ebc), pickle.loads(pickle.dumps(ebc))):
+            weight = one.embedding_bags["t"].weight
+            for change in (lambda: weight.data.copy_(torch.ones(8, 2)), lambda: torch.nn.init.normal_(weight), lambda: weight.detach()[3].fill_(1),  # noqa: B023
+                           lambda: weight.__setitem__(0, 1.0), lambda: setattr(weight, "data", torch.ones(8, 2))):  # noqa: B023
+                with self.assertRaisesRegex(RuntimeError, "weight: .* would be lost; load_state_dict of the collection .* init_fn"), torch.no_grad():
+                    change()
+            self.assertEqual((tuple(weight.shape), type(weight), weight.is_leaf), ((8, 2), type(ebc.embedding_bags["t"].weight), True))
+            compat.apply_optimizer_in_backward(torch.optim.SGD, one.parameters(), {"lr": 1.0})
+            self.look_up(one.train(), 1)
+            one.finish()
+
+    def test_a_frozen_table_stays_bit_for_bit(self):
+        for kind in (compat.EmbeddingBagCollection, compat.EmbeddingCollection):
+            compat.use(self.client, model=f"frozen_{kind.__name__}")
+            config = compat.EmbeddingBagConfig if kind is compat.EmbeddingBagCollection else compat.EmbeddingConfig
+            tables = kind([config(name=name, embedding_dim=2, num_embeddings=8, init_fn=torch.nn.init.ones_) for name in "abc"])
+            compat.apply_optimizer_in_backward(torch.optim.Adam, tables.parameters(), {"lr": 1.0})
+            batch = compat.KeyedJaggedTensor(["a", "b", "c"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 1]))
+            for frozen in ("", "b", "abc", ""):
+                before = [rows.clone() for rows in tables.state_dict().values()]
+                for name, parameter in zip("abc", tables.parameters()):
+                    parameter.requires_grad_(name not in frozen)
+                found = tables(batch)
+                rows = [found[name] if kind is compat.EmbeddingBagCollection else found[name].values() for name in "abc"]
+                self.assertEqual([row.tolist() for row in rows], [[old[id].tolist()] for old, id in zip(before, (1, 2, 3))])
+                if frozen == "abc":
+                    self.assertFalse(any(row.requires_grad for row in rows))
+                else:
+                    sum(row.sum() for row in rows).backward()
+                changed = [name for name, old, new in zip("abc", before, tables.state_dict().values()) if not torch.equal(old, new)]
+                self.assertEqual("".join(changed), "".join(name for name in "abc" if name not in frozen))
+            tables.finish()
+
+    def test_rows_that_are_not_pooled(self):
+        compat.use(self.client, model="not_pooled")
+        tables = [compat.EmbeddingConfig(name=name, embedding_dim=2, num_embeddings=8, feature_names=features, init_fn=lambda rows: torch.arange(16.0).reshape(8, 2))
+                  for name, features in (("t", ["a", "b"]), ("u", ["a"]))]
+        ec = compat.EmbeddingCollection(tables, need_indices=True)
+        self.assertEqual((ec.embedding_dim(), ec.need_indices(), ec.embedding_names_by_table(), ec.embedding_configs()), (2, True, [["a@t", "b"], ["a@u"]], tables))
+        batch = compat.KeyedJaggedTensor(["b", "more", "a"], torch.tensor([5, 1, 7, 1, 1]), torch.ones(5), lengths=torch.tensor([0, 1, 1, 1, 2, 0]))
+        with self.assertRaisesRegex(RuntimeError, "table 't' has no optimizer"):
+            ec(batch)["b"].values().sum().backward()
+        found = copy.deepcopy(ec).eval()(batch)
+        self.assertEqual({name: (one.lengths().tolist(), one.values().tolist(), one.weights().tolist()) for name, one in found.items()},
+                         {"a@t": ([2, 0], [[2, 3]] * 2, [1, 1]), "b": ([0, 1], [[10, 11]], [5]), "a@u": ([2, 0], [[2, 3]] * 2, [1, 1])})
+        none = ec.eval()(compat.KeyedJaggedTensor(["a", "b"], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(4, dtype=torch.int64)))
+        self.assertEqual({tuple(one.values().shape) for one in none.values()}, {(0, 2)})
+        with self.assertRaisesRegex(ValueError, "feature 'b' is missing; there are ids of a"):
+            ec(compat.KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])))
+        for wrong, said in ((compat.EmbeddingBagConfig(8, 2, "v"), r"tables\[1\]: an EmbeddingBagConfig is not allowed.*give an EmbeddingConfig"),
+                            (compat.EmbeddingConfig(8, 3, "v"), r"tables\[1\]: embedding_dim: 3 of table 'v' is not allowed beside 2 of table 't'")):
+            with self.assertRaisesRegex(ValueError, said):
+                compat.EmbeddingCollection([tables[0], wrong])
 
     def test_states_that_do_not_fit(self):
         ebc = self.make()

@@ -1,7 +1,8 @@
 """A script for torchrec, written after its documentation. test_torchrec.py runs it with other imports."""
 
 import torch
-from torchrec import (EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor, KeyedTensor, PoolingType)
+from torchrec import (EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, JaggedTensor, KeyedJaggedTensor,
+                      KeyedTensor, PoolingType)
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -12,7 +13,7 @@ OPTIMIZERS = {"SGD": (torch.optim.SGD, {"lr": 0.1}), "Adagrad": (torch.optim.Ada
 
 
 class Model(torch.nn.Module):
-    """Two towers: who looks at what."""
+    """Two towers, who looks at what; and what was looked at, one after the other."""
 
     def __init__(self):
         super().__init__()
@@ -22,12 +23,17 @@ class Model(torch.nn.Module):
             EmbeddingBagConfig(name="t_item", embedding_dim=4, num_embeddings=60, feature_names=["item", "history"],
                                pooling=PoolingType.MEAN),
             EmbeddingBagConfig(name="t_more", embedding_dim=4, num_embeddings=60, feature_names=["item"])])
-        self.over = torch.nn.Linear(20, 1)
+        self.ec = EmbeddingCollection(device=torch.device("cpu"), need_indices=True, tables=[
+            EmbeddingConfig(name="t_row", embedding_dim=2, num_embeddings=60, feature_names=["history", "item"]),
+            EmbeddingConfig(name="t_last", embedding_dim=2, num_embeddings=60, feature_names=["history"])])
+        self.over = torch.nn.Linear(32, 1)
 
     def forward(self, features):
         pooled = self.ebc(features)
         groups = KeyedTensor.regroup([pooled], [["user", "history"], ["item@t_item", "item@t_more"]])
-        return self.over(torch.cat(groups, dim=1)), pooled
+        rows = self.ec(features)
+        groups += [rows[name].to_padded_dense(2).flatten(1) for name in ("history@t_row", "item", "history@t_last")]
+        return self.over(torch.cat(groups, dim=1)), pooled, rows
 
 
 def batch_of(generator):
@@ -44,19 +50,23 @@ def main(name):
     generator = torch.Generator().manual_seed(11)
     model = Model()
     optimizer_class, options = OPTIMIZERS[name]
-    apply_optimizer_in_backward(optimizer_class, model.ebc.parameters(), options)
+    for tables in (model.ebc, model.ec):
+        apply_optimizer_in_backward(optimizer_class, tables.parameters(), options)
     model.ebc.load_state_dict({f"embedding_bags.{table}.weight": torch.randn(rows, dim, generator=generator)
                                for table, rows, dim in (("t_user", 40, 8), ("t_item", 60, 4), ("t_more", 60, 4))})
+    model.ec.load_state_dict({f"embeddings.{table}.weight": torch.randn(60, 2, generator=generator) for table in ("t_row", "t_last")})
     torch.nn.init.constant_(model.over.weight, 0.25)
     torch.nn.init.zeros_(model.over.bias)
     dense = torch.optim.SGD(model.over.parameters(), lr=0.1)
     first, losses = None, []
     for _ in range(STEPS):
         features, labels = batch_of(generator)
-        score, pooled = model(features)
+        score, pooled, rows = model(features)
         if first is None:
             first = {key: pooled[key].detach().clone() for key in pooled.keys()}
             first["all"] = pooled.values().detach().clone()
+            for name, one in rows.items():
+                first |= {f"rows of {name}": one.values().detach().clone(), f"ids of {name}": one.weights().clone(), f"lengths of {name}": one.lengths().clone()}
         loss = torch.nn.functional.mse_loss(score, labels)
         dense.zero_grad()
         loss.backward()
@@ -65,4 +75,4 @@ def main(name):
     model.eval()
     with torch.no_grad():
         last = model(batch_of(generator)[0])[0]
-    return first, losses, model.ebc.state_dict(), last
+    return first, losses, {**model.ebc.state_dict(), **model.ec.state_dict()}, last

@@ -1,4 +1,4 @@
-"""EmbeddingBagCollection of torchrec by changed imports only, with its tables on a cluster of emberd.
+"""EmbeddingBagCollection and EmbeddingCollection of torchrec by changed imports only, with their tables on a cluster of emberd.
 
     from emberd.compat.torchrec import (EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType,
                                         apply_optimizer_in_backward)
@@ -9,12 +9,13 @@
     loss = bce(net(ebc(KeyedJaggedTensor(keys, values, lengths=lengths)).values()), labels)
     loss.backward()                                             # updates the tables, as torchrec's fused optimizers do
 
+An EmbeddingCollection, of EmbeddingConfig, gives a JaggedTensor for each feature instead: a row for each id.
 The names, signatures and values are those of torchrec's documentation. The cluster is that of the environment's
 EMBERD_ADDRESS, or of `use`; without either, one is started that ends with this process.
 
-What differs from torchrec: parameters have the shape of their table but no memory, and are there for
-apply_optimizer_in_backward alone; the optimizer's state is the cluster's; each row that a batch looked up gets one update,
-also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
+What differs from torchrec: parameters have the shape of their table but no memory. They are there for
+apply_optimizer_in_backward, and for requires_grad_(False), which freezes a table; a change of them in place raises. The
+optimizer's state is the cluster's; each row that a batch looked up gets one update, also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
 being summed: DistributedDataParallel goes around the dense part alone, for it refuses a module with such parameters. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
 is_weighted together with PoolingType.MEAN is refused, as by torchrec's modules that are not sharded; sharded ones divide by the number of ids.
 `backward` takes the gradients as they are, as torchrec's fused optimizers do: a GradScaler, which scales the loss, would scale the updates, too. emberd.torch has an
@@ -36,16 +37,17 @@ from .. import config
 from .._filling import Part
 from .._jagged import learned_weights, split_jagged
 from .._loading import stretches
-from ..arrays import Ids, Ragged
+from ..arrays import Ids, Ragged, Sequences
 from ..client import Client, Model
 from ..errors import AlreadyExists
 from ..steps import Step, Steps
 from ..torch._collection import _rank_and_size, refuse_tracing
+from ..torch._rows import as_it_is, changes
 from ._in_turn import Place
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-__all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor",
-           "PoolingType", "RowWiseAdagrad", "apply_optimizer_in_backward", "use"]
+__all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "EmbeddingCollection", "EmbeddingConfig", "JaggedTensor",
+           "KeyedJaggedTensor", "KeyedTensor", "PoolingType", "RowWiseAdagrad", "apply_optimizer_in_backward", "use"]
 
 
 class PoolingType(enum.Enum):
@@ -62,9 +64,7 @@ class DataType(enum.Enum):
 
 
 @dataclass
-class EmbeddingBagConfig:
-    """init_fn: gets the whole table as a tensor, and fills it in place; default: uniform in +-1/sqrt(num_embeddings)."""
-
+class _Config:
     num_embeddings: int
     embedding_dim: int
     name: str = ""
@@ -73,13 +73,24 @@ class EmbeddingBagConfig:
     weight_init_max: Optional[float] = None
     weight_init_min: Optional[float] = None
     init_fn: Optional[Callable[[torch.Tensor], Optional[torch.Tensor]]] = None
-    pooling: PoolingType = PoolingType.SUM
 
     def get_weight_init_max(self) -> float:
         return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
 
     def get_weight_init_min(self) -> float:
         return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+
+
+@dataclass
+class EmbeddingConfig(_Config):
+    """init_fn: as that of EmbeddingBagConfig."""
+
+
+@dataclass
+class EmbeddingBagConfig(_Config):
+    """init_fn: gets the whole table as a tensor, and fills it in place; default: uniform in +-1/sqrt(num_embeddings)."""
+
+    pooling: PoolingType = PoolingType.SUM
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
@@ -131,8 +142,8 @@ def apply_optimizer_in_backward(optimizer_class: Type[torch.optim.Optimizer], pa
     for parameter in params:
         owner = getattr(parameter, "_emberd_table", None)
         if owner is None:
-            raise ValueError("params: they must be parameters of an EmbeddingBagCollection; give others to an optimizer of "
-                             "torch.optim")
+            raise ValueError("params: they must be parameters of an EmbeddingBagCollection or EmbeddingCollection; give others to "
+                             "an optimizer of torch.optim")
         owner._set_optimizer(made)
 
 
@@ -154,22 +165,49 @@ def _feature(output: str) -> str:
     return output.replace("@", ".")
 
 
+# What leaves the numbers of a parameter as they are. Loops set gradients to None that there are not.
+_of_torch: Any = torch.Tensor
+_ALLOWED = (_of_torch.requires_grad_, _of_torch.requires_grad.__set__, _of_torch.grad.__set__)
+
+
+class _Weight(torch.nn.Parameter):
+    """Of the shape of a table, and without memory. A change of it, and of what is made of it, would be lost."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
+        if func not in _ALLOWED and changes(_Weight, func, args, kwargs or {}):
+            raise RuntimeError("weight: rows are on the cluster, so that a change of this parameter would be lost; load_state_dict of the collection overwrites its tables, "
+                               "and init_fn of a config gives a table its first rows")
+        with as_it_is():
+            found = func(*args, **(kwargs or {}))
+        return found.as_subclass(_Weight) if type(found) is torch.Tensor and found.is_meta else found
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.empty(self.shape, device="meta"), self.requires_grad)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__deepcopy__({}).__reduce_ex__(protocol)  # of which _Table makes one again
+
+
 class _Table(torch.nn.Module):
-    """What torchrec has an nn.EmbeddingBag for."""
+    """What torchrec has an nn.EmbeddingBag or nn.Embedding for."""
 
     weight: torch.nn.Parameter
 
-    def __init__(self, described: EmbeddingBagConfig, collection: "EmbeddingBagCollection") -> None:
+    def __init__(self, described: _Config, collection: "_Collection") -> None:
         super().__init__()
         self.described = described
         self.optimizer: Optional[config.Optimizer] = None
         self._collection = (collection,)  # no submodule
-        self.weight = torch.nn.Parameter(torch.empty(described.num_embeddings, described.embedding_dim, device="meta"))
-        self.weight._emberd_table = self  # type: ignore[attr-defined]
+        self._make_weight(True)
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        self.weight._emberd_table = self  # type: ignore[attr-defined]  # copies of parameters lose it
+        self._make_weight(self.weight.requires_grad)  # a copy is a plain parameter
+
+    def _make_weight(self, requires_grad: bool) -> None:
+        self.weight = _Weight(torch.empty(self.described.num_embeddings, self.described.embedding_dim, device="meta"), requires_grad)
+        self.weight._emberd_table = self  # type: ignore[attr-defined]
 
     def _set_optimizer(self, optimizer: config.Optimizer) -> None:
         if self._collection[0]._model is not None:
@@ -197,38 +235,36 @@ class _Table(torch.nn.Module):
 
 
 class _Pull(torch.autograd.Function):
-    """Activations, whose gradient updates the rows."""
+    """Activations, whose gradients update the rows."""
 
     @staticmethod
-    def forward(ctx: Any, trigger: torch.Tensor, collection: "EmbeddingBagCollection", step: Step,
-                activations: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, trigger: torch.Tensor, collection: "_Collection", step: Step,
+                *activations: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         ctx.collection, ctx.step = collection, step
         return activations
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        ctx.collection._update(ctx.step, gradients[0])
-        return None, None, None, None
+        ctx.collection._update(ctx.step, gradients)
+        return (None,) * (3 + len(gradients))
 
 
-class EmbeddingBagCollection(torch.nn.Module):
-    """Pooled embeddings: a KeyedJaggedTensor in, a KeyedTensor out. In training each call is a step, which `backward`
-    ends; one without is skipped by the next call. In evaluation or under no_grad rows are only looked up."""
+class _Collection(torch.nn.Module):
+    """In training each call is a step, which `backward` ends; one without is skipped by the next call. In evaluation or under
+    no_grad rows are only looked up."""
 
-    def __init__(self, tables: List[EmbeddingBagConfig], is_weighted: bool = False, device: Any = None) -> None:
+    _side_by_side = False  # activations are columns of one matrix
+
+    def __init__(self, tables: Sequence[_Config]) -> None:
         super().__init__()
-        self._configs, self._is_weighted = list(tables), is_weighted
+        self._configs: List[Any] = list(tables)
         for table in tables:
-            if is_weighted and table.pooling is PoolingType.MEAN:
-                raise ValueError(f"table {table.name!r}: PoolingType.MEAN is not allowed with is_weighted, for it could divide by the sum of the weights or by the number of "
-                                 "ids; give PoolingType.SUM, and weights that are divided already")
             table.feature_names = list(table.feature_names) or [table.name]
         names = [name for table in tables for name in table.feature_names]
         # (output, feature, table): as torchrec has it, a feature of several tables gives an output for each.
         self._outputs = [(name if names.count(name) == 1 else f"{name}@{table.name}", name, table)
                          for table in tables for name in table.feature_names]
         self._tables = {table.name: _Table(table, self) for table in tables}
-        self.embedding_bags = torch.nn.ModuleDict(self._tables)
         self._client, self._name = _place.take()
         self._options: Dict[str, Any] = {"group": _place.group, **_place.options}
         self._model: Optional[Model] = None
@@ -240,23 +276,18 @@ class EmbeddingBagCollection(torch.nn.Module):
         """A copy has the same tables, and no step under way."""
         return {**self.__dict__, "_steps": copy.copy(self._steps), "_current": None}
 
-    def embedding_bag_configs(self) -> List[EmbeddingBagConfig]:
-        return list(self._configs)
-
-    def is_weighted(self) -> bool:
-        return self._is_weighted
-
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def forward(self, features: Any) -> KeyedTensor:
-        refuse_tracing()
-        model, ids = self._declared(), self._ids_of(features)
-        widths = [table.embedding_dim for _, _, table in self._outputs]
-        keys = [output for output, _, _ in self._outputs]
-        if not (self.training and torch.is_grad_enabled()):
-            return KeyedTensor(keys, widths, torch.from_numpy(model.lookup(ids).concat))
+    def _look_up(self, ids: Dict[str, Ids]) -> List[torch.Tensor]:
+        """By output; or one tensor, where they are side by side."""
+        model = self._declared()
+        frozen = {_feature(output) for output, _, table in self._outputs if not self._tables[table.name].weight.requires_grad}
+        moving = {output: one for output, one in ids.items() if output not in frozen}
+        if not (self.training and torch.is_grad_enabled() and moving):
+            found = model.lookup(ids)
+            return [torch.from_numpy(one) for one in ([found.concat] if self._side_by_side else [found[output] for output in ids])]
         assert self._steps is not None
         before = self._current
         if before is not None and before.gradients is not None:
@@ -265,11 +296,17 @@ class EmbeddingBagCollection(torch.nn.Module):
             self._steps.skip(before)
         self._current = None
         self._steps.forget()  # what a call that was interrupted has sent
-        step = self._steps.send(ids, concat=True)
-        whole = torch.from_numpy(self._steps.receive(step).concat)
+        still: Mapping[str, Any] = {}
+        if frozen:
+            still = model.lookup({output: ids[output] for output in ids if output in frozen}, partial=True)
+        step = self._steps.send(moving, concat=self._side_by_side and not frozen, partial=bool(frozen))
+        received = self._steps.receive(step)
         self._current = step
-        pulled: Any = _Pull.apply(self._trigger, self, step, whole)
-        return KeyedTensor(keys, widths, pulled)
+        pulled: Any = _Pull.apply(self._trigger, self, step, *map(torch.from_numpy, [received.concat] if step.concat else [received[output] for output in moving]))
+        if step.concat:
+            return list(pulled)
+        trained = dict(zip(moving, pulled))
+        return [trained[output] if output in trained else torch.from_numpy(still[output]) for output in ids]
 
     def finish(self) -> None:
         """Leaves the group of trainers, once all updates have been made."""
@@ -277,21 +314,13 @@ class EmbeddingBagCollection(torch.nn.Module):
         if self._steps is not None:
             self._steps.finish()
 
-    def _ids_of(self, features: Any) -> Dict[str, Ids]:
-        if torch.is_grad_enabled() and self._is_weighted and learned_weights(features):
-            raise ValueError("weights: they require a gradient, which this class does not give; give the KeyedJaggedTensor "
-                             "weights.detach(), or use emberd.torch.EmbeddingBagCollection, which gives it")
-        split = split_jagged(features)
-        result: Dict[str, Ids] = {}
+    def _of_outputs(self, features: Any) -> Iterator[Tuple[str, str, Ragged]]:
+        """(output on the cluster, feature, ids)"""
+        split: Dict[str, Any] = split_jagged(features)
         for output, name, _ in self._outputs:
             if name not in split:
                 raise ValueError(f"feature {name!r} is missing; there are ids of {', '.join(split) or 'none'}")
-            ids = split[name]
-            assert isinstance(ids, Ragged)
-            if self._is_weighted and ids.weights is None:
-                raise ValueError(f"feature {name!r}: there are no weights, but is_weighted is true")
-            result[_feature(output)] = Ragged(ids.values, ids.row_splits, ids.weights if self._is_weighted else None)
-        return result
+            yield _feature(output), name, split[name]
 
     def _declared(self) -> Model:
         """Once the optimizers are known: the tables are made when they are first used."""
@@ -312,7 +341,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     def _described(self, filled: bool) -> config.ModelConfig:
         """filled: where a table has an init_fn, that gives its rows."""
         tables = [config.TableConfig(
-            one.name, one.num_embeddings, one.embedding_dim, combiner=one.pooling.value.lower(),
+            one.name, one.num_embeddings, one.embedding_dim, combiner=getattr(one, "pooling", PoolingType.SUM).value.lower(),
             initializer=config.Assigned() if filled and one.init_fn is not None else config.Uniform(one.get_weight_init_min(), one.get_weight_init_max()),
             optimizer=self._tables[one.name].optimizer,
             storage_dtype={"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[one.data_type.value])
@@ -330,10 +359,10 @@ class EmbeddingBagCollection(torch.nn.Module):
                 for begin, end in stretches(tuple(filled.shape)):
                     yield one.name, "", np.arange(begin, end), filled[begin:end]
 
-    def _update(self, step: Step, gradient: torch.Tensor) -> None:
+    def _update(self, step: Step, gradients: Sequence[torch.Tensor]) -> None:
         if step is not self._current:
             raise RuntimeError("these activations have been updated or skipped already: each call allows one backward")
-        without = [name for name, table in self._tables.items() if table.optimizer is None]
+        without = [name for name, table in self._tables.items() if table.optimizer is None and table.weight.requires_grad]
         if without:
             raise RuntimeError(f"table {without[0]!r} has no optimizer: call apply_optimizer_in_backward with its parameter; "
                                "optimizers of torch.optim do not see tables of a cluster")
@@ -342,7 +371,81 @@ class EmbeddingBagCollection(torch.nn.Module):
             self._steps.confirm(given=step)
             self._current = None
             return
-        widths = [table.embedding_dim for _, _, table in self._outputs]
-        columns: Sequence[torch.Tensor] = torch.split(gradient.detach(), widths, dim=1)
-        self._steps.update(step, {_feature(output): one.numpy() for (output, _, _), one in zip(self._outputs, columns)})
+        if step.concat:
+            gradients = torch.split(gradients[0], [table.embedding_dim for _, _, table in self._outputs], dim=1)
+        self._steps.update(step, {output: one.detach().numpy() for output, one in zip(step.ids, gradients)})
         self._current = None
+
+
+class EmbeddingBagCollection(_Collection):
+    """Pooled embeddings: a KeyedJaggedTensor in, a KeyedTensor out. In training each call is a step, which `backward`
+    ends; one without is skipped by the next call. In evaluation or under no_grad rows are only looked up."""
+
+    _side_by_side = True
+
+    def __init__(self, tables: List[EmbeddingBagConfig], is_weighted: bool = False, device: Any = None) -> None:
+        for table in tables:
+            if is_weighted and table.pooling is PoolingType.MEAN:
+                raise ValueError(f"table {table.name!r}: PoolingType.MEAN is not allowed with is_weighted, for it could divide by the sum of the weights or by the number of "
+                                 "ids; give PoolingType.SUM, and weights that are divided already")
+        super().__init__(tables)
+        self._is_weighted = is_weighted
+        self.embedding_bags = torch.nn.ModuleDict(self._tables)
+
+    def embedding_bag_configs(self) -> List[EmbeddingBagConfig]:
+        return list(self._configs)
+
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
+    def forward(self, features: Any) -> KeyedTensor:
+        refuse_tracing()
+        if torch.is_grad_enabled() and self._is_weighted and learned_weights(features):
+            raise ValueError("weights: they require a gradient, which this class does not give; give the KeyedJaggedTensor "
+                             "weights.detach(), or use emberd.torch.EmbeddingBagCollection, which gives it")
+        ids: Dict[str, Ids] = {}
+        for output, name, given in self._of_outputs(features):
+            if self._is_weighted and given.weights is None:
+                raise ValueError(f"feature {name!r}: there are no weights, but is_weighted is true")
+            ids[output] = Ragged(given.values, given.row_splits, given.weights if self._is_weighted else None)
+        found = self._look_up(ids)
+        return KeyedTensor([output for output, _, _ in self._outputs], [table.embedding_dim for _, _, table in self._outputs],
+                           found[0] if len(found) == 1 else torch.cat(found, 1))
+
+
+class EmbeddingCollection(_Collection):
+    """Embeddings that are not pooled: a KeyedJaggedTensor in, and by feature a JaggedTensor out, with a row for each id. Steps are as
+    those of EmbeddingBagCollection. Weights of ids are not looked at, as by torchrec.
+
+    need_indices: the ids are the weights() of the JaggedTensors.
+    """
+
+    def __init__(self, tables: List[EmbeddingConfig], device: Any = None, need_indices: bool = False) -> None:
+        for place, table in enumerate(tables):
+            if hasattr(table, "pooling"):
+                raise ValueError(f"tables[{place}]: an {type(table).__name__} is not allowed, for rows are not pooled; give an EmbeddingConfig")
+            if table.embedding_dim != tables[0].embedding_dim:
+                raise ValueError(f"tables[{place}]: embedding_dim: {table.embedding_dim} of table {table.name!r} is not allowed beside {tables[0].embedding_dim} of table "
+                                 f"{tables[0].name!r}; all must be equal: give the others to another EmbeddingCollection")
+        super().__init__(tables)
+        self._need_indices = need_indices
+        self.embeddings = torch.nn.ModuleDict(self._tables)
+
+    def embedding_configs(self) -> List[EmbeddingConfig]:
+        return list(self._configs)
+
+    def embedding_dim(self) -> int:
+        return int(self._configs[0].embedding_dim)
+
+    def embedding_names_by_table(self) -> List[List[str]]:
+        return [[output for output, _, of in self._outputs if of is table] for table in self._configs]
+
+    def need_indices(self) -> bool:
+        return self._need_indices
+
+    def forward(self, features: Any) -> Dict[str, JaggedTensor]:
+        refuse_tracing()
+        given = [(output, ids) for output, _, ids in self._of_outputs(features)]
+        found = self._look_up({output: Sequences(ids.values) for output, ids in given})
+        return {output: JaggedTensor(rows, torch.as_tensor(ids.values) if self._need_indices else None, lengths=torch.from_numpy(np.diff(ids.row_splits)))
+                for (output, _, _), (_, ids), rows in zip(self._outputs, given, found)}

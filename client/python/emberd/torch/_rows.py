@@ -10,19 +10,19 @@ import torch
 # Functions of torch that change a tensor, and whose names do not end with one _.
 _CHANGES = re.compile(r"__(set|setitem|i(add|and|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor))__")
 _below: Any = getattr(torch, "_C")  # noqa: B009 # without a type
-_as_it_is: Any = getattr(_below, "DisableTorchFunctionSubclass", _below.DisableTorchFunction)
+as_it_is: Any = getattr(_below, "DisableTorchFunctionSubclass", _below.DisableTorchFunction)
 
 HOW = ("collection.model.assign_rows(table, ids, rows) of the layer overwrites some rows and collection.model.load_table(table, rows) all; "
        "from_pretrained makes a layer of rows that you have, and requires_grad_(False) of the layer freezes them")
 
 
-def _changed(function: Any, arguments: Tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Whether the function would change rows."""
+def changes(kind: Any, function: Any, arguments: Tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Whether the function would change a tensor of this kind."""
     name = getattr(function, "__name__", "")
     first: Any = named.get("out")
     if first is None and (_CHANGES.fullmatch(name) or (name.endswith("_") and not name.endswith("__"))):
         first = arguments[0] if arguments else next(iter(named.values()), None)
-    return isinstance(first, Rows) or (isinstance(first, (list, tuple)) and any(isinstance(one, Rows) for one in first))
+    return isinstance(first, kind) or (isinstance(first, (list, tuple)) and any(isinstance(one, kind) for one in first))
 
 
 def _memory(tensor: torch.Tensor) -> Optional[int]:
@@ -54,9 +54,9 @@ class Rows(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
         named = kwargs or {}
-        if _changed(func, args, named):
+        if changes(Rows, func, args, named):
             raise RuntimeError(f"weight: it is a copy of rows of the cluster, so that a change of it would be lost; {HOW}")
-        with _as_it_is():
+        with as_it_is():
             found = func(*args, **named)
             mine = [_memory(one) for one in (*args, *named.values()) if isinstance(one, Rows)]
 
@@ -73,7 +73,7 @@ class Rows(torch.Tensor):
             return marked(found)
 
     def _plain(self) -> torch.Tensor:
-        with _as_it_is():
+        with as_it_is():
             return self.detach().clone()
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
