@@ -234,6 +234,16 @@ class CollectionTest(ClusterTest):
             self.look_up(one.train(), 1)
             one.finish()
 
+    def test_ids_may_change_before_their_step_has_ended(self):
+        ebc = self.make()
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        ids = torch.tensor([1])
+        found = ebc(compat.KeyedJaggedTensor(["t"], ids, lengths=torch.tensor([1])))["t"]
+        ids.fill_(2)  # a loader's buffer, with the next batch
+        ebc._steps._leave()  # as a connection that is lost
+        found.sum().backward()
+        self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][:3, 0].tolist(), [0, -1, 0])
+
     def test_a_frozen_table_stays_bit_for_bit(self):
         for kind in (compat.EmbeddingBagCollection, compat.EmbeddingCollection):
             compat.use(self.client, model=f"frozen_{kind.__name__}")
@@ -321,6 +331,8 @@ class JaggedTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, r"lengths: \[1, 3\] samples are not allowed together"):
             compat.KeyedJaggedTensor.from_jt_dict({name: compat.JaggedTensor(torch.arange(3), lengths=lengths)
                                                    for name, lengths in (("a", torch.ones(3, dtype=torch.int64)), ("b", torch.tensor([3])))})
+        with self.assertRaisesRegex(KeyError, "there is no key 'c'; there are a, b"):
+            whole["c"]
         with self.assertRaisesRegex(ValueError, "multiple"):
             compat.KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1, 1]))
 

@@ -139,6 +139,8 @@ class KeyedJaggedTensor(_Jagged):
         return result
 
     def __getitem__(self, key: str) -> JaggedTensor:
+        if key not in self._keys:
+            raise KeyError(f"there is no key {key!r}; there are {', '.join(self._keys) or 'none'}")
         return self._part(self._keys.index(key))
 
     def _part(self, place: int, count: int = 1) -> JaggedTensor:

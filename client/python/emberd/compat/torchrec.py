@@ -37,11 +37,11 @@ from .. import config
 from .._filling import Part
 from .._jagged import learned_weights, split_jagged
 from .._loading import stretches
-from ..arrays import Ids, Ragged, Sequences
+from ..arrays import Ids, Ragged, Sequences, map_arrays
 from ..client import Client, Model
 from ..errors import AlreadyExists
 from ..steps import Step, Steps
-from ..torch._collection import _rank_and_size, refuse_tracing
+from ..torch._collection import _rank_and_size, copied, refuse_tracing
 from ..torch._rows import as_it_is, changes
 from ._in_turn import Place
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -299,7 +299,8 @@ class _Collection(torch.nn.Module):
         still: Mapping[str, Any] = {}
         if frozen:
             still = model.lookup({output: ids[output] for output in ids if output in frozen}, partial=True)
-        step = self._steps.send(moving, concat=self._side_by_side and not frozen, partial=bool(frozen))
+        own = {output: map_arrays(copied, one) for output, one in moving.items()}  # a loader may fill its buffers anew before the step has ended
+        step = self._steps.send(own, concat=self._side_by_side and not frozen, partial=bool(frozen))
         received = self._steps.receive(step)
         self._current = step
         pulled: Any = _Pull.apply(self._trigger, self, step, *map(torch.from_numpy, [received.concat] if step.concat else [received[output] for output in moving]))

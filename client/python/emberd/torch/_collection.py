@@ -403,7 +403,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _prepare_own(self, ids: Any) -> Dict[str, Ids]:
         """The same, in memory of its own: a loader may fill its buffers anew before the step, which may be sent again, has ended."""
-        return {name: map_arrays(_copy, value) for name, value in self._prepare(ids).items()}
+        return {name: map_arrays(copied, value) for name, value in self._prepare(ids).items()}
 
     def _side_by_side(self, ids: Any) -> bool:
         """Whether the activations are columns of one tensor."""
@@ -647,7 +647,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             optimizer._show()
 
 
-def _copy(values: Any) -> Any:
+def copied(values: Any) -> Any:
     return values.copy() if isinstance(values, np.ndarray) else values
 
 
