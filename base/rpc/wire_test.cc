@@ -1,6 +1,9 @@
 #include "base/rpc/wire.h"
 
+#include <string_view>
+
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/channel_arguments.h>
 #include <gtest/gtest.h>
 
 #include "base/status.h"
@@ -66,6 +69,22 @@ TEST(WireEncoderTest, FieldsBeginAsProtobufWritesThem) {
     *response.add_activations() = activation;
     EXPECT_EQ(begin + data, response.SerializeAsString());
   }
+}
+
+// README.md promises that training continues within half a minute after a cut network works again;
+// to connect takes a moment, too. tests/fault/shard_kill_test.cc cuts one.
+TEST(ConnectionArgumentsTest, ASilentPeerIsGivenUpWithinHalfAMinute) {
+  const grpc::ChannelArguments arguments = ConnectionArguments();
+  const grpc_channel_args all = arguments.c_channel_args();
+  int found = 0, silence_ms = 0;
+  for (size_t i = 0; i < all.num_args; ++i) {
+    const std::string_view key = all.args[i].key;
+    if (key != GRPC_ARG_KEEPALIVE_TIME_MS && key != GRPC_ARG_KEEPALIVE_TIMEOUT_MS) continue;
+    ++found;
+    silence_ms += all.args[i].value.integer;
+  }
+  EXPECT_EQ(found, 2);
+  EXPECT_LT(silence_ms, 29'000);
 }
 
 TEST(StatusCodesTest, EveryCodeGoesThereAndBack) {

@@ -3,10 +3,16 @@
 // better when the flood is over. How well it does is for `./run bench overload`.
 #include "tests/testing/overload.h"
 
+#include <atomic>
 #include <iostream>
 #include <memory>
+#include <thread>
+#include <vector>
 
+#include "base/testing/await.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/footprint.h"
 
 namespace emberd::testing {
@@ -34,6 +40,46 @@ TEST(OverloadTest, RefusesWhatItCannotServeAndGoesOn) {
   EXPECT_LE(result->most_waiting, 100);
   EXPECT_TRUE(result->serves);
   EXPECT_LT(result->resident_growth_kib, kMostGrowthKib);
+}
+
+// What this would catch: a lookup that waits behind others until its caller has given up, or that
+// is refused without the figures. A stopped shard keeps lookups until their deadlines, and so the
+// coordinator learns how long they take.
+using LateLookupTest = ClusterFixture;
+TEST_F(LateLookupTest, IsRefusedWithTheFigures) {
+  StartCluster({.shards = 2}, MixedModel("mixed"));
+  client::ClientOptions options = cluster_->client_options();
+  options.max_attempts = 1;
+  options.transport = client::TransportKind::kTcp;  // a lane is a thread of its own: nothing waits
+  const auto client = client::Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto look_up = [&](absl::Duration deadline) {
+    const std::vector<OwnedIds> batch = MixedBatch(1, 32);
+    return (*client)
+        ->Lookup(model_, Features(batch), {.inference = true, .deadline = deadline})
+        .status();
+  };
+  cluster_->SuspendShard(1);
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 10; ++i) {
+    waiting.emplace_back([&] {
+      while (!stop) look_up(absl::Seconds(1)).IgnoreError();
+    });
+  }
+  const absl::Status refused =
+      Await([&] { return look_up(absl::Milliseconds(300)); },
+            [](const absl::Status& status) { return absl::IsResourceExhausted(status); });
+  stop = true;
+  for (std::thread& thread : waiting) thread.join();
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::MatchesRegex("[0-9]+ requests are waiting already; after them this one "
+                                      "would take [0-9]+ ms, but its deadline is in [0-9]+ ms; "
+                                      "retry later"))
+      << refused;
+  cluster_->ResumeShard(1);
+  const absl::Status served = Await([&] { return look_up(kPatience); });
+  EXPECT_TRUE(served.ok()) << served;
 }
 
 }  // namespace overload_test

@@ -211,6 +211,33 @@ TEST_F(ShardKillTest, AnUpdateIsAllOrNothingWhenAShardIsSilent) {
   EXPECT_NE(*Digest(*client_, model_), before);
 }
 
+// A network that is cut tells nobody: no connection breaks. What this would catch: a coordinator
+// that believes in its connection until the deadline of a call, or takes rows for lost that are
+// not.
+class CutNetworkTest : public ShardKillTest {
+ protected:
+  void SetUp() override {
+    StartCluster({.shards = kShards, .config = "transport: TCP", .links = true},
+                 MixedModel("mixed"));
+  }
+};
+
+TEST_F(CutNetworkTest, CallsEndWithoutTheShardAndItsRowsAreThereAfterwards) {
+  std::unique_ptr<client::Client> client = ConnectWithoutRetries();
+  ASSERT_TRUE(TrainStep(*client, model_, 1, 32).ok());
+  const std::string before = TableDigest();
+  cluster_->shard_link(0, kVictim).Stall();
+  // The shard never answers, and the deadline is far.
+  const absl::Status status = Lookup(*client, 2).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("shard ", kVictim)));
+  cluster_->shard_link(0, kVictim).Heal();
+  const absl::StatusOr<std::string> after = Await([&] { return Digest(*client, model_); });
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(*after, before);
+  EXPECT_TRUE(Recovers(*client));
+}
+
 // What stays behind when a cluster goes: nothing.
 TEST(ClusterTest, NoProcessIsLeft) {
   std::vector<pid_t> pids;
