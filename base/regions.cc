@@ -298,8 +298,6 @@ absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::str
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection), patience));
 }
 
-SharedArena::~SharedArena() = default;
-
 bool SharedArena::alive() const {
   // That there is something to read means no more than that another thread is being answered.
   pollfd watched = {socket_.get(), POLLRDHUP, 0};
@@ -314,7 +312,10 @@ int SharedArena::regions() const {
 std::shared_ptr<SharedBlock> SharedArena::Take(size_t bytes, absl::Time deadline) {
   bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   MutexLock lock(&mutex_);
-  std::shared_ptr<SharedBlock> block = TakeFree(bytes);
+  std::shared_ptr<SharedBlock> block;
+  while ((block = TakeFree(bytes)) == nullptr && asking_) {  // the answer may be enough for both
+    if (!WaitSteadily(&asked_, &mutex_, deadline)) return nullptr;
+  }
   if (block != nullptr) return block;
   if (AddRegion(std::max(bytes, kRegionBytes), deadline) || AddRegion(bytes, deadline)) {
     return TakeFree(bytes);
@@ -344,15 +345,21 @@ std::shared_ptr<SharedBlock> SharedArena::TakeFree(size_t bytes) {
 
 std::optional<regions::Answer> SharedArena::Ask(const regions::Request& request, int lent,
                                                 absl::Time deadline, FileDescriptor* given) {
+  while (asking_) asked_.Wait(&mutex_);
   // A late answer must not be taken for that to another request.
   if (silent_ || !regions::SendPacket(socket_.get(), request, MSG_DONTWAIT, lent)) {
     return std::nullopt;
   }
+  asking_ = true;
+  mutex_.Unlock();
   std::optional<regions::Answer> answer;
   if (AwaitReadable(socket_.get(), std::min(deadline, SteadyNow() + patience_))) {
     answer = regions::ReceiveAnswer(socket_.get(), given);
   }
   silent_ = !answer.has_value();
+  mutex_.Lock();
+  asking_ = false;
+  asked_.SignalAll();
   return answer;
 }
 
@@ -439,16 +446,27 @@ void SharedBlock::Part() {
 }
 
 std::shared_ptr<SharedArena> ArenaLink::Get(absl::Time deadline) {
-  MutexLock lock(&mutex_);
-  if (arena_ != nullptr && arena_->alive()) return arena_;
-  if (std::exchange(arena_, nullptr) != nullptr) next_try_ = absl::InfinitePast();
-  if (SteadyNow() < next_try_) return nullptr;
+  {
+    MutexLock lock(&mutex_);
+    while (asking_) {
+      if (!WaitSteadily(&asked_, &mutex_, deadline)) return nullptr;
+    }
+    if (arena_ != nullptr && arena_->alive()) return arena_;
+    if (std::exchange(arena_, nullptr) != nullptr) next_try_ = absl::InfinitePast();
+    if (SteadyNow() < next_try_) return nullptr;
+    asking_ = true;
+  }
   deadline = std::min(deadline, SteadyNow() + patience_);
   const absl::StatusOr<LocalInvitation> invitation = ask_(deadline);
+  std::shared_ptr<SharedArena> arena;
   if (invitation.ok()) {
-    auto arena = SharedArena::Connect(invitation->socket, invitation->ticket, deadline, patience_);
-    if (arena.ok()) arena_ = *std::move(arena);
+    arena = SharedArena::Connect(invitation->socket, invitation->ticket, deadline, patience_)
+                .value_or(nullptr);
   }
+  MutexLock lock(&mutex_);
+  asking_ = false;
+  asked_.SignalAll();
+  arena_ = std::move(arena);
   // One that does not answer may be about to start.
   const bool anew = arena_ != nullptr || absl::IsUnavailable(invitation.status());
   pause_ = anew ? kFirstPause : std::clamp(2 * pause_, kFirstPause, kLongestPause);

@@ -174,7 +174,6 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   static absl::StatusOr<std::shared_ptr<SharedArena>> Connect(
       const std::string& socket, const std::string& ticket,
       absl::Time deadline = absl::InfiniteFuture(), absl::Duration patience = kPatience);
-  ~SharedArena();
 
   // Whether the server is still there, and has answered all that it was asked. One that has not may
   // be stopped: it is asked nothing more, but it keeps the regions, for requests on their way to it
@@ -205,7 +204,7 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   // From what is free.
   std::shared_ptr<SharedBlock> TakeFree(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AddRegion(size_t bytes, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The server's answer to `request`, with files both ways.
+  // The server's answer to `request`, with files both ways. Without the mutex while it waits.
   std::optional<regions::Answer> Ask(const regions::Request& request, int lent, absl::Time deadline,
                                      FileDescriptor* given) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Return(Region* region, size_t offset, size_t bytes, bool reusable);
@@ -216,6 +215,8 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   const absl::Duration patience_;
   std::atomic<bool> silent_ = false;  // a request has not been answered
   mutable Mutex mutex_;
+  bool asking_ ABSL_GUARDED_BY(mutex_) = false;  // some thread waits for an answer
+  CondVar asked_;
   std::vector<std::unique_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -260,9 +261,7 @@ class SharedBlock {
   std::atomic<bool> parted_ = false;
 };
 
-// An arena that is there as long as its server is: see SharedArena.
-//
-// Thread-safe.
+// An arena that is there as long as its server is: see SharedArena. Thread-safe.
 class ArenaLink {
  public:
   // Asks the server where to connect.
@@ -278,6 +277,8 @@ class ArenaLink {
   const Ask ask_;
   const absl::Duration patience_;
   Mutex mutex_;
+  bool asking_ ABSL_GUARDED_BY(mutex_) = false;  // some thread does
+  CondVar asked_;
   std::shared_ptr<SharedArena> arena_ ABSL_GUARDED_BY(mutex_);
   absl::Time next_try_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Duration pause_ ABSL_GUARDED_BY(mutex_);  // before next_try_

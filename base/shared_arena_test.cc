@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/regions.h"
 #include "base/steady_time.h"
@@ -61,6 +62,23 @@ TEST(ArenaLink, AsksAServerThatRefusesLessAndLessOften) {
     // After 0, 200, 400 and 600 ms, or after 0, 200, 600 and 1400 ms.
     EXPECT_GE(absl::Now() - begin, absl::Milliseconds(silent ? 600 : 1400));
   }
+}
+
+// What this would catch: a call that waits beyond its deadline because another one has more time.
+TEST(ArenaLink, NobodyWaitsAsLongAsAnotherThread) {
+  absl::Notification asked, answer;
+  ArenaLink link(
+      [&](absl::Time) -> absl::StatusOr<LocalInvitation> {
+        asked.Notify();
+        EXPECT_TRUE(answer.WaitForNotificationWithTimeout(kLong));
+        return absl::UnavailableError("");
+      },
+      kLong);
+  std::thread patient([&] { EXPECT_EQ(link.Get(), nullptr); });
+  asked.WaitForNotification();
+  EXPECT_EQ(link.Get(SteadyNow() + absl::Milliseconds(20)), nullptr);
+  answer.Notify();
+  patient.join();
 }
 
 TEST(SharedArena, BothEndsSeeTheSameMemory) {
@@ -301,6 +319,26 @@ TEST(SharedArena, AsksASilentServerNothingMoreAndStaysConnected) {
   EXPECT_FALSE(host.PeerIsGone());
   arena = nullptr;
   EXPECT_TRUE(Eventually([&] { return host.PeerIsGone(); }));
+}
+
+// What this would catch: a step that is not sent in its half second, and a block that is not given
+// back, because another thread waits for a server that is silent.
+TEST(SharedArena, NobodyWaitsAsLongAsAnotherThread) {
+  SilentHost host;
+  auto server =
+      *LocalServer::Start({.ticket_life = kLong, .stranger_patience = kLong}, &host, nullptr);
+  const LocalInvitation invitation = server->Invite({});
+  const auto arena =
+      *SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
+  std::thread patient([&] { EXPECT_EQ(arena->Take(100), nullptr); });
+  EXPECT_TRUE(Eventually([&] {
+    pollfd request = {host.socket.load(), POLLIN, 0};
+    return poll(&request, 1, 0) == 1;
+  }));
+  EXPECT_EQ(arena->Take(100, SteadyNow() + absl::Milliseconds(20)), nullptr);
+  EXPECT_TRUE(arena->alive()) << "the other thread has given up";
+  server = nullptr;
+  patient.join();
 }
 
 // Lets one peer in, and gives it files that cannot be mapped: as where a process may have no more
