@@ -305,7 +305,7 @@ absl::Status Client::ExportTable(const Model& model, const std::string& table, c
     return absl::NotFoundError(
         absl::StrCat("table: the model \"", model.name, "\" has no table \"", table, "\""));
   }
-  const int64_t left = info->vocabulary_size - options.first_row;
+  const int64_t left = info->vocabulary_size - (options.first_row < 0 ? 0 : options.first_row);
   if (options.first_row < 0 || left < 0 || options.row_count < 0 || options.row_count > left) {
     return absl::OutOfRangeError(absl::StrCat("rows: ", options.row_count, " rows from row ",
                                               options.first_row, " on do not lie in [0, ",

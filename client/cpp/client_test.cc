@@ -1,6 +1,7 @@
 #include "client/cpp/client.h"
 
 #include <atomic>
+#include <limits>
 #include <set>
 #include <thread>
 
@@ -274,6 +275,9 @@ TEST_F(ClientTest, AnExportOfAPart) {
   ASSERT_TRUE(client_->ExportTable(model_, "t", sink, options).ok());
   EXPECT_THAT(firsts, ElementsAre(4, 7));
   options.row_count = 7;
+  EXPECT_EQ(client_->ExportTable(model_, "t", sink, options).code(), absl::StatusCode::kOutOfRange);
+  // What this would catch, under UndefinedBehaviorSanitizer: a difference that overflows.
+  options.first_row = std::numeric_limits<int64_t>::min();
   EXPECT_EQ(client_->ExportTable(model_, "t", sink, options).code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(client_->ExportTable(model_, "u", sink).code(), absl::StatusCode::kNotFound);
 }
