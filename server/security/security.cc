@@ -494,6 +494,7 @@ void CredentialsWatch::Reload(bool asked) {
                                        : "certificates and tokens have not changed");
   }
   broken_ = !changed.ok();
+  if (broken_) due_ = SteadyNow() + at_least_ / 1440;  // a minute of a day
   if (changed_) changed_();
 }
 

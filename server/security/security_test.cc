@@ -1,15 +1,23 @@
 #include "server/security/security.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/file_descriptor.h"
+#include "base/testing/await.h"
 #include "config/testing/test_ca.h"
 #include "google/protobuf/text_format.h"
 #include "server/security/testing/echo_server.h"
@@ -149,6 +157,35 @@ TEST_F(SecurityTest, FilesThatStayTheSameAreReadAgainInTheEnd) {
   };
   const CredentialsWatch watch(security->get(), read, absl::Milliseconds(1), absl::Milliseconds(2));
   EXPECT_TRUE(third.WaitForNotificationWithTimeout(absl::Minutes(2)));
+}
+
+// What this would catch: a token or certificate that is used for another day, because the process
+// had no descriptor left in the second in which its file was renewed.
+TEST_F(SecurityTest, FilesThatCouldNotBeReadAreReadAgainSoon) {
+  const LogFile log;
+  const v1::SecurityConfig config = WithTokens({}, v1::Token::CLUSTER);
+  const auto security = Security::Create(config);
+  ASSERT_TRUE(security.ok()) << security.status();
+  const FileDescriptor token(open(config.cluster_token_file().c_str(), O_WRONLY | O_APPEND));
+  std::atomic<int> reads = 0;
+  const CredentialsWatch watch(
+      security->get(), [&] { ++reads; }, absl::Milliseconds(1), absl::Minutes(20));
+  ASSERT_TRUE(Eventually([&] { return reads == 1; }));
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = FileDescriptor(dup(token.get())).get();  // there is no free one below
+  setrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_EQ(write(token.get(), "\n", 1), 1);  // the same token, in another file
+  EXPECT_TRUE(Eventually([&] { return reads > 1; }));
+  limit.rlim_cur = before;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  const auto logged = [&](const char* text) {
+    return absl::c_any_of(log.Lines(),
+                          [&](const auto& line) { return absl::StrContains(line, text); });
+  };
+  EXPECT_TRUE(logged("tokens cannot be read"));
+  EXPECT_TRUE(Eventually([&] { return logged("certificates and tokens have not changed"); }));
 }
 
 TEST_F(SecurityTest, PagesGetTheSameProtection) {
