@@ -16,7 +16,7 @@
 // Handles belong to the caller, who frees each once; freeing NULL does nothing. A handle keeps what
 // it needs alive, so that the order of freeing does not matter. Everything is thread-safe, except
 // that only one thread at a time may receive lookups of a stream, and one its updates; and a handle
-// may be freed only when no thread uses it.
+// may be freed only when no thread uses it. After a fork, the child may neither use nor free one.
 //
 // Strings are UTF-8 and end with a zero byte. Those that are given are copied; those that are
 // returned live as long as their handle. Arrays that are given must live until the call has ended,
