@@ -66,6 +66,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
 
 Engine::Engine(const EngineOptions& options)
     : options_(options),
+      evicting_(options.memory->evicts() ? options.memory.get() : nullptr),
       shared_(std::make_shared<SharedStacks>(options)),
       pool_(options.idle_buffer_bytes),
       executor_(options.cpu) {}
@@ -263,7 +264,7 @@ void Engine::ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCa
     CopyRowsOut(*target, begin, std::min(count, begin + kRowsPerReadChunk), values.data());
   };
   job.done = [done = std::move(done), use = std::make_shared<MemoryManager::Use>(*std::move(use))] {
-    use->End();
+    *use = nullptr;
     done(absl::OkStatus());
   };
   executor_.Submit({std::move(job)});
@@ -451,7 +452,7 @@ void Engine::Gather(std::shared_ptr<const Batch> batch, GatherPlaces places, Gat
       }
       work->model->hot_rows(entries.stack).Sample(entries);
       if (--work->jobs_left > 0) return;
-      work->use.End();
+      work->use = nullptr;
       work->done(std::move(work->output));
     };
   }

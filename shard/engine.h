@@ -133,9 +133,7 @@ class Engine {
   // result; null: models are not evicted. Errors: those of Model::Hold and MemoryManager::Keep.
   absl::StatusOr<std::shared_ptr<const void>> RoomFor(const Batch& batch) const;
   // Null: models are not evicted.
-  MemoryManager* memory() const {
-    return options_.memory->evicts() ? options_.memory.get() : nullptr;
-  }
+  MemoryManager* memory() const { return evicting_; }
 
   EngineStatistics Statistics() const;
   // At most `count` rows of every table, by model and table.
@@ -154,6 +152,7 @@ class Engine {
   void Later(std::function<void()> done);
 
   const EngineOptions options_;  // with a memory
+  MemoryManager* const evicting_;
   const std::shared_ptr<SharedStacks> shared_;
   BufferPool pool_;
 

@@ -161,7 +161,6 @@ void MemoryManager::Tell(absl::string_view event) const {
 
 absl::StatusOr<std::shared_ptr<const void>> MemoryManager::Keep(const std::shared_ptr<Room>& model,
                                                                 int64_t bytes) {
-  if (!evicts()) return nullptr;
   RETURN_IF_ERROR(Hold(model).status());
   ASSIGN_OR_RETURN(const std::shared_ptr<Room> room,
                    Take(model->model, {{.name = "", .bytes = bytes}}, model.get()));
@@ -220,29 +219,24 @@ void MemoryManager::Return(Room& room, bool soon) {
 }
 
 absl::StatusOr<MemoryManager::Use> MemoryManager::Hold(const std::shared_ptr<Room>& room) {
-  if (!evicts()) return Use();
-  {
+  const auto use_in_place = [&] {
     MutexLock lock(&mutex_);
     room->last_use = ++clock_;
-    if (room->place == v1::MemoryTable::SPARSECORE && !room->moving) {
-      ++room->uses;
-      return Use(room);
-    }
+    const bool in_place = room->place == v1::MemoryTable::SPARSECORE && !room->moving;
+    if (in_place) ++room->uses;
+    return in_place;
+  };
+  if (!use_in_place()) {
+    MutexLock swapping(&swapping_);
+    RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
   }
-  MutexLock swapping(&swapping_);
-  RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
-  return Use(room);
-}
-
-void MemoryManager::Use::End() {
-  const std::shared_ptr<Room> room = std::move(room_);
-  room_ = nullptr;
-  if (room == nullptr) return;
-  MemoryManager& manager = *room->manager;
-  MutexLock lock(&manager.mutex_);
-  if (--room->uses > 0) return;
-  ++manager.ends_;
-  manager.use_ended_.SignalAll();
+  return Use(room.get(), [room](const void*) {
+    MemoryManager& manager = *room->manager;
+    MutexLock lock(&manager.mutex_);
+    if (--room->uses > 0) return;
+    ++manager.ends_;
+    manager.use_ended_.SignalAll();
+  });
 }
 
 bool MemoryManager::WaitForUse(int64_t ends, absl::Time until) {

@@ -127,23 +127,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   };
   class Room;
 
-  // Keeps rows where they are while it lives. Movable.
-  class Use {
-   public:
-    Use() = default;  // of nothing
-    Use(Use&& other) noexcept { *this = std::move(other); }
-    Use& operator=(Use&& other) noexcept {
-      std::swap(room_, other.room_);
-      return *this;
-    }
-    ~Use() { End(); }
-    void End();
-
-   private:
-    friend class MemoryManager;
-    explicit Use(std::shared_ptr<Room> room) : room_(std::move(room)) {}
-    std::shared_ptr<Room> room_;
-  };
+  // Keeps rows where they are until the last reference to it goes. Null: of nothing.
+  using Use = std::shared_ptr<const void>;
 
   // Memory for the tables of a new model, which is used until MayEvict. A `model` with a space in
   // its name is no model. RESOURCE_EXHAUSTED names the bytes needed, and why other models do not
@@ -152,7 +137,6 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
                                              const Room* owner = nullptr);
   // Memory for a batch of a model, until the last reference to what is returned goes. The model
   // comes back first, as by Hold, and others leave for the batch, as by Take; the batch stays.
-  // Null if nothing is evicted.
   absl::StatusOr<std::shared_ptr<const void>> Keep(const std::shared_ptr<Room>& model,
                                                    int64_t bytes);
   // From now on its rows may leave when nobody uses them.

@@ -348,7 +348,7 @@ TEST_F(MemoryManagerTest, CompactsAndReleasesForOperators) {
   EXPECT_TRUE(released.changed());
   EXPECT_THAT(released.evicted(), ElementsAre("c"));
   EXPECT_THAT(OnSparseCore(), ElementsAre("d", "a"));
-  use.End();
+  use = nullptr;
   EXPECT_THAT(manager_->ReleaseAll()->evicted(), ElementsAre("a"));
   EXPECT_FALSE(manager_->ReleaseAll()->changed());
   // What left for others is not told again.
@@ -366,7 +366,7 @@ TEST_F(MemoryManagerTest, WaitsForAUseToEnd) {
   FakeModelPtr b;
   std::thread other([&] { b = Add("b", {100}); });
   EXPECT_THAT(OnSparseCore(), ElementsAre("a"));
-  use.End();
+  use = nullptr;
   other.join();
   ASSERT_NE(b, nullptr);
   EXPECT_THAT(OnSparseCore(), ElementsAre("b"));

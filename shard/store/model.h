@@ -176,10 +176,15 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
                                                        bool alone = false);
   ~Model() override;
 
-  // Whoever reads or writes rows holds them meanwhile. Errors: MemoryManager::Hold.
-  absl::StatusOr<MemoryManager::Use> Hold() const { return memory_->Hold(room_); }
+  // Whoever reads or writes rows holds them meanwhile. Errors: MemoryManager::Hold. Of nothing if
+  // no model is ever evicted, and so is Keep.
+  absl::StatusOr<MemoryManager::Use> Hold() const {
+    if (!evicts_) return nullptr;
+    return memory_->Hold(room_);
+  }
   // MemoryManager::Keep.
-  absl::StatusOr<std::shared_ptr<const void>> Keep(int64_t bytes) const {
+  absl::StatusOr<MemoryManager::Use> Keep(int64_t bytes) const {
+    if (!evicts_) return nullptr;
     return memory_->Keep(room_, bytes);
   }
   // See MemoryManager::DamageOf.
@@ -211,6 +216,7 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
         int64_t own_bytes_per_partition)
       : spec_(spec),
         memory_(std::move(memory)),
+        evicts_(memory_->evicts()),
         bytes_per_partition_(bytes_per_partition),
         own_bytes_per_partition_(own_bytes_per_partition) {}
 
@@ -219,6 +225,7 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
   const ModelSpec spec_;
   std::atomic<bool> dropped_ = false;
   const std::shared_ptr<MemoryManager> memory_;
+  const bool evicts_;
   std::shared_ptr<MemoryManager::Room> room_;
   const int64_t bytes_per_partition_;
   const int64_t own_bytes_per_partition_;
