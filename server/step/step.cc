@@ -136,20 +136,20 @@ absl::StatusOr<std::vector<host::GatherResult>> StepPath::Gather(
     const absl::Time began = SteadyNow();
     auto result = calls[i]->Wait();
     absl::Status status = result.status();
-    if (status.ok()) result->places = std::move(results[i].places);
-    if (status.ok())
-      status = Annotate(CheckGatherResult(*result, *model, *batch, dtype), shards_[i].name());
+    if (status.ok()) {
+      result->places = std::move(results[i].places);
+      status = CheckGatherResult(*result, *model, *batch, dtype);
+    }
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
-      status = Annotate(ArrangeUniqueRows(*model, *batch, static_cast<int>(i), pool_,
-                                          options_.threads->cpu, &*result),
-                        shards_[i].name());
+      status = ArrangeUniqueRows(*model, *batch, static_cast<int>(i), pool_, options_.threads->cpu,
+                                 &*result);
     }
     if (status.ok()) {
       results[i] = *std::move(result);
     } else if (error.ok()) {
-      error = status;
+      error = result.ok() ? Annotate(status, shards_[i].name()) : status;  // a backend says which
     }
   }
   if (error.ok()) return results;
