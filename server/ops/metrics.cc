@@ -418,18 +418,20 @@ void GroupMetrics::ObserveWaits(const v1::StepTimes& times) {
   ObserveStage("wait_for_update", times.wait_for_update_us());
   if (times.slowest_rank() < 0) return;
   ObserveStage("wait_for_ranks", times.wait_for_ranks_us());
-  OfRank(MetricId::kGroupLastArrivals, times.slowest_rank()).Increment();
+  OfRank(MetricId::kGroupLastArrivals, times.slowest_rank(), &last_arrivals_).Increment();
 }
 
-prometheus::Counter& GroupMetrics::OfRank(MetricId id, int rank) {
-  return registry_.counter(
-      id, {model_, group_, rank < kMaxRankLabels ? std::to_string(rank) : "other"});
+prometheus::Counter& GroupMetrics::OfRank(MetricId id, int rank, ByRank* counters) {
+  return Cached((*counters)[std::min(rank, kMaxRankLabels)], [&] {
+    const std::string label = rank < kMaxRankLabels ? std::to_string(rank) : "other";
+    return &registry_.counter(id, {model_, group_, label});
+  });
 }
 
 void GroupMetrics::AddDropped(int rank, const v1::BatchStatistics& statistics) {
   int64_t dropped = 0;
   for (const v1::StackStatistics& stack : statistics.stacks()) dropped += stack.dropped_ids();
-  OfRank(MetricId::kGroupDroppedIds, rank).Increment(static_cast<double>(dropped));
+  OfRank(MetricId::kGroupDroppedIds, rank, &dropped_).Increment(static_cast<double>(dropped));
 }
 
 void GroupMetrics::AddFailure(absl::StatusCode code) {

@@ -223,7 +223,9 @@ class GroupMetrics {
 
  private:
   void ObserveStage(std::string_view stage, int64_t us);
-  prometheus::Counter& OfRank(MetricId id, int rank);
+  // By rank, made on first use; the last is that of all others.
+  using ByRank = std::array<std::atomic<prometheus::Counter*>, kMaxRankLabels + 1>;
+  prometheus::Counter& OfRank(MetricId id, int rank, ByRank* counters);
   // What both kinds of request have.
   void ObserveWaits(const v1::StepTimes& times);
 
@@ -232,6 +234,7 @@ class GroupMetrics {
   const std::string group_;
   prometheus::Counter& steps_;
   std::map<std::string_view, prometheus::Histogram*> stages_;  // by name
+  ByRank last_arrivals_{}, dropped_{};
 };
 
 class Metrics {
