@@ -181,4 +181,10 @@ class PooledArray {
   size_t size_ = 0;
 };
 
+// Keeps both alive until the last reference to it goes; the second goes first.
+template <typename First, typename Second>
+std::shared_ptr<const void> KeepBoth(First first, Second second) {
+  return std::make_shared<std::pair<First, Second>>(std::move(first), std::move(second));
+}
+
 }  // namespace emberd

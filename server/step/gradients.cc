@@ -6,8 +6,10 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/buffers.h"
 #include "base/floats.h"
 #include "base/status.h"
 #include "base/suggest.h"

@@ -1,5 +1,4 @@
-// The gradients of an update: the batch that they belong to, how they are read, and what each shard
-// is sent of them.
+// The gradients of an update: how they are read, and what each shard is sent of them.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -17,70 +15,10 @@
 #include "base/thread_pools.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
-#include "preprocess/batch/preprocessor.h"
-#include "server/host/shard_backend.h"
-#include "server/rpc/budgets.h"
 #include "server/step/served_model.h"
-#include "shard/batch/batch.h"
 #include "shard/types.h"
 
 namespace emberd::step {
-
-// What a coordinator keeps of a batch between Lookup and ApplyGradients: which samples have entries
-// on which shard.
-struct KeptShard {
-  uint64_t history = 0;
-  // By stack: canonical samples that the shard returned, ascending.
-  std::vector<std::vector<int32_t>> samples;
-  // By stack: its entries, if it answered with unique rows; they name these by their places. Null:
-  // it did not.
-  std::vector<std::shared_ptr<const shard::StackEntries>> entries;
-};
-
-// Immutable.
-struct KeptBatch {
-  KeptBatch() = default;
-  // What is to be kept of a batch; result i is shard i's.
-  KeptBatch(ServedModelPtr served, const preprocess::PreprocessedBatch& batch,
-            absl::Span<const host::GatherResult> results)
-      : model(std::move(served)),
-        feature_samples(batch.feature_samples().begin(), batch.feature_samples().end()),
-        feature_sample_begin(batch.feature_sample_begin().begin(),
-                             batch.feature_sample_begin().end()) {
-    for (const host::GatherResult& result : results) {
-      KeptShard& kept = shards.emplace_back();
-      kept.history = result.history;
-      for (const shard::StackSums& stack : result.stacks) {
-        kept.samples.emplace_back(stack.samples.begin(), stack.samples.end());
-        kept.entries.emplace_back(stack.later,
-                                  stack.later == nullptr ? nullptr : &stack.later->entries());
-      }
-    }
-  }
-
-  ServedModelPtr model;
-  std::vector<int64_t> feature_samples;       // by feature of the config
-  std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
-  std::vector<KeptShard> shards;
-  bool tiny = false;  // as in PreparedLookup
-
-  int64_t bytes() const {
-    size_t bytes = sizeof(*this);
-    for (const KeptShard& shard : shards) {
-      for (const auto& samples : shard.samples) bytes += samples.size() * sizeof(int32_t);
-      for (const auto& entries : shard.entries) bytes += entries == nullptr ? 0 : entries->bytes();
-    }
-    return static_cast<int64_t>(bytes);
-  }
-};
-
-using BatchStore = rpc::HandleStore<const KeptBatch>;
-
-// Keeps both alive; the second goes first.
-template <typename First, typename Second>
-std::shared_ptr<const void> KeepBoth(First first, Second second) {
-  return std::make_shared<std::pair<First, Second>>(std::move(first), std::move(second));
-}
 
 // One feature's gradient: [samples, dim] in the request's memory, at any alignment; not given:
 // zero.

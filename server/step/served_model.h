@@ -1,4 +1,5 @@
-// A declared model as a coordinator works with it, and what its batches needed.
+// A declared model as a coordinator works with it, what its batches needed, and what is kept of a
+// batch between its lookup and its update.
 #pragma once
 
 #include <atomic>
@@ -6,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_models.pb.h"
 #include "emberd/v1/admin_service.pb.h"
@@ -19,7 +22,10 @@
 #include "emberd/v1/statistics.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "preprocess/plan/plan.h"
+#include "server/host/shard_backend.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/budgets.h"
+#include "shard/batch/batch.h"
 #include "shard/types.h"
 
 namespace emberd::step {
@@ -136,5 +142,55 @@ absl::Status CheckNotReadOnly(const ServedModel& model, const std::string& what)
 absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig config,
                                                              const preprocess::Topology& topology,
                                                              CpuPool* cpu, ops::Metrics* metrics);
+
+// What a coordinator keeps of a batch between Lookup and ApplyGradients: which samples have entries
+// on which shard.
+struct KeptShard {
+  uint64_t history = 0;
+  // By stack: canonical samples that the shard returned, ascending.
+  std::vector<std::vector<int32_t>> samples;
+  // By stack: its entries, if it answered with unique rows; they name these by their places. Null:
+  // it did not.
+  std::vector<std::shared_ptr<const shard::StackEntries>> entries;
+};
+
+// Immutable.
+struct KeptBatch {
+  KeptBatch() = default;
+  // What is to be kept of a batch; result i is shard i's.
+  KeptBatch(ServedModelPtr served, const preprocess::PreprocessedBatch& batch,
+            absl::Span<const host::GatherResult> results)
+      : model(std::move(served)),
+        feature_samples(batch.feature_samples().begin(), batch.feature_samples().end()),
+        feature_sample_begin(batch.feature_sample_begin().begin(),
+                             batch.feature_sample_begin().end()) {
+    for (const host::GatherResult& result : results) {
+      KeptShard& kept = shards.emplace_back();
+      kept.history = result.history;
+      for (const shard::StackSums& stack : result.stacks) {
+        kept.samples.emplace_back(stack.samples.begin(), stack.samples.end());
+        kept.entries.emplace_back(stack.later,
+                                  stack.later == nullptr ? nullptr : &stack.later->entries());
+      }
+    }
+  }
+
+  ServedModelPtr model;
+  std::vector<int64_t> feature_samples;       // by feature of the config
+  std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
+  std::vector<KeptShard> shards;
+  bool tiny = false;  // as in PreparedLookup
+
+  int64_t bytes() const {
+    size_t bytes = sizeof(*this);
+    for (const KeptShard& shard : shards) {
+      for (const auto& samples : shard.samples) bytes += samples.size() * sizeof(int32_t);
+      for (const auto& entries : shard.entries) bytes += entries == nullptr ? 0 : entries->bytes();
+    }
+    return static_cast<int64_t>(bytes);
+  }
+};
+
+using BatchStore = rpc::HandleStore<const KeptBatch>;
 
 }  // namespace emberd::step
