@@ -21,6 +21,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "emberd/internal/v1/log.pb.h"
 #include "emberd/v1/cluster.pb.h"
 
 namespace emberd::log {
@@ -77,6 +79,16 @@ void SealFrame(uint32_t salt, uint64_t sequence, uint64_t durable, std::string* 
 // The record at the beginning of `bytes`; none if there is no good one. Without a salt, any will
 // do.
 std::optional<Frame> DecodeFrame(absl::string_view bytes, std::optional<uint32_t> salt);
+
+// Where a record says that its bulk is; null: it has none.
+const internal::v1::LogBlob* BlobOf(const internal::v1::LogRecord& record);
+// All blobs that a record names, those in a state included.
+std::vector<internal::v1::LogBlob> BlobsOf(const internal::v1::LogRecord& record);
+// The oldest segment whose blobs a record needs, states and what they hold included; 0: none.
+uint64_t OldestBlobSegment(const internal::v1::LogRecord& record);
+// Adds to LogEnd::older_blobs that a record of `segment` needs blobs of `blob_segment`.
+void NoteOlderBlob(uint64_t segment, uint64_t blob_segment,
+                   std::map<uint64_t, uint64_t>* older_blobs);
 
 // "0000000001.records", "0000000001.blobs", "0000000001.spare".
 std::string RecordsName(uint64_t segment);

@@ -500,37 +500,4 @@ absl::StatusOr<absl::Span<const char>> ReadBlob(const std::string& folder, const
                                          " bytes are not what was written", LogAdvice(folder)));
 }
 
-const LogBlob* BlobOf(const LogRecord& record) {
-  if (record.has_vote() && record.vote().has_blob()) return &record.vote().blob();
-  if (record.has_part() && record.part().has_blob()) return &record.part().blob();
-  return nullptr;
-}
-
-std::vector<LogBlob> BlobsOf(const LogRecord& record) {
-  std::vector<LogBlob> blobs;
-  if (const LogBlob* const blob = BlobOf(record)) blobs.push_back(*blob);
-  for (const internal::v1::LogHeldVote& held : record.state().votes()) {
-    if (held.vote().has_blob()) blobs.push_back(held.vote().blob());
-  }
-  for (const internal::v1::LogGroup& group : record.state().groups()) {
-    for (const internal::v1::LogPart& part : group.parts()) {
-      if (part.has_blob()) blobs.push_back(part.blob());
-    }
-  }
-  return blobs;
-}
-
-uint64_t OldestBlobSegment(const LogRecord& record) {
-  if (record.has_state()) return record.state().oldest_blob_segment();
-  const LogBlob* const blob = BlobOf(record);
-  return blob == nullptr ? 0 : blob->segment();
-}
-
-void NoteOlderBlob(uint64_t segment, uint64_t blob_segment,
-                   std::map<uint64_t, uint64_t>* older_blobs) {
-  if (blob_segment == 0 || blob_segment >= segment) return;
-  const auto [oldest, is_new] = older_blobs->try_emplace(segment, blob_segment);
-  oldest->second = std::min(oldest->second, blob_segment);
-}
-
 }  // namespace emberd::log

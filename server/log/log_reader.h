@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -65,14 +64,5 @@ absl::StatusOr<LogEnd> ReadLog(const std::string& folder, absl::string_view boot
 absl::StatusOr<absl::Span<const char>> ReadBlob(const std::string& folder,
                                                 const internal::v1::LogBlob& blob,
                                                 Buffer<char>& buffer);
-// Where a record says that its bulk is; null: it has none.
-const internal::v1::LogBlob* BlobOf(const internal::v1::LogRecord& record);
-// All blobs that a record names, those in a state included.
-std::vector<internal::v1::LogBlob> BlobsOf(const internal::v1::LogRecord& record);
-// The oldest segment whose blobs a record needs, states and what they hold included; 0: none.
-uint64_t OldestBlobSegment(const internal::v1::LogRecord& record);
-// Adds to LogEnd::older_blobs that a record of `segment` needs blobs of `blob_segment`.
-void NoteOlderBlob(uint64_t segment, uint64_t blob_segment,
-                   std::map<uint64_t, uint64_t>* older_blobs);
 
 }  // namespace emberd::log

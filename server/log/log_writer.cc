@@ -13,7 +13,6 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/files/files.h"
-#include "server/log/log_reader.h"
 
 namespace emberd::log {
 namespace {

@@ -26,6 +26,7 @@
 #include "server/host/log/shard_log.h"
 #include "server/host/row_files.h"
 #include "server/host/shard_codec.h"
+#include "server/log/log_files.h"
 #include "server/ops/logging.h"
 
 namespace emberd::host {
