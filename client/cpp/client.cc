@@ -91,7 +91,7 @@ void ShareActivations(SharedMemory* memory, absl::Time deadline, ExpectedLookup*
                       v1::LookupRequest* request) {
   request->clear_shared();
   expected->activations = nullptr;
-  if (expected->type != WireType::kFloat32) return;
+  if (memory == nullptr || expected->type != WireType::kFloat32) return;
   expected->activations = memory->Take(SharedBytes(*expected), deadline);
   if (expected->activations == nullptr) return;
   SetPlace(*expected->activations, expected->activations->offset(), SharedBytes(*expected),

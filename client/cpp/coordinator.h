@@ -35,9 +35,9 @@ struct Coordinator {
   }
 
   std::shared_ptr<grpc::Channel> channel;
-  // Those stay when the channel is replaced.
+  // Those stay when the channel is replaced. Null: all goes by gRPC.
   std::shared_ptr<SharedMemory> memory;
-  std::shared_ptr<LanePool> lanes;  // null: all calls go by gRPC
+  std::shared_ptr<LanePool> lanes;
 };
 
 // Runs a call of the CheckpointService that answers with progress to its end, as Transport::Call

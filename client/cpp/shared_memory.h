@@ -24,14 +24,14 @@ inline constexpr absl::Duration kSendPatience = absl::Milliseconds(500);
 // Thread-safe.
 class SharedMemory {
  public:
-  // `ask`: the coordinator.
+  // `kind`: kShared or kAuto. `ask`: the coordinator.
   SharedMemory(TransportKind kind, ArenaLink::Ask ask) : kind_(kind), link_(std::move(ask)) {}
 
   // Null where there is none: the coordinator is on another machine, or does not want to share. May
   // wait for an answer of the coordinator, until `deadline` or two seconds, once, and again when it
   // has been restarted.
   std::shared_ptr<SharedArena> Arena(absl::Time deadline = absl::InfiniteFuture()) {
-    return kind_ == TransportKind::kTcp ? nullptr : link_.Get(deadline);
+    return link_.Get(deadline);
   }
   // A block for `bytes` bytes that would otherwise be sent. Null if they are too few to be worth
   // it, or there is no memory for them by then.

@@ -158,7 +158,8 @@ class GrpcTrainStream final : public TrainStream {
   absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options) {
     const uint64_t begun = transport->begun();
     memory_ = transport->memory(coordinator);
-    memory_->Arena();  // now, when there is time, and not while a step is sent
+    if (memory_ != nullptr)
+      memory_->Arena();  // now, when there is time, and not while a step is sent
     stream_ = std::make_unique<RawStream>(
         transport, coordinator, begun, "/emberd.v1.EmbeddingService/Train",
         RawStream::Listener{[this](grpc::ByteBuffer* message) { return OnMessage(message); },
@@ -223,8 +224,10 @@ class GrpcTrainStream final : public TrainStream {
 
   std::shared_ptr<float> AllocateGradients(size_t floats) override {
     const size_t shareable = std::min<size_t>(floats, PTRDIFF_MAX / sizeof(float));
-    std::shared_ptr<SharedBlock> block =
-        memory_->Take(shareable * sizeof(float), absl::InfiniteFuture());
+    std::shared_ptr<SharedBlock> block;
+    if (memory_ != nullptr) {
+      block = memory_->Take(shareable * sizeof(float), absl::InfiniteFuture());
+    }
     if (block == nullptr) return TakeFloats(&pool_, floats);
     absl::MutexLock lock(&mutex_);
     own_blocks_.push_back(block);
@@ -405,7 +408,7 @@ class GrpcTrainStream final : public TrainStream {
   // sent, would keep those of earlier updates back.
   const int64_t most_ahead_;
   BufferPool pool_{kIdleBytes};
-  SharedMemory* memory_ = nullptr;  // with the coordinator; set by Start
+  SharedMemory* memory_ = nullptr;  // with the coordinator, if there is any; set by Start
 
   // Held from a request's first part to its last.
   absl::Mutex send_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);

@@ -221,9 +221,9 @@ std::shared_ptr<const Coordinator> Transport::MakeCoordinator(int index,
     return made;
   }
   const TransportKind kind = options_.ChosenTransport().value_or(TransportKind::kAuto);
+  if (kind == TransportKind::kTcp) return made;
   made->memory = std::make_shared<SharedMemory>(
       kind, [this, index](absl::Time deadline) { return AskForInvitation(index, deadline); });
-  if (kind == TransportKind::kTcp) return made;
   made->lanes = std::make_shared<LanePool>(
       kMaxLanes, [this, index](absl::Time deadline) { return AskForInvitation(index, deadline); },
       kWatch);

@@ -125,7 +125,7 @@ class Transport {
   // Turns to the next coordinator, unless somebody has done so since `index` was the current one.
   void MoveOn(int index);
   std::shared_ptr<grpc::Channel> channel(int coordinator);
-  SharedMemory* memory(int coordinator) const;
+  SharedMemory* memory(int coordinator) const;         // null: all goes by gRPC
   BufferPool* activations() { return &activations_; }  // memory for those of lookups
 
  private:
