@@ -130,10 +130,8 @@ preprocess::Plan ServedModel::PlanNow() const {
 }
 
 std::vector<int64_t> ServedModel::ActivationShape(int feature, int64_t samples) const {
-  const auto& given = config.features(feature).output_shape();
-  std::vector<int64_t> shape = {samples / config::SampleBlock(config.features(feature))};
-  for (int d = 1; d < given.size(); ++d) shape.push_back(given[d]);
-  shape.push_back(TableOfFeature(feature).embedding_dim());
+  std::vector<int64_t> shape = sample_shapes[feature];
+  shape.front() = samples / shape.front();
   return shape;
 }
 
@@ -188,10 +186,17 @@ absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig con
   model->shard_stacks = host::ModelSpecFromPlan(model->id, model->config, model->plan, 0).stacks;
   model->preprocessor =
       std::make_shared<preprocess::Preprocessor>(&model->config, &model->plan, cpu);
-  for (int i = 0; i < model->config.features_size(); ++i)
-    model->features[model->config.features(i).name()] = i;
   for (int i = 0; i < model->config.tables_size(); ++i)
     model->tables[model->config.tables(i).name()] = i;
+  for (int i = 0; i < model->config.features_size(); ++i) {
+    const v1::FeatureConfig& feature = model->config.features(i);
+    model->features[feature.name()] = i;
+    std::vector<int64_t>& shape = model->sample_shapes.emplace_back();
+    shape.assign(feature.output_shape().begin(), feature.output_shape().end());
+    shape.resize(std::max<size_t>(shape.size(), 1));
+    shape.front() = config::SampleBlock(feature);
+    shape.push_back(model->TableOfFeature(i).embedding_dim());
+  }
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : model->plan.stacks) stacks.push_back(stack.name);
   model->observed = std::make_shared<ObservedCounts>(stacks.size());

@@ -96,7 +96,10 @@ struct ServedModel {
   std::vector<shard::StackSpec> shard_stacks;  // the stacks of the plan, as shards keep them
   std::shared_ptr<preprocess::Preprocessor> preprocessor;  // refers to config and plan
   absl::flat_hash_map<std::string, int> features;          // name to index in config.features
-  absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables
+  // By feature: the samples that one element of the first dimension of its activation stands for,
+  // then the other dimensions.
+  std::vector<std::vector<int64_t>> sample_shapes;
+  absl::flat_hash_map<std::string, int> tables;  // name to index in config.tables
   ops::ModelMetrics* metrics = nullptr;
   std::shared_ptr<ObservedCounts> observed;
   std::shared_ptr<MissingGradients> missing_gradients;
