@@ -9,7 +9,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/host/shard_checkpoints.h"
+#include "server/host/mutation_votes.h"
+#include "server/host/shard_backend.h"
 
 namespace emberd::host {
 namespace change_gate_test {

@@ -10,6 +10,8 @@
 // shards under an attempt of a larger number (Find), which is then in charge: votes and words of
 // others come to nothing. If a shard has made the change, all others have made it or hold it, and
 // are told to make it; if none has, none ever will, and the retry begins anew. See docs/change.md.
+//
+// And the gate before the votes, at which changes wait while a checkpoint's moment is fixed.
 #pragma once
 
 #include <cstdint>
@@ -316,6 +318,46 @@ class MutationVotes {
   uint64_t last_fence_ ABSL_GUARDED_BY(order_->mutex) = 0;
   int64_t held_ ABSL_GUARDED_BY(order_->mutex) = 0;
   int64_t held_bytes_ ABSL_GUARDED_BY(order_->mutex) = 0;
+};
+
+// Where changes of a model's rows wait while a checkpoint's moment is fixed. Thread-safe. Must
+// outlive its passes.
+class ChangeGate {
+ public:
+  // Held by a change that has come in, until it is voted on or refused.
+  using Pass = std::shared_ptr<const void>;
+  using Go = std::function<void(Pass)>;
+
+  // Calls `go` now, or when no pause holds the change back any more. `part`: of a group's step.
+  void Enter(uint64_t model_id, const std::optional<internal::v1::GroupPart>& part, Go go);
+
+  // See PauseChanges in shard_service.proto. Returns how many changes are in.
+  absl::StatusOr<int> Pause(const internal::v1::PauseChangesRequest& request);
+  void Resume(uint64_t model_id, uint64_t pause_id);
+  // Whether the pause still holds back all changes, and none is in.
+  bool Closed(uint64_t model_id, uint64_t pause_id);
+  // Ends pauses that were not renewed.
+  void Sweep(absl::Time now);
+
+ private:
+  struct Waiting {
+    std::optional<internal::v1::GroupPart> part;
+    Go go;
+  };
+  struct Gate {
+    int entered = 0;
+    uint64_t pause_id = 0;  // 0: open
+    absl::Time until;
+    std::string group;  // empty: of all changes
+    int64_t after_step = 0;
+    std::vector<Waiting> waiting;
+  };
+
+  static bool HoldsBack(const Gate& gate, const std::optional<internal::v1::GroupPart>& part);
+  void Leave(uint64_t model_id);
+
+  Mutex mutex_;
+  absl::flat_hash_map<uint64_t, Gate> gates_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::host

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -32,46 +31,6 @@
 
 namespace emberd::host {
 
-// Where changes of a model's rows wait while a checkpoint's moment is fixed. Thread-safe. Must
-// outlive its passes.
-class ChangeGate {
- public:
-  // Held by a change that has come in, until it is voted on or refused.
-  using Pass = std::shared_ptr<const void>;
-  using Go = std::function<void(Pass)>;
-
-  // Calls `go` now, or when no pause holds the change back any more. `part`: of a group's step.
-  void Enter(uint64_t model_id, const std::optional<GroupPart>& part, Go go);
-
-  // See PauseChanges in shard_service.proto. Returns how many changes are in.
-  absl::StatusOr<int> Pause(const internal::v1::PauseChangesRequest& request);
-  void Resume(uint64_t model_id, uint64_t pause_id);
-  // Whether the pause still holds back all changes, and none is in.
-  bool Closed(uint64_t model_id, uint64_t pause_id);
-  // Ends pauses that were not renewed.
-  void Sweep(absl::Time now);
-
- private:
-  struct Waiting {
-    std::optional<GroupPart> part;
-    Go go;
-  };
-  struct Gate {
-    int entered = 0;
-    uint64_t pause_id = 0;  // 0: open
-    absl::Time until;
-    std::string group;  // empty: of all changes
-    int64_t after_step = 0;
-    std::vector<Waiting> waiting;
-  };
-
-  static bool HoldsBack(const Gate& gate, const std::optional<GroupPart>& part);
-  void Leave(uint64_t model_id);
-
-  Mutex mutex_;
-  absl::flat_hash_map<uint64_t, Gate> gates_ ABSL_GUARDED_BY(mutex_);
-};
-
 // Thread-safe.
 class ShardCheckpoints {
  public:
@@ -81,6 +40,7 @@ class ShardCheckpoints {
     HostedModels* models = nullptr;
     MutationVotes* votes = nullptr;
     GroupSteps* groups = nullptr;
+    ChangeGate* gate = nullptr;
     rpc::MemoryGuard* memory = nullptr;
     BlockingPool* threads = nullptr;
     ShardLog* log = nullptr;
@@ -99,12 +59,10 @@ class ShardCheckpoints {
   // Gives up what is under way.
   ~ShardCheckpoints();
 
-  ChangeGate& gate() { return gate_; }
-
   absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
       const internal::v1::PauseChangesRequest& request);
   absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request) {
-    gate_.Resume(request.model_id(), request.pause_id());
+    parts_.gate->Resume(request.model_id(), request.pause_id());
     return absl::OkStatus();
   }
   absl::Status BeginSave(const internal::v1::BeginSaveRequest& request);
@@ -160,7 +118,6 @@ class ShardCheckpoints {
   const ShardPlace place_;
   const int64_t copy_bytes_;
   const Parts parts_;
-  ChangeGate gate_;
   Mutex mutex_;
   absl::flat_hash_map<uint64_t, TransferPtr> transfers_ ABSL_GUARDED_BY(mutex_);
   // By model, groups that had finished before a restore that is not over, or came to nothing.

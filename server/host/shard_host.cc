@@ -141,8 +141,8 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                         }}),
       engine_(std::move(engine)),
       checkpoints_(place_, cluster.storage().copy_bytes(),
-                   {engine_.get(), &models_, &votes_, &group_steps_, &memory_, threads, &log_,
-                    [this](const auto& at_moment) { return BeginLogSegment(at_moment); }}),
+                   {engine_.get(), &models_, &votes_, &group_steps_, &gate_, &memory_, threads,
+                    &log_, [this](const auto& at_moment) { return BeginLogSegment(at_moment); }}),
       workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) {
                  metrics->Set(ops::MetricId::kQueuedRequests, queued);
@@ -342,7 +342,7 @@ void ShardHost::Stage(ApplyCommand command, StageCallback done) {
     };
     if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
   };
-  checkpoints_.gate().Enter(model_id, part, std::move(enter));
+  gate_.Enter(model_id, part, std::move(enter));
 }
 
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
@@ -486,7 +486,7 @@ void ShardHost::StageAssign(AssignCommand command, AssignCallback done) {
                       done = log_.AfterDurable(std::move(done))](const ChangeGate::Pass&) {
     done(StageAssignNow(command));
   };
-  checkpoints_.gate().Enter(model_id, std::nullopt, enter);
+  gate_.Enter(model_id, std::nullopt, enter);
 }
 
 absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {

@@ -133,6 +133,7 @@ class ShardHost {
     return votes_.Undecided(SteadyNow() - older_than);
   }
 
+  ChangeGate& gate() { return gate_; }
   ShardCheckpoints& checkpoints() { return checkpoints_; }
 
   // With `hot_rows` rows of each table, 0 to 100. Takes as long as HugePageBytes
@@ -210,7 +211,8 @@ class ShardHost {
   MutationVotes votes_;
   GroupSteps group_steps_;
   std::unique_ptr<shard::Engine> engine_;
-  ShardCheckpoints checkpoints_;  // outlives the workers, who may hold passes of its gate
+  ChangeGate gate_;  // outlives the workers, who may hold its passes
+  ShardCheckpoints checkpoints_;
   TaskQueue workers_;
   DurableLog durable_;  // reads the log on a thread of its own
   PeriodicTask sweeper_;

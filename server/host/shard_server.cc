@@ -454,7 +454,7 @@ void ShardServer::Drain(absl::Duration grace) {
   // What waits for other ranks would wait in vain: no call of theirs is taken any more.
   rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
   // What waits for a checkpoint's moment goes on: nobody is there to say when.
-  host_->checkpoints().gate().Sweep(absl::InfiniteFuture());
+  host_->gate().Sweep(absl::InfiniteFuture());
   const absl::Time end = SteadyNow() + grace;
   lanes_.Drain(grace);
   server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
