@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "preprocess/batch/chip_cost.h"
+#include "preprocess/batch/preprocessor.h"
 
 namespace emberd::preprocess {
 namespace buffer_limits_test {

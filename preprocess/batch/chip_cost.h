@@ -1,30 +1,16 @@
-// What a finished batch costs on the chips that emberd follows.
-//
-// A chip sets buffers aside; what does not fit them is refused or dropped. They are those of
-// TensorFlow's GetMinibatchesInCsr, whose chip is a replica here. What fits is counted, as the API
-// shows it with every Lookup: counts against limits, buffers, activations, gathered bytes and how
-// evenly they spread. The Preprocessor does both to every batch; programs and `emberctl explain`
-// ask for the rest.
+// What a finished batch costs on the chips that emberd follows, beyond the statistics that every
+// batch has: for programs and `emberctl explain`.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "emberd/v1/model.pb.h"
 #include "emberd/v1/statistics.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
-
-// RESOURCE_EXHAUSTED if a stack does not fit, with its name, count and capacity; `limits`: by
-// stack. With `drop`, what lies behind the end of its buffer is cut off and counted in
-// SlotCsr::dropped instead; too many mini-batches are refused all the same. Says in any case what
-// each stack needs for each sample.
-absl::Status FitBuffers(const std::vector<PartitionLimits>& limits, bool drop, const Plan& plan,
-                        std::vector<StackBatch>* stacks);
 
 // One stack of a batch as TensorFlow gives it to a chip, whose source slots follow one another: the
 // parts of its buffers that are used.
@@ -51,12 +37,6 @@ struct ProgramBuffers {
 ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
                                   absl::Span<const int64_t> samples, int64_t ids_per_sample,
                                   int64_t minibatches);
-
-// Writes the statistics of a finished batch from its counters, without reading its entries;
-// reuses the memory of `statistics`. `model` and `plan` belong together; `limits`: by stack.
-void WriteStatistics(const v1::ModelConfig& model, const Plan& plan,
-                     const std::vector<PartitionLimits>& limits,
-                     const std::vector<StackBatch>& stacks, v1::BatchStatistics* statistics);
 
 // Counts of one (source slot, partition) pair, before dropping and over all mini-batches.
 struct PairCost {

@@ -4,8 +4,8 @@
 //   lay out    sort_and_merge.h  samples go to source slots
 //   sort       sort_and_merge.h  each id becomes a key; equal (row, sample) pairs merge
 //   find cuts  cuts.h            if a partition exceeds a limit: where the vocabulary is cut
-//   finish     cuts.h            the batch is cut into mini-batches,
-//              chip_cost.h       fitted into its buffers and counted
+//   finish     cuts.h            the batch is cut into mini-batches, fitted into its buffers and
+//                                counted
 #pragma once
 
 #include <atomic>
@@ -176,5 +176,14 @@ class Preprocessor {
   Recycler<SlotScratch> scratch_;
   Recycler<PreprocessedBatch> batches_;
 };
+
+// A chip sets buffers aside; what does not fit them is refused or dropped. They are those of
+// TensorFlow's GetMinibatchesInCsr, whose chip is a replica here.
+// RESOURCE_EXHAUSTED if a stack does not fit, with its name, count and capacity; `limits`: by
+// stack. With `drop`, what lies behind the end of its buffer is cut off and counted in
+// SlotCsr::dropped instead; too many mini-batches are refused all the same. Says in any case what
+// each stack needs for each sample.
+absl::Status FitBuffers(const std::vector<PartitionLimits>& limits, bool drop, const Plan& plan,
+                        std::vector<StackBatch>* stacks);
 
 }  // namespace emberd::preprocess
