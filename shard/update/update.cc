@@ -129,9 +129,9 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparamete
     return absl::FailedPreconditionError(
         absl::StrCat("stack ", stack.name, " has no optimizer: its rows are only looked up"));
   }
-  RETURN_IF_ERROR(
-      Annotate(config::SetHyperparameters(&optimizer, {overrides.begin(), overrides.end()}),
-               absl::StrCat("stack ", stack.name)));
+  const absl::Status set =
+      config::SetHyperparameters(&optimizer, {overrides.begin(), overrides.end()});
+  if (!set.ok()) return Annotate(set, absl::StrCat("stack ", stack.name));
   if (config::OptimizerNeedsStep(optimizer) && step < 0) {
     return absl::InvalidArgumentError(absl::StrCat("step ", step, ": must be >= 0, the ",
                                                    config::OptimizerName(optimizer),
