@@ -158,8 +158,7 @@ class GrpcTrainStream final : public TrainStream {
   absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options) {
     const uint64_t begun = transport->begun();
     memory_ = transport->memory(coordinator);
-    if (memory_ != nullptr)
-      memory_->Arena();  // now, when there is time, and not while a step is sent
+    if (memory_ != nullptr) memory_->Arena();  // now, not while a step is sent
     stream_ = std::make_unique<RawStream>(
         transport, coordinator, begun, "/emberd.v1.EmbeddingService/Train",
         RawStream::Listener{[this](grpc::ByteBuffer* message) { return OnMessage(message); },

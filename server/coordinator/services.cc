@@ -6,7 +6,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -155,8 +154,8 @@ struct UnaryCall : Call {
   UnaryCall(const CallEnvironment& environment, ops::Rpc method, absl::Time deadline,
             absl::string_view sent_trace, int64_t request_bytes)
       : Call(environment, method, deadline, rpc::TraceOf(sent_trace), request_bytes),
-        span(&context, rpc::SpansAreOn() ? std::string_view(ops::RpcName(method)) : "",
-             rpc::Span::Kind::kServer, rpc::IsTrace(sent_trace), began) {
+        span(&context, ops::RpcName(method), rpc::Span::Kind::kServer, rpc::IsTrace(sent_trace),
+             began) {
     context.SetRoomMaker(
         [this](int64_t bytes, absl::string_view what, bool brief) -> absl::StatusOr<Room> {
           ASSIGN_OR_RETURN(Room room, grant.Reserve(bytes, what));
