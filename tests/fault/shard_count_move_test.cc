@@ -5,7 +5,6 @@
 // Covers: server/launcher/shard_count.cc
 #include <algorithm>
 #include <atomic>
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
