@@ -153,7 +153,8 @@ void AddUp(CLI::App* app, Flags* flags) {
   AddCommonFlags(up, flags);
   up->footer(
       "Prints 'emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=...' when "
-      "everything serves.\nThe first SIGTERM or Ctrl-C stops it cleanly, the second at once.\n\n"
+      "everything serves.\nThe first SIGTERM or Ctrl-C stops it cleanly, the second at once.\n"
+      "A closed terminal (SIGHUP) stops it cleanly, too, without log or span files and nohup.\n\n"
       "Examples:\n"
       "  emberd up --shards 4\n"
       "  emberd up --shards 4 --coordinators 2 --processes\n"

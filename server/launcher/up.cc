@@ -158,7 +158,7 @@ class ProcessCluster {
   Supervisor supervisor_;
 };
 
-// What SIGHUP does with a file of the log or of spans. Without any, it ends the process, as when a
+// What SIGHUP does with a file of the log or of spans. Without any, it stops the cluster, as when a
 // terminal is closed.
 std::function<void()> OnHangup(const v1::LoggingConfig& logging, std::function<void()> with_file) {
   if (logging.file().empty() && logging.span_file().empty()) return nullptr;

@@ -19,12 +19,15 @@
 namespace emberd::ops {
 namespace {
 
-sigset_t Signals(bool hangup) {
+// SIGHUP is not among them if nothing is to be done on it and it is ignored, as under nohup.
+sigset_t Signals(bool on_hangup) {
+  struct sigaction hangup = {};
+  sigaction(SIGHUP, nullptr, &hangup);
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
-  if (hangup) sigaddset(&signals, SIGHUP);
+  if (on_hangup || hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
   return signals;
 }
 
@@ -70,8 +73,8 @@ void ShutdownSignal::Run() {
                     {stop_on_eof_ ? STDIN_FILENO : -1, POLLIN, 0}};
   while (true) {
     if (poll(ready, 3, -1) < 0 && errno != EINTR) return;
-    if ((ready[1].revents & POLLIN) != 0) return;
     if ((ready[0].revents & POLLIN) != 0) OnSignal();
+    if ((ready[1].revents & POLLIN) != 0) return;
     if (ready[2].revents != 0 && !ReadInput()) {
       ready[2].fd = -1;
       if (requested_.HasBeenNotified()) continue;
@@ -84,9 +87,11 @@ void ShutdownSignal::Run() {
 void ShutdownSignal::OnSignal() {
   signalfd_siginfo info{};
   if (read(signal_fd_, &info, sizeof(info)) < 0) return;
-  if (info.ssi_signo == SIGHUP) return on_hangup_();
-  const char* const name = info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
+  const bool hangup = info.ssi_signo == SIGHUP;
+  if (hangup && on_hangup_ != nullptr) return on_hangup_();
+  const char* const name = hangup ? "SIGHUP" : info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
   if (requested_.HasBeenNotified()) {
+    if (hangup) return;  // a terminal that closes sends it twice: the shell does, and the kernel
     Log(LogLevel::kWarning, "second signal: exiting at once", {{"signal", name}});
     _exit(1);
   }

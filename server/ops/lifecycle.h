@@ -29,7 +29,7 @@ class ShutdownSignal {
   // With `stop_on_eof`, the end of standard input asks for shutdown, too: the process at the other
   // end of the pipe has closed it, or has died in whatever way. Input before the end is ignored.
   // With `on_hangup`, SIGHUP is blocked as the others are, and calls that, on a thread of this
-  // object; without, SIGHUP ends the process, as by default.
+  // object; without, it asks for shutdown, unless it was ignored when the process started (nohup).
   static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create(
       bool stop_on_eof = false, std::function<void()> on_hangup = nullptr);
   ~ShutdownSignal();  // the signals are unblocked again

@@ -100,6 +100,41 @@ TEST(ShutdownSignalTest, TheSecondSignalEndsItAtOnce) {
   EXPECT_EQ(WEXITSTATUS(status), 1);
 }
 
+// Would catch: a cluster that saves nothing when its terminal is closed, for the shell sends
+// SIGHUP, and the kernel sends it again.
+TEST(ShutdownSignalTest, HangupsLetTheProcessFinish) {
+  const Child child = Fork([](int) {
+    signal(SIGHUP, SIG_DFL);  // the tests may run under nohup
+    auto shutdown = ShutdownSignal::Create();
+    if (!shutdown.ok()) _exit(8);
+    kill(getpid(), SIGHUP);
+    (*shutdown)->Wait();
+    kill(getpid(), SIGHUP);
+    shutdown->reset();
+    _exit(42);
+  });
+  const int status = child.WaitStatus();
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
+// As under nohup: what comes after it is the first signal.
+TEST(ShutdownSignalTest, AHangupThatIsIgnoredIsNone) {
+  const Child child = Fork([](int) {
+    signal(SIGHUP, SIG_IGN);
+    auto shutdown = ShutdownSignal::Create();
+    if (!shutdown.ok()) _exit(8);
+    kill(getpid(), SIGHUP);
+    kill(getpid(), SIGTERM);
+    (*shutdown)->Wait();
+    shutdown->reset();
+    _exit(42);
+  });
+  const int status = child.WaitStatus();
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
 TEST(ExitDeadlineTest, EndsAProcessThatHangsAndOnlyThat) {
   const Child hanging = Fork([](int) {
     ExitDeadline deadline(absl::Milliseconds(50));

@@ -220,6 +220,33 @@ TEST(UpTest, AWrongConfigurationEndsItWithTwo) {
   }
 }
 
+TEST(UpTest, AClosedTerminalStopsItCleanly) {
+  for (const bool processes : {false, true}) {
+    SCOPED_TRACE(processes);
+    const auto before = signal(SIGHUP, SIG_DFL);  // the tests may run under nohup
+    TestingProgram up(
+        Up(processes ? std::vector<std::string>{"--processes"} : std::vector<std::string>{}));
+    signal(SIGHUP, before);
+    ASSERT_NE(up.WaitForLine("emberd: ready"), "") << up.Err();
+    up.Signal(SIGHUP);
+    EXPECT_EQ(up.Wait(), 0) << up.Err();
+    EXPECT_THAT(up.Err(), HasSubstr("stopping signal=SIGHUP"));
+    if (processes) EXPECT_TRUE(std::filesystem::is_empty(up.directory() + "/tmp"));
+  }
+}
+
+TEST(UpTest, UnderNohupAClosedTerminalStopsNothing) {
+  const auto before = signal(SIGHUP, SIG_IGN);
+  TestingProgram up(Up({}));
+  signal(SIGHUP, before);
+  auto fields = Fields(up.WaitForLine("emberd: ready"));
+  ASSERT_THAT(fields["coordinator"], SizeIs(1)) << up.Err();
+  up.Signal(SIGHUP);
+  Train(fields["coordinator"][0]);
+  up.Signal(SIGTERM);
+  EXPECT_EQ(up.Wait(), 0) << up.Err();
+}
+
 class ProcessesTest : public ::testing::Test {
  protected:
   void StartUp(const std::vector<std::string>& more = {}) {
