@@ -162,7 +162,13 @@ absl::Status CheckUsed(const Storage& storage) {
                      Storage::Durability_Name(storage.durability()),
                      "; remove it, or write durability: ", Storage::Durability_Name(user)));
   }
-  return absl::OkStatus();
+  if (storage.fsync() == Storage::INTERVAL ||
+      storage.fsync_interval_ms() == defaults.fsync_interval_ms()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "storage.fsync_interval_ms: ", storage.fsync_interval_ms(), " would be ignored with fsync ",
+      Storage::Fsync_Name(storage.fsync()), "; remove it, or write fsync: INTERVAL"));
 }
 
 // Checks `storage` and fills in its paths. What is there is not looked at: other machines read the

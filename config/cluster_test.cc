@@ -135,13 +135,22 @@ TEST(CompleteCluster, KeepsHowManyCheckpointsArePrunedTo) {
 TEST(CompleteCluster, KeepsWhatIsGivenOfALog) {
   const auto cluster =
       ParseCluster(absl::StrCat(kOneShard,
-                                "storage { directory: 'd' durability: LOG fsync: ALWAYS "
+                                "storage { directory: 'd' durability: LOG "
                                 "fsync_interval_ms: 5 log_bytes: 1048576 max_chain: 2 }"));
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EXPECT_EQ(cluster->storage().fsync(), v1::StorageConfig::ALWAYS);
+  EXPECT_EQ(cluster->storage().fsync(), v1::StorageConfig::INTERVAL);
   EXPECT_EQ(cluster->storage().fsync_interval_ms(), 5);
   EXPECT_EQ(cluster->storage().log_bytes(), kMiB);
   EXPECT_EQ(cluster->storage().max_chain(), 2);
+}
+
+// The interval has its default there, once the description is complete, and is read again so.
+TEST(CompleteCluster, KeepsThatEachChangeOfALogIsSynced) {
+  const auto cluster = ParseCluster(absl::StrCat(
+      kOneShard,
+      "storage { directory: 'd' durability: LOG fsync: ALWAYS fsync_interval_ms: 1000 }"));
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ(cluster->storage().fsync(), v1::StorageConfig::ALWAYS);
 }
 
 TEST(CompleteCluster, KeepsWhatIsGiven) {
@@ -311,6 +320,13 @@ const BadCluster kBadClusters[] = {
     {"FsyncIntervalOfCheckpoints", "directory",
      "durability: CHECKPOINT fsync_interval_ms: 1 directory",
      "storage.fsync_interval_ms: 1 would be ignored with durability CHECKPOINT"},
+    {"FsyncIntervalOfAlways", "directory",
+     "durability: LOG fsync: ALWAYS fsync_interval_ms: 5 directory",
+     "storage.fsync_interval_ms: 5 would be ignored with fsync ALWAYS; remove it, or write fsync: "
+     "INTERVAL"},
+    {"FsyncIntervalOfNever", "directory",
+     "durability: LOG fsync: NEVER fsync_interval_ms: 5 directory",
+     "storage.fsync_interval_ms: 5 would be ignored with fsync NEVER"},
     {"LogBytesOfCheckpoints", "directory", "durability: CHECKPOINT log_bytes: 1048576 directory",
      "storage.log_bytes: 1048576 would be ignored with durability CHECKPOINT"},
     {"NegativeKeep", "directory", "keep: -1 directory",

@@ -28,9 +28,11 @@ testing::ClusterOptions Chaos::Cluster() const {
   if (!options_.one_machine) options.shard_config = "transport: TCP";
   // Checkpoints are saved all the time, and old segments go.
   const std::string durability =
-      options_.checkpoint ? "CHECKPOINT every_seconds: 2"
-                          : absl::StrCat("LOG fsync: ", options_.fsync,
-                                         " fsync_interval_ms: 100 log_bytes: ", kLogBytes);
+      options_.checkpoint
+          ? "CHECKPOINT every_seconds: 2"
+          : absl::StrCat("LOG fsync: ", options_.fsync,
+                         options_.fsync == "INTERVAL" ? " fsync_interval_ms: 100" : "",
+                         " log_bytes: ", kLogBytes);
   if (!options_.log && !options_.checkpoint) return options;
   absl::StrAppend(&options.config, " storage { directory: \"", storage(),
                   "\" durability: ", durability, " }");

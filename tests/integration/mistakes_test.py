@@ -72,6 +72,8 @@ FILES = {
     "cluster_storage": 'shards { address: "127.0.0.1:0" } storage { every_seconds: 60 }',
     "cluster_steps": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" every_steps: 5 }',
     "cluster_fsync": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" durability: CHECKPOINT fsync: ALWAYS }',
+    "cluster_interval": 'shards { address: "127.0.0.1:0" } '
+                        'storage { directory: "/d" durability: LOG fsync: ALWAYS fsync_interval_ms: 5 }',
     "cluster_durability": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" durability: DISK }',
     "short.npy": "x",
     "cluster.yaml": "shards:\n  - address: 127.0.0.1:7001\n",
