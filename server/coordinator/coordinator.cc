@@ -236,6 +236,9 @@ absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
 
 absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModelRequest& request,
                                                              rpc::CallContext* context) {
+  if (request.name().empty()) {
+    return absl::InvalidArgumentError("name is empty; DropModel needs that of a model");
+  }
   v1::DropModelResponse response;
   std::unique_ptr<ChangePause> pause;  // until it is gone
   const auto settle = [&](const step::ServedModelPtr& model) {
