@@ -175,6 +175,7 @@ TEST(EmberctlExitCodeTest, WrongCommandLines) {
       {"rows", "set", "m", "t", "7=1,"},
       {"rows", "set", "m", "t", "7=1,a"},
       {"rows", "set", "m", "t", "7=1=2"},
+      {"rows", "set", "m", "t", "7=nan"},
       {"status", "--timeout", "-1"},
       {"validate", "f", "--kind", "bird"},
   };

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -103,8 +104,9 @@ absl::StatusOr<RowText> ParseRow(const std::string& text) {
     return wrong(absl::StrCat("\"", sides[0], "\" is not an id"));
   }
   for (absl::string_view value : absl::StrSplit(sides[1], ',')) {
-    if (!absl::SimpleAtof(value, &row.values.emplace_back())) {
-      return wrong(absl::StrCat("\"", value, "\" is not a number"));
+    if (!absl::SimpleAtof(value, &row.values.emplace_back()) || !std::isfinite(row.values.back())) {
+      return wrong(absl::StrCat("\"", value,
+                                "\" is not a number from -3.40282e+38 to 3.40282e+38 (float32)"));
     }
   }
   return row;
