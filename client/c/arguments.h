@@ -34,15 +34,21 @@ absl::StatusOr<absl::Span<const T>> Array(const char* what, const T* array, int6
   return absl::MakeConstSpan(array, static_cast<size_t>(count));
 }
 
-// A struct with a field `size`, as the caller was compiled with it; what it does not have is 0.
+// A struct with a field `size`, as the caller was compiled with it; what one side lacks is 0.
 template <typename T>
 absl::StatusOr<T> Options(const char* what, const T* options) {
-  if (options == nullptr || options->size < sizeof(uint64_t)) {
+  if (options == nullptr || options->size < sizeof(uint64_t) || options->size > 4096) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ".size: it must be sizeof(", what, "), and ", what, " not NULL"));
   }
+  const char* const bytes = reinterpret_cast<const char*>(options);
+  const size_t known = std::min<size_t>(options->size, sizeof(T));
+  if (std::any_of(bytes + known, bytes + options->size, [](char byte) { return byte != 0; })) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": a field is set that this library, which is older, does not have"));
+  }
   T complete = {};
-  std::memcpy(&complete, options, std::min<size_t>(options->size, sizeof(T)));
+  std::memcpy(&complete, options, known);
   return complete;
 }
 

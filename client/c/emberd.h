@@ -24,7 +24,8 @@
 // for an empty string.
 //
 // The structs begin with `size`, which is sizeof of the struct that the caller was compiled with:
-// fields that are added later are off for callers compiled without them. All other fields may be 0.
+// fields that are added later are off for callers compiled without them, and 3 INVALID_ARGUMENT if
+// they are set and the library is older than the caller. All other fields may be 0.
 #pragma once
 
 #include <stdint.h>

@@ -192,6 +192,29 @@ TEST_F(CInterfaceTest, WrongArgumentsAreRefusedByName) {
       HasSubstr("3: ids: 5 elements at NULL"));
 }
 
+// What this would catch: an option of a newer program that is off without a word.
+TEST_F(CInterfaceTest, OptionsThatANewerProgramSetsAreRefused) {
+  struct {
+    emberd_client_options known = {};
+    int64_t newer = 0;
+  } options;
+  const char* address = service_.address().c_str();
+  options.known.size = sizeof(options);
+  options.known.addresses = &address;
+  options.known.address_count = 1;
+  const auto connect = [&] {
+    return Outcome(
+        Done(emberd_connect(reinterpret_cast<const emberd_client_options*>(&options))).get());
+  };
+  EXPECT_EQ(connect(), "0: ");
+  options.newer = 1;
+  EXPECT_EQ(connect(),
+            "3: emberd_client_options: a field is set that this library, which is older, does not "
+            "have");
+  options.known.size = UINT64_MAX;
+  EXPECT_THAT(connect(), HasSubstr("3: emberd_client_options.size: it must be sizeof("));
+}
+
 // What this would catch: a call that reads names when its caller has other uses for them. Its
 // thread may be quick, once.
 TEST_F(CInterfaceTest, NamesAreCopied) {
