@@ -108,16 +108,18 @@ step::ServedModelPtr AutoCheckpoints::ReadOnly(const std::string& model) const {
 absl::Status AutoCheckpoints::ExplainLost(const std::string& model, const absl::Status& lost) {
   const auto serves = ReadOnly(model);
   if (!recovers() && serves == nullptr) return lost;
-  std::string recovery = RecoveryOf(model);
-  if (recovery.empty()) {
+  const bool under_way = [&] {
+    MutexLock lock(&mutex_);
+    return recoveries_.contains(model);
+  }();
+  if (!under_way) {
     // What cannot be read now may be soon; the recovery says why.
     const bool may = serves == nullptr ? MayRecover(model).value_or(true) : MayServeAgain(*serves);
     if (!may) return lost;
     StartRecovery(model);
-    recovery = RecoveryOf(model);
   }
   return absl::UnavailableError(
-      absl::StrCat("model '", model, "' is recovering: ", recovery, "; retry"));
+      absl::StrCat("model '", model, "' is recovering: ", RecoveryOf(model), "; retry"));
 }
 
 std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {

@@ -439,6 +439,15 @@ TEST_F(AutoCheckpointsTest, DamagedCheckpointsAreReadAgainAfterAPause) {
     return absl::StrContains(recovery(), "the last attempt failed: ") &&
            absl::StrContains(recovery(), "the next attempt begins in ");
   })) << recovery();
+  // Whoever takes the damaged checkpoints away, as the error advises, need not wait for its end.
+  EXPECT_TRUE(Eventually([&] {
+    std::filesystem::rename(folder, folder_.path() + "/aside");
+    const absl::Status told =
+        coordinator_->auto_checkpoints()->ExplainLost("a", absl::DataLossError("its rows"));
+    const bool pauses = absl::StrContains(recovery(), "the next attempt begins in ");
+    std::filesystem::rename(folder_.path() + "/aside", folder);
+    return absl::IsDataLoss(told) && pauses;
+  })) << recovery();
   for (const auto& file : files) std::filesystem::rename(away(file), file);
   ModelRegistry& registry = *coordinator_->resources().registry;
   EXPECT_TRUE(Eventually([&] { return registry.FindByName("a", &context_).ok(); })) << recovery();
