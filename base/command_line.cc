@@ -1,6 +1,7 @@
 #include "base/command_line.h"
 
 #include <algorithm>
+#include <deque>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -99,6 +100,21 @@ void RefuseEmpty(CLI::App* command) {
     if (option->get_type_name() != "HOST:PORT") option->check(not_empty);
   }
   for (CLI::App* one : command->get_subcommands([](CLI::App*) { return true; })) RefuseEmpty(one);
+}
+
+void ParseArguments(CLI::App* app, int argc, const char* const* argv) {
+  std::deque<std::string> names;  // of options without a value; none moves when others come
+  std::vector<const char*> arguments;
+  for (int i = 0; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (absl::StartsWith(argument, "--") && argument.find('=') == argument.size() - 1) {
+      names.push_back(argument.substr(0, argument.size() - 1));
+      arguments.insert(arguments.end(), {names.back().c_str(), ""});
+    } else {
+      arguments.push_back(argv[i]);
+    }
+  }
+  app->parse(static_cast<int>(arguments.size()), arguments.data());
 }
 
 std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error) {

@@ -18,6 +18,10 @@ std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error);
 // of a variable that is not set. Addresses (HOST:PORT) may be empty, for none.
 void RefuseEmpty(CLI::App* command);
 
+// As CLI::App::parse, except that "--slot=", as a shell makes it of --slot="$SLOT", is an empty
+// text for --slot; CLI11 takes the next argument for its value.
+void ParseArguments(CLI::App* app, int argc, const char* const* argv);
+
 // "soon" is not a number from 0.1 to 60.
 std::string NotWithin(const std::string& text, double least, double most);
 

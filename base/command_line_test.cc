@@ -72,6 +72,15 @@ TEST_F(CommandLineErrorTest, AnEmptyTextIsRefusedExceptAsAnAddress) {
   EXPECT_EQ(Parse({"--at", "", "status"}), "");
 }
 
+// The fault that this would catch: --slot="$SLOT" whose value is the argument behind it.
+TEST_F(CommandLineErrorTest, AnOptionThatEndsWithItsEqualsSignHasAnEmptyText) {
+  slot_ = "of before";
+  const char* const arguments[] = {"prog", "rows", "get", "--slot=", "n"};
+  ParseArguments(&app_, 5, arguments);
+  EXPECT_EQ(slot_, "");
+  EXPECT_EQ(name_, "n");
+}
+
 TEST(NotWithinTest, WritesBoundsAsPeopleDo) {
   EXPECT_EQ(NotWithin("x", 0.1, 86400), "\"x\" is not a number from 0.1 to 86400");
   EXPECT_EQ(NotWithin("0", 0.001, int64_t{1} << 40),

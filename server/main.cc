@@ -321,7 +321,7 @@ int Main(int argc, char** argv) {
       "Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or "
       "configuration.");
   try {
-    app.parse(argc, argv);
+    ParseArguments(&app, argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // help, or the version
     std::fprintf(stderr, "emberd: %s\n", CommandLineError(app, error).c_str());

@@ -95,7 +95,7 @@ int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& 
   }
   RefuseEmpty(&app);
   try {
-    app.parse(argc, argv);
+    ParseArguments(&app, argc, argv);
   } catch (const CLI::Success& help) {
     return app.exit(help, out, err);
   } catch (const CLI::ParseError& error) {
