@@ -456,8 +456,11 @@ absl::Status ModelChanges::RestoreOnAll(const step::ServedModel& model, uint64_t
 absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history,
                                 const ShardModels& before, const RowSource* source,
                                 rpc::CallContext* context, bool fill) {
-  const auto create = [&](int shard) {
-    return shards_[shard].CreateModel(MakeRequest(model, history, before, shard), context).status();
+  std::vector<internal::v1::CreateModelResponse> created(shards_.size());
+  const auto create = [&](int shard) -> absl::Status {
+    const internal::v1::CreateModelRequest request = MakeRequest(model, history, before, shard);
+    ASSIGN_OR_RETURN(created[shard], shards_[shard].CreateModel(request, context));
+    return absl::OkStatus();
   };
   const auto serve = [&](int shard) {
     auto request = step::OfRows<internal::v1::ServeModelRequest>(model.id, history);
@@ -467,6 +470,14 @@ absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history
   };
   RETURN_IF_ERROR(source == nullptr ? shards_.OnAllFirstZero(create)
                                     : RestoreOnAll(model, history, before, *source, context));
+  for (size_t i = 1; i < created.size(); ++i) {
+    // Another model may have gone, or come, before this one was made here, and after it on shard 0.
+    if (created[i].shared_with() == created[0].shared_with()) continue;
+    return absl::AbortedError(absl::StrCat(
+        "model '", model.config.name(), "' would share rows with [", created[0].shared_with(),
+        "] on ", shards_[0].name(), ", but with [", created[i].shared_with(), "] on ",
+        shards_[i].name(), "; try again, or declare or drop what not all of these shards name"));
+  }
   if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
   ReachFailpoint("model.is_made");
   return fill ? absl::OkStatus() : shards_.OnAllFirstZero(serve);

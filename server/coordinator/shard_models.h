@@ -160,7 +160,7 @@ class ModelChanges {
 
   // Makes rows of `history` in place of what `before` says, initial ones or, with `source`, those
   // of a checkpoint, and has them served, unless a client is to `fill` them first. ABORTED:
-  // somebody else has changed the model since `before`.
+  // somebody else has changed the model since `before`, or shards differ in whose rows it shares.
   absl::Status Make(const step::ServedModel& model, uint64_t history, const ShardModels& before,
                     const RowSource* source, rpc::CallContext* context, bool fill = false);
   // Takes back what Make has left, unless it is served: under a deadline of its own, and for shards

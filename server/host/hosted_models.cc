@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/config.h"
@@ -178,7 +180,7 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
   }
   if (here != request.replaces()) return ChangedMeanwhile(name);
   if (initial_rows && same && !found->second.serving && !found->second.restored &&
-      !config::HasAssignedTable(request.config())) {
+      !config::HasAssignedTable(request.config()) && !config::HasSharedTables(request.config())) {
     // Its rows are as good as new ones.
     RETURN_IF_ERROR(log_->Append(ModelRenewedRecord(found->first, request.history())));
     found->second.create.set_history(request.history());
@@ -218,16 +220,20 @@ HostedModels::Model HostedModels::MakeEntry(const internal::v1::CreateModelReque
   return model;
 }
 
-absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest& request) {
+absl::StatusOr<internal::v1::CreateModelResponse> HostedModels::Create(
+    internal::v1::CreateModelRequest request) {
   if (request.has_serves()) {
     return absl::InvalidArgumentError(
         "serves is set: such a model takes its rows from a checkpoint");
   }
   ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
   absl::MutexLock changing(&changing_);
-  RETURN_IF_ERROR(CheckShared(request, /*initial_rows=*/true));
+  ASSIGN_OR_RETURN(*request.mutable_shared_with(), CheckShared(request, /*initial_rows=*/true));
   ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/true));
-  if (place.done) return false;
+  internal::v1::CreateModelResponse response;
+  response.set_created(!place.done);
+  response.set_shared_with(request.shared_with());
+  if (place.done) return response;
   if (place.occupant != 0) RETURN_IF_ERROR(Remove(place.occupant));
   RETURN_IF_ERROR(engine_->CreateModel(
       ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index)));
@@ -245,14 +251,14 @@ absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest
     models_[request.model_id()] = std::move(model);
   }
   PinIfCreatedSo(request.model_id());
-  return true;
+  return response;
 }
 
 absl::StatusOr<shard::ModelSpec> HostedModels::BeginRestore(
     const internal::v1::CreateModelRequest& request) {
   ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
   absl::MutexLock changing(&changing_);
-  RETURN_IF_ERROR(CheckShared(request, /*initial_rows=*/false));
+  RETURN_IF_ERROR(CheckShared(request, /*initial_rows=*/false).status());
   ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/false));
   if (place.done) {
     return absl::AlreadyExistsError(absl::StrCat("the rows of history ", HexId(request.history()),
@@ -560,19 +566,21 @@ absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id, uin
 
 // Models that share tables with others on their shard.
 
-absl::Status HostedModels::CheckShared(const internal::v1::CreateModelRequest& request,
-                                       bool initial_rows) const {
+absl::StatusOr<std::string> HostedModels::CheckShared(
+    const internal::v1::CreateModelRequest& request, bool initial_rows) const {
   const v1::ModelConfig& config = request.config();
-  if (!config::HasSharedTables(config)) return absl::OkStatus();
+  if (!config::HasSharedTables(config)) return "";
   if (request.has_serves()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "model '", config.name(), "' serves a checkpoint, but has a table with a resource"));
   }
   absl::MutexLock lock(&mutex_);
-  const auto here = models_.find(request.model_id());
-  const bool is_here = here != models_.end();
-  if (is_here && here->second.history() == request.history()) return absl::OkStatus();  // a retry
-  const bool resets = is_here && here->second.serving;
+  const auto found = models_.find(request.model_id());
+  const Model* const here = found == models_.end() ? nullptr : &found->second;
+  // Where it was made before, its rows may have been changed by others who are gone.
+  if (here != nullptr && here->history() == request.history()) return here->create.shared_with();
+  const bool resets = here != nullptr && here->serving;
+  std::set<std::string> shared_with;
   for (const auto& [id, other] : models_) {
     // What is here under its name goes first, or it is refused for that.
     if (other.config().name() == config.name()) continue;
@@ -580,12 +588,13 @@ absl::Status HostedModels::CheckShared(const internal::v1::CreateModelRequest& r
     if (resource.empty()) continue;
     if (!initial_rows || resets) RETURN_IF_ERROR(config::CheckAlone(other.config(), config));
     RETURN_IF_ERROR(config::CheckSameShared(other.config(), config));
+    shared_with.insert(absl::StrCat(other.config().name(), " ", HexId(other.history())));
     if (!other.loading) continue;
     return absl::UnavailableError(absl::StrCat("model '", other.config().name(),
                                                "', which holds resource '", resource,
                                                "', is being restored; retry"));
   }
-  return absl::OkStatus();
+  return absl::StrJoin(shared_with, ", ");
 }
 
 uint64_t HostedModels::OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -58,8 +59,8 @@ class HostedModels {
         order_(order),
         forget_(std::move(forget)) {}
 
-  // True: it was not here before.
-  absl::StatusOr<bool> Create(const internal::v1::CreateModelRequest& request);
+  absl::StatusOr<internal::v1::CreateModelResponse> Create(
+      internal::v1::CreateModelRequest request);
   absl::Status Serve(const internal::v1::ServeModelRequest& request);
   absl::StatusOr<internal::v1::FindModelResponse> Find(
       const internal::v1::FindModelRequest& request) const;
@@ -171,9 +172,9 @@ class HostedModels {
   };
 
   absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
-  // Whether the model may have its shared tables, beside the other models that are here.
-  absl::Status CheckShared(const internal::v1::CreateModelRequest& request, bool initial_rows) const
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Who else has shared tables of the model (CreateModelResponse), if it may have them.
+  absl::StatusOr<std::string> CheckShared(const internal::v1::CreateModelRequest& request,
+                                          bool initial_rows) const ABSL_LOCKS_EXCLUDED(mutex_);
   // The oldest segment that is needed for a model whose own rows begin in `segment`: rows that it
   // shares may follow from an older checkpoint of another model.
   uint64_t OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const

@@ -173,15 +173,13 @@ ShardHost::~ShardHost() = default;
 
 absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
     const internal::v1::CreateModelRequest& request) {
-  ASSIGN_OR_RETURN(const bool created, models_.Create(request));
-  if (created) checkpoints_.ForgetFinished(request.model_id());
+  ASSIGN_OR_RETURN(internal::v1::CreateModelResponse response, models_.Create(request));
+  if (response.created()) checkpoints_.ForgetFinished(request.model_id());
   RETURN_IF_ERROR(log_.WaitDurable());
-  if (created) {
+  if (response.created()) {
     ShowHotRows();
     WarnOfMemory(request.config().name());
   }
-  internal::v1::CreateModelResponse response;
-  response.set_created(created);
   return response;
 }
 
