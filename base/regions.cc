@@ -345,9 +345,11 @@ std::shared_ptr<SharedBlock> SharedArena::TakeFree(size_t bytes) {
 
 std::optional<regions::Answer> SharedArena::Ask(const regions::Request& request, int lent,
                                                 absl::Time deadline, FileDescriptor* given) {
-  while (asking_) asked_.Wait(&mutex_);
+  while (asking_ && WaitSteadily(&asked_, &mutex_, deadline)) {
+  }
   // A late answer must not be taken for that to another request.
-  if (silent_ || !regions::SendPacket(socket_.get(), request, MSG_DONTWAIT, lent)) {
+  if (asking_ || silent_ || SteadyNow() >= deadline ||
+      !regions::SendPacket(socket_.get(), request, MSG_DONTWAIT, lent)) {
     return std::nullopt;
   }
   asking_ = true;
@@ -363,15 +365,14 @@ std::optional<regions::Answer> SharedArena::Ask(const regions::Request& request,
   return answer;
 }
 
-bool SharedArena::LendRegion(uint64_t name, const SharedRegion& region) {
+bool SharedArena::LendRegion(uint64_t name, const SharedRegion& region, absl::Time deadline) {
   regions::Request request;
   request.kind = regions::kLend;
   request.region = name;
   request.bytes = region.size();
   FileDescriptor none;
   MutexLock lock(&mutex_);
-  const std::optional<regions::Answer> answer =
-      Ask(request, region.descriptor(), absl::InfiniteFuture(), &none);
+  const std::optional<regions::Answer> answer = Ask(request, region.descriptor(), deadline, &none);
   return answer.has_value() && answer->region != 0 && answer->region == name;
 }
 
@@ -456,6 +457,7 @@ std::shared_ptr<SharedArena> ArenaLink::Get(absl::Time deadline) {
     if (SteadyNow() < next_try_) return nullptr;
     asking_ = true;
   }
+  const bool hurries = deadline < SteadyNow() + patience_;
   deadline = std::min(deadline, SteadyNow() + patience_);
   const absl::StatusOr<LocalInvitation> invitation = ask_(deadline);
   std::shared_ptr<SharedArena> arena;
@@ -467,8 +469,9 @@ std::shared_ptr<SharedArena> ArenaLink::Get(absl::Time deadline) {
   asking_ = false;
   asked_.SignalAll();
   arena_ = std::move(arena);
-  // One that does not answer may be about to start.
-  const bool anew = arena_ != nullptr || absl::IsUnavailable(invitation.status());
+  // One that does not answer may be about to start, or had too little time.
+  const bool anew = arena_ != nullptr || absl::IsUnavailable(invitation.status()) ||
+                    (hurries && absl::IsDeadlineExceeded(invitation.status()));
   pause_ = anew ? kFirstPause : std::clamp(2 * pause_, kFirstPause, kLongestPause);
   next_try_ = SteadyNow() + pause_;
   return arena_;

@@ -183,8 +183,9 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   // no more, is gone, or is silent until `deadline`.
   std::shared_ptr<SharedBlock> Take(size_t bytes, absl::Time deadline = absl::InfiniteFuture());
   // Lends the server a region that another server has given, whose name is `name`, so that places
-  // in it may be named to this one, too. False if it does not want it, or is gone.
-  bool LendRegion(uint64_t name, const SharedRegion& region);
+  // in it may be named to this one, too. False if it does not want it, is gone, or is silent.
+  bool LendRegion(uint64_t name, const SharedRegion& region,
+                  absl::Time deadline = absl::InfiniteFuture());
   // Ends LendRegion. The server unmaps the region when work on it has ended.
   void TakeBack(uint64_t name);
   int regions() const;

@@ -314,6 +314,8 @@ TEST(SharedArena, AsksASilentServerNothingMoreAndStaysConnected) {
       *SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
   ASSERT_TRUE(Eventually([&] { return host.socket >= 0; }));
   EXPECT_TRUE(arena->alive());
+  EXPECT_EQ(arena->Take(100, SteadyNow()), nullptr);
+  EXPECT_TRUE(arena->alive()) << "nobody has waited for it";
   EXPECT_EQ(arena->Take(100, SteadyNow() + absl::Milliseconds(20)), nullptr);
   EXPECT_FALSE(arena->alive()) << "others connect anew";
   EXPECT_FALSE(host.PeerIsGone());
@@ -336,6 +338,8 @@ TEST(SharedArena, NobodyWaitsAsLongAsAnotherThread) {
     return poll(&request, 1, 0) == 1;
   }));
   EXPECT_EQ(arena->Take(100, SteadyNow() + absl::Milliseconds(20)), nullptr);
+  const auto region = *SharedRegion::Create("lent", kMegabyte);
+  EXPECT_FALSE(arena->LendRegion(7, *region, SteadyNow() + absl::Milliseconds(20)));
   EXPECT_TRUE(arena->alive()) << "the other thread has given up";
   server = nullptr;
   patient.join();

@@ -98,7 +98,7 @@ class LocalShard final : public ShardBackend {
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalGather>(host_.get(), std::move(command), name_);
   }
-  bool Lend(const NamedRegion&) override { return true; }  // it is mapped here
+  bool Lend(const NamedRegion&, absl::Time) override { return true; }  // it is mapped here
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalApply>(host_.get(), std::move(command), name_);
   }
@@ -173,15 +173,15 @@ class ShardMemory {
   ShardMemory(int64_t from_bytes, rpc::MemoryBudget budget, ArenaLink::Ask ask)
       : from_bytes_(from_bytes), budget_(std::move(budget)), link_(std::move(ask)) {}
 
-  // Null if so few bytes are not worth it, or there is no memory for them.
-  std::shared_ptr<SharedBlock> Take(int64_t bytes) {
+  // Null if so few bytes are not worth it, or there is no memory for them by the deadline.
+  std::shared_ptr<SharedBlock> Take(int64_t bytes, absl::Time deadline) {
     if (from_bytes_ == 0 || bytes < from_bytes_) return nullptr;
-    const std::shared_ptr<SharedArena> arena = link_.Get();
+    const std::shared_ptr<SharedArena> arena = link_.Get(deadline);
     if (arena == nullptr) return nullptr;
     // As a message takes them: what nobody fetches must not fill the machine.
     auto room = budget_.Take(bytes, "a message");
     if (!room.ok()) return nullptr;
-    std::shared_ptr<SharedBlock> block = arena->Take(bytes);
+    std::shared_ptr<SharedBlock> block = arena->Take(bytes, deadline);
     if (block == nullptr) return nullptr;
     auto counted = std::make_shared<CountedBlock>(CountedBlock{std::move(block), *std::move(room)});
     SharedBlock* const place = counted->block.get();
@@ -189,9 +189,9 @@ class ShardMemory {
   }
 
   // See ShardBackend.
-  bool Lend(const NamedRegion& region) {
+  bool Lend(const NamedRegion& region, absl::Time deadline) {
     if (from_bytes_ == 0 || region.memory == nullptr) return false;
-    const std::shared_ptr<SharedArena> arena = link_.Get();
+    const std::shared_ptr<SharedArena> arena = link_.Get(deadline);
     if (arena == nullptr) return false;
     MutexLock lock(&mutex_);
     if (lent_to_.lock() != arena) {
@@ -200,7 +200,7 @@ class ShardMemory {
     }
     if (lent_.contains(region.name)) return true;
     TakeBackUnused();
-    if (!arena->LendRegion(region.name, *region.memory)) return false;
+    if (!arena->LendRegion(region.name, *region.memory, deadline)) return false;
     lent_[region.name] = region.memory;
     return true;
   }
@@ -402,14 +402,15 @@ class RemoteApply final : public ApplyCall {
 
 // `open` begins a call; it, `memory` and `reconnector` must outlive the result.
 std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand command,
-                                             ShardMemory* memory, Reconnector* reconnector) {
-  std::shared_ptr<SharedBlock> room = memory->Take(command.answer_bytes);
+                                             absl::Time deadline, ShardMemory* memory,
+                                             Reconnector* reconnector) {
+  std::shared_ptr<SharedBlock> room = memory->Take(command.answer_bytes, deadline);
   if (room != nullptr) {
     command.answer = PlaceOf(*room, command.answer_bytes);
     room->Lend();
   }
   rpc::OutgoingMessage message = EncodeGather(command);
-  std::shared_ptr<SharedBlock> block = memory->Take(message.payload_bytes());
+  std::shared_ptr<SharedBlock> block = memory->Take(message.payload_bytes(), deadline);
   if (block != nullptr) CopyPayload(message, block->data());
   const int64_t room_bytes = command.answer_bytes;
   std::function<rpc::OutgoingMessage()> instead;
@@ -550,7 +551,8 @@ class RemoteShard final : public ShardBackend {
 
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
     const auto by_grpc = [this, context](GatherCommand asked) {
-      return MakeRemoteGather(Open("Gather", context), std::move(asked), &memory_, &reconnector_);
+      return MakeRemoteGather(Open("Gather", context), std::move(asked), context->deadline(),
+                              &memory_, &reconnector_);
     };
     if (!options_.lanes || !IsSmall(command)) return by_grpc(std::move(command));
     const std::string authorization = security_->OwnAuthorization();
@@ -569,9 +571,13 @@ class RemoteShard final : public ShardBackend {
     return std::make_unique<LaneGather>(std::move(call), std::move(command), context,
                                         options_.limits, &reconnector_, by_grpc);
   }
-  bool Lend(const NamedRegion& region) override { return memory_.Lend(region); }
+  bool Lend(const NamedRegion& region, absl::Time deadline) override {
+    return memory_.Lend(region, deadline);
+  }
   void TakeBackRegions() override { memory_.TakeBackRegions(); }
-  std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) override { return memory_.Take(bytes); }
+  std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes, absl::Time deadline) override {
+    return memory_.Take(bytes, deadline);
+  }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
     return std::make_unique<RemoteApply>(Open("Apply", context), command, &reconnector_);
   }

@@ -154,13 +154,13 @@ class ShardBackend {
   // `context` must outlive the call.
   virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
   // Whether the shard can read and write in place in a region of a client's, from now on and as
-  // long as somebody here refers to it.
-  virtual bool Lend(const NamedRegion& region) { return false; }
+  // long as somebody here refers to it. False, too, if it does not answer until `deadline`.
+  virtual bool Lend(const NamedRegion& region, absl::Time deadline) { return false; }
   // Takes back what nobody refers to any more. To be called often.
   virtual void TakeBackRegions() {}
   // Memory for the gradients of one Apply, which the shard reads where they are. Null: any other
-  // will do.
-  virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }
+  // will do. By a deadline, as Lend.
+  virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes, absl::Time) { return nullptr; }
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
 
  protected:

@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<host::GatherResult>> StepPath::Gather(
     command.stacks = batch->ShardView(static_cast<int>(shard));
     command.owner = owner;
     command.activation_dtype = dtype;
-    if (!places.empty() && shards_[shard].Lend(output->region)) {
+    if (!places.empty() && shards_[shard].Lend(output->region, context->deadline())) {
       command.places = {places, {}, output};
       command.region = output->region;
       results[shard].places = command.places;
@@ -264,13 +264,13 @@ std::vector<ShardGradients> StepPath::StagedUpdate::LayOut(const GradientInput& 
     ShardGradients& to = gradients[i];
     to.in_place = ReadsInPlace(input, batch, shard);
     if (IsAlone(name_) && !to.in_place) {
-      const auto take_block = [&](int64_t bytes) { return backend.TakeBlock(bytes); };
+      const auto take_block = [&](int64_t bytes) { return backend.TakeBlock(bytes, deadline_); };
       if (auto summed = SumsForShard(input, batch, shard, take_block)) {
         to = *std::move(summed);
         return;
       }
     }
-    to.block = backend.TakeBlock(GradientBytes(input, batch, shard, to.in_place));
+    to.block = backend.TakeBlock(GradientBytes(input, batch, shard, to.in_place), deadline_);
     to.input = GradientsForShard(input, batch, shard, to.in_place, to.block);
   });
   return gradients;
@@ -279,8 +279,9 @@ std::vector<ShardGradients> StepPath::StagedUpdate::LayOut(const GradientInput& 
 bool StepPath::StagedUpdate::ReadsInPlace(const GradientInput& input, const KeptBatch& batch,
                                           int shard) const {
   return !path_->options_.copy_gradients && AnyInPlace(input, batch) &&
-         std::all_of(input.regions.begin(), input.regions.end(),
-                     [&](const NamedRegion& region) { return path_->shards_[shard].Lend(region); });
+         std::all_of(input.regions.begin(), input.regions.end(), [&](const NamedRegion& region) {
+           return path_->shards_[shard].Lend(region, deadline_);
+         });
 }
 
 void StepPath::ReleaseOnShards(uint64_t model_id, uint64_t handle) {
