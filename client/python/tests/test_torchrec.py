@@ -204,6 +204,10 @@ class CollectionTest(ClusterTest):
     def test_what_is_missing_is_named(self):
         with self.assertRaisesRegex(ValueError, "feature 't' is missing; there are ids of u"):
             self.make()(compat.KeyedJaggedTensor(["u"], torch.tensor([1]), lengths=torch.tensor([1])))
+        with self.assertRaisesRegex(TypeError, "features: a dict is not allowed; give a KeyedJaggedTensor"):
+            self.make()({"t": torch.tensor([1])})
+        with self.assertRaisesRegex(ValueError, r"tables\[0\]: an EmbeddingConfig is not allowed.*give an EmbeddingBagConfig"):
+            compat.EmbeddingBagCollection([compat.EmbeddingConfig(8, 2, "t")])
 
     def test_weights(self):
         ebc = self.make(init_fn=torch.nn.init.ones_)
@@ -278,8 +282,8 @@ class CollectionTest(ClusterTest):
         found = copy.deepcopy(ec).eval()(batch)
         self.assertEqual({name: (one.lengths().tolist(), one.values().tolist(), one.weights().tolist()) for name, one in found.items()},
                          {"a@t": ([2, 0], [[2, 3]] * 2, [1, 1]), "b": ([0, 1], [[10, 11]], [5]), "a@u": ([2, 0], [[2, 3]] * 2, [1, 1])})
-        none = ec.eval()(compat.KeyedJaggedTensor(["a", "b"], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(4, dtype=torch.int64)))
-        self.assertEqual({tuple(one.values().shape) for one in none.values()}, {(0, 2)})
+        none = ec.eval()(compat.KeyedJaggedTensor(["a", "b"], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(4, dtype=torch.int32)))
+        self.assertEqual({(tuple(one.values().shape), one.lengths().dtype) for one in none.values()}, {((0, 2), torch.int32)})
         with self.assertRaisesRegex(ValueError, "feature 'b' is missing; there are ids of a"):
             ec(compat.KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])))
         for wrong, said in ((compat.EmbeddingBagConfig(8, 2, "v"), r"tables\[1\]: an EmbeddingBagConfig is not allowed.*give an EmbeddingConfig"),

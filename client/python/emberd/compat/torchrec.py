@@ -35,7 +35,7 @@ import torch
 
 from .. import config
 from .._filling import Part
-from .._jagged import learned_weights, split_jagged
+from .._jagged import is_jagged, learned_weights, split_jagged
 from .._loading import stretches
 from ..arrays import Ids, Ragged, Sequences, map_arrays
 from ..client import Client, Model
@@ -317,6 +317,8 @@ class _Collection(torch.nn.Module):
 
     def _of_outputs(self, features: Any) -> Iterator[Tuple[str, str, Ragged]]:
         """(output on the cluster, feature, ids)"""
+        if not is_jagged(features):
+            raise TypeError(f"features: a {type(features).__name__} is not allowed; give a KeyedJaggedTensor")
         split: Dict[str, Any] = split_jagged(features)
         for output, name, _ in self._outputs:
             if name not in split:
@@ -385,7 +387,10 @@ class EmbeddingBagCollection(_Collection):
     _side_by_side = True
 
     def __init__(self, tables: List[EmbeddingBagConfig], is_weighted: bool = False, device: Any = None) -> None:
-        for table in tables:
+        tables = list(tables)
+        for place, table in enumerate(tables):
+            if not hasattr(table, "pooling"):
+                raise ValueError(f"tables[{place}]: an {type(table).__name__} is not allowed, for it does not say how rows are pooled; give an EmbeddingBagConfig")
             if is_weighted and table.pooling is PoolingType.MEAN:
                 raise ValueError(f"table {table.name!r}: PoolingType.MEAN is not allowed with is_weighted, for it could divide by the sum of the weights or by the number of "
                                  "ids; give PoolingType.SUM, and weights that are divided already")
@@ -422,6 +427,7 @@ class EmbeddingCollection(_Collection):
     """
 
     def __init__(self, tables: List[EmbeddingConfig], device: Any = None, need_indices: bool = False) -> None:
+        tables = list(tables)
         for place, table in enumerate(tables):
             if hasattr(table, "pooling"):
                 raise ValueError(f"tables[{place}]: an {type(table).__name__} is not allowed, for rows are not pooled; give an EmbeddingConfig")
@@ -448,5 +454,6 @@ class EmbeddingCollection(_Collection):
         refuse_tracing()
         given = [(output, ids) for output, _, ids in self._of_outputs(features)]
         found = self._look_up({output: Sequences(ids.values) for output, ids in given})
-        return {output: JaggedTensor(rows, torch.as_tensor(ids.values) if self._need_indices else None, lengths=torch.from_numpy(np.diff(ids.row_splits)))
+        kind = torch.as_tensor(features.lengths()).dtype
+        return {output: JaggedTensor(rows, torch.as_tensor(ids.values) if self._need_indices else None, lengths=torch.from_numpy(np.diff(ids.row_splits)).to(kind))
                 for (output, _, _), (_, ids), rows in zip(self._outputs, given, found)}
