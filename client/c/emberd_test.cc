@@ -2,6 +2,7 @@
 #include "client/c/emberd.h"
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -187,6 +188,11 @@ TEST_F(CInterfaceTest, WrongArgumentsAreRefusedByName) {
   train.consistency = 9;
   EXPECT_THAT(Outcome(Done(emberd_train(client_.get(), model_.get(), &train)).get()),
               HasSubstr("3: consistency: 9"));
+  train.consistency = EMBERD_SYNC;
+  train.group = "run";
+  train.step_timeout_ms = std::numeric_limits<int64_t>::min();
+  EXPECT_THAT(Outcome(Done(emberd_train(client_.get(), model_.get(), &train)).get()),
+              HasSubstr("3: step_timeout: -"));
   EXPECT_THAT(
       Outcome(Done(emberd_read_rows(client_.get(), model_.get(), "a", nullptr, 5, "")).get()),
       HasSubstr("3: ids: 5 elements at NULL"));

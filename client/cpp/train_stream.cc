@@ -452,6 +452,13 @@ absl::StatusOr<std::unique_ptr<TrainStream>> TrainStream::Open(Transport* transp
                                                    " is not allowed; it must be -1 or in [0, ",
                                                    coordinators, ")"));
   }
+  // Here, for on the wire less than a millisecond is 0, which stands for the server's default.
+  if (options.step_timeout < absl::Milliseconds(1) ||
+      options.step_timeout > absl::Milliseconds(2147483647)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step_timeout: ", absl::FormatDuration(options.step_timeout),
+                     " is not allowed; it must be in [1ms, 2147483647ms]"));
+  }
   const bool any = options.coordinator < 0;
   const int coordinator = any ? transport->current() : options.coordinator;
   auto stream = std::make_unique<GrpcTrainStream>(client_options, model, options);

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/testing/train_stream_fixture.h"
 #include "gmock/gmock.h"
@@ -251,6 +252,19 @@ TEST_F(TrainStreamTest, ARefusedStartIsTheErrorOfTrain) {
   const absl::Status status = client_->Train(model_, {.group = "g", .coordinator = 1}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("[0, 1)"));
+}
+
+// What this would catch: a time-out that becomes the server's default, or is over at once.
+TEST_F(TrainStreamTest, ATimeoutThatIsNoNumberOfMillisecondsIsRefused) {
+  for (const absl::Duration timeout :
+       {absl::ZeroDuration(), absl::Microseconds(999), -absl::Hours(24),
+        absl::Milliseconds(int64_t{1} << 31), absl::InfiniteDuration()}) {
+    EXPECT_EQ(client_->Train(model_, {.group = "g", .step_timeout = timeout}).status(),
+              absl::InvalidArgumentError(
+                  absl::StrCat("step_timeout: ", absl::FormatDuration(timeout),
+                               " is not allowed; it must be in [1ms, 2147483647ms]")));
+  }
+  EXPECT_THAT(service_.train_requests(), ::testing::IsEmpty());
 }
 
 TEST_F(TrainStreamTest, CancelCallsEndsStreamsToo) {
