@@ -208,6 +208,8 @@ class CollectionTest(ClusterTest):
             self.make()({"t": torch.tensor([1])})
         with self.assertRaisesRegex(ValueError, r"tables\[0\]: an EmbeddingConfig is not allowed.*give an EmbeddingBagConfig"):
             compat.EmbeddingBagCollection([compat.EmbeddingConfig(8, 2, "t")])
+        bags = compat.EmbeddingBagCollection(iter([compat.EmbeddingBagConfig(8, 2, "t")]))
+        self.assertEqual(self.look_up(bags.eval(), 1).shape, (1, 2))
 
     def test_weights(self):
         ebc = self.make(init_fn=torch.nn.init.ones_)
@@ -230,7 +232,8 @@ class CollectionTest(ClusterTest):
         for one in (ebc, copy.deepcopy(ebc), pickle.loads(pickle.dumps(ebc))):
             weight = one.embedding_bags["t"].weight
             for change in (lambda: weight.data.copy_(torch.ones(8, 2)), lambda: torch.nn.init.normal_(weight), lambda: weight.detach()[3].fill_(1),  # noqa: B023
-                           lambda: weight.__setitem__(0, 1.0), lambda: setattr(weight, "data", torch.ones(8, 2))):  # noqa: B023
+                           lambda: weight.__setitem__(0, 1.0), lambda: setattr(weight, "data", torch.ones(8, 2)),  # noqa: B023
+                           lambda: setattr(one.embedding_bags["t"], "weight", torch.nn.Parameter(torch.ones(8, 2)))):  # noqa: B023
                 with self.assertRaisesRegex(RuntimeError, "weight: .* would be lost; load_state_dict of the collection .* init_fn"), torch.no_grad():
                     change()
             self.assertEqual((tuple(weight.shape), type(weight), weight.is_leaf), ((8, 2), type(ebc.embedding_bags["t"].weight), True))
@@ -274,7 +277,7 @@ class CollectionTest(ClusterTest):
         compat.use(self.client, model="not_pooled")
         tables = [compat.EmbeddingConfig(name=name, embedding_dim=2, num_embeddings=8, feature_names=features, init_fn=lambda rows: torch.arange(16.0).reshape(8, 2))
                   for name, features in (("t", ["a", "b"]), ("u", ["a"]))]
-        ec = compat.EmbeddingCollection(tables, need_indices=True)
+        ec = compat.EmbeddingCollection(iter(tables), need_indices=True)
         self.assertEqual((ec.embedding_dim(), ec.need_indices(), ec.embedding_names_by_table(), ec.embedding_configs()), (2, True, [["a@t", "b"], ["a@u"]], tables))
         batch = compat.KeyedJaggedTensor(["b", "more", "a"], torch.tensor([5, 1, 7, 1, 1]), torch.ones(5), lengths=torch.tensor([0, 1, 1, 1, 2, 0]))
         with self.assertRaisesRegex(RuntimeError, "table 't' has no optimizer"):

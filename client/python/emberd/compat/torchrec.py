@@ -165,6 +165,8 @@ def _feature(output: str) -> str:
     return output.replace("@", ".")
 
 
+_LOST = ("weight: rows are on the cluster, so that a change of this parameter would be lost; load_state_dict of the collection overwrites its tables, "
+         "and init_fn of a config gives a table its first rows")
 # What leaves the numbers of a parameter as they are. Loops set gradients to None that there are not.
 _of_torch: Any = torch.Tensor
 _ALLOWED = (_of_torch.requires_grad_, _of_torch.requires_grad.__set__, _of_torch.grad.__set__)
@@ -176,8 +178,7 @@ class _Weight(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
         if func not in _ALLOWED and changes(_Weight, func, args, kwargs or {}):
-            raise RuntimeError("weight: rows are on the cluster, so that a change of this parameter would be lost; load_state_dict of the collection overwrites its tables, "
-                               "and init_fn of a config gives a table its first rows")
+            raise RuntimeError(_LOST)
         with as_it_is():
             found = func(*args, **(kwargs or {}))
         return found.as_subclass(_Weight) if type(found) is torch.Tensor and found.is_meta else found
@@ -204,6 +205,11 @@ class _Table(torch.nn.Module):
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
         self._make_weight(self.weight.requires_grad)  # a copy is a plain parameter
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and not isinstance(value, _Weight):
+            raise RuntimeError(_LOST)
+        super().__setattr__(name, value)
 
     def _make_weight(self, requires_grad: bool) -> None:
         self.weight = _Weight(torch.empty(self.described.num_embeddings, self.described.embedding_dim, device="meta"), requires_grad)
