@@ -230,6 +230,10 @@ absl::StatusOr<MemoryManager::Use> MemoryManager::Hold(const std::shared_ptr<Roo
     MutexLock swapping(&swapping_);
     RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
   }
+  return Counted(room);
+}
+
+MemoryManager::Use MemoryManager::Counted(const std::shared_ptr<Room>& room) {
   return Use(room.get(), [room](const void*) {
     MemoryManager& manager = *room->manager;
     MutexLock lock(&manager.mutex_);
@@ -515,7 +519,7 @@ absl::Status MemoryManager::BringIn(const Held& rooms) {
       if (room->place == v1::MemoryTable::SPARSECORE) continue;
     }
     RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
-    Use ended(room);
+    Counted(room).reset();  // it is here; nobody uses it yet
     change_->set_returned(true);
   }
   return absl::OkStatus();

@@ -165,7 +165,10 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
  private:
   explicit MemoryManager(MemoryOptions options);
 
+  // Brings it in, and counts a use.
   absl::Status Enter(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  // The use that has been counted.
+  static Use Counted(const std::shared_ptr<Room>& room);
   absl::Status PlaceOrWait(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
   // Calls `fn`; while that is RESOURCE_EXHAUSTED, frees `bytes` of what was not used for the
   // longest time and calls it again; when nothing is left to free, compacts and calls it once more.
