@@ -80,8 +80,11 @@ UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
       return SgdRule{lr};
     case v1::OptimizerConfig::kMomentum:
       return MomentumRule{lr, o.momentum().momentum(), o.momentum().use_nesterov()};
-    case v1::OptimizerConfig::kRowwiseAdagrad:
-      return RowwiseAdagradRule{lr, o.rowwise_adagrad().epsilon()};
+    case v1::OptimizerConfig::kRowwiseAdagrad: {
+      const float epsilon = o.rowwise_adagrad().epsilon();
+      // One below 1e-30 changes no root but 0, and lr divided by it may be infinite.
+      return RowwiseAdagradRule{lr, epsilon < 1e-30f ? 0 : epsilon};
+    }
     case v1::OptimizerConfig::kAdagradMomentum: {
       const v1::AdagradMomentumConfig& a = o.adagrad_momentum();
       return AdagradMomentumRule{lr,

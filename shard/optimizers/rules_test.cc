@@ -96,6 +96,17 @@ TEST(UpdateRule, AZeroGradientMovesNothingHoweverSmallTheExponent) {
   }
 }
 
+// 0.01 / 1e-45 is infinite in float32, and 0 times that would be NaN for good.
+TEST(UpdateRule, AZeroGradientMovesNothingHoweverSmallTheEpsilon) {
+  for (const char* epsilon : {"0", "1e-45", "1e-41", "0.99e-30", "1e-30"}) {
+    const v1::OptimizerConfig optimizer =
+        testing::CompleteOptimizer(std::string("rowwise_adagrad { epsilon: ") + epsilon + " }");
+    const RowValues row = AfterSteps(optimizer, 2, 0);
+    EXPECT_EQ(row.w, std::vector<float>(kRuleColumns, 1.0f)) << epsilon;
+    EXPECT_EQ(row.slots[0][0], 0) << epsilon;
+  }
+}
+
 // Every field whose complement enters a formula, sent for a step and written in the config.
 TEST(UpdateRule, ARateSentPerStepGivesTheBitsOfAConfiguredOne) {
   const struct {

@@ -213,7 +213,7 @@ class RowwiseAdagrad(Optimizer):
     """a += mean over columns of g^2; w -= lr*g/(sqrt(a) + epsilon). One accumulator per row. Slot: accumulator.
 
     initial_accumulator: >= 0, default 0.
-    epsilon: >= 0, default 1e-8."""
+    epsilon: >= 0, default 1e-8; below 1e-30 it counts as 0."""
 
     initial_accumulator: Optional[float] = None
     epsilon: Optional[float] = None
