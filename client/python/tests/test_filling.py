@@ -30,11 +30,11 @@ ALL = rows_from(0, (ROWS, DIM)).astype(np.float32)
 
 
 def patient(call):
-    """On a busy machine a short deadline may end before there is an answer."""
+    """On a busy machine a short deadline may end before there is an answer, or leave too little time for the call to begin."""
     while True:
         try:
             return call()
-        except emberd.DeadlineExceeded:
+        except (emberd.DeadlineExceeded, emberd.ResourceExhausted):
             pass
 
 
