@@ -119,10 +119,9 @@ UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
                      f.rho(), f.l1(),
                      f.l2(),  f.max_lr_multiplier()};
     }
-    case v1::OptimizerConfig::kRmsprop: {
-      const v1::RmsPropConfig& r = o.rmsprop();
-      return RmsPropRule{lr, Complement(r.decay()), r.momentum(), r.epsilon()};
-    }
+    case v1::OptimizerConfig::kRmsprop:
+      return RmsPropRule{lr, Complement(o.rmsprop().decay()), o.rmsprop().momentum(),
+                         o.rmsprop().epsilon()};
     case v1::OptimizerConfig::kCustom:
       return CustomRule{MakeCustomProgram(o, step)};
     case v1::OptimizerConfig::kNone:  // CheckedPart lets no update come so far

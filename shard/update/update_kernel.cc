@@ -50,7 +50,7 @@ struct GradientRows {
 // What rows have beside their gradients.
 struct RowState {
   char* weights;
-  const float* slots[kMaxSlots + 1];
+  float* slots[kMaxSlots + 1];
   size_t width, weight_bytes;  // of a row, of a weight
   int slot_count;              // slots with a value per column
   bool has_value;              // the slot after them has one per row
@@ -133,23 +133,26 @@ HWY_NOINLINE void SumFinite(D d, Gradients gradients, const Touch* touch, const 
   hn::Store(sum, d, out);
 }
 
-// Sums gradients, row after row. kWidth: the width of the rows, or 0 for any. kUpdated: columns are
-// updated while their sums are in registers, so that their state is wanted when they are summed.
-template <class D, int kWidth, class Gradients, bool kUpdated = false>
+// Sums gradients, row after row. kWidth: the width of the rows, or 0 for any. kPlain: they lie in
+// an array, and no row is skipped.
+template <class D, int kWidth, class Gradients, bool kPlain = false>
 class GradientSums {
  public:
   GradientSums(UpdatePass& pass, const RowState& state, RowsAhead ahead, Gradients gradients)
       : pass_(pass), state_(state), ahead_(ahead), gradients_(gradients) {}
 
-  // Sums the gradients of the next rows that are to be updated. Returns where the rows after them
-  // begin.
-  const Touch* SumSomeRows(const Touch* touch, RowBatch& batch) {
+  // Sums the gradients of the next rows that are to be updated, and calls summed(gradient, i) for
+  // each. Returns where the rows after them begin.
+  template <class Summed>
+  HWY_INLINE const Touch* SumSomeRows(const Touch* touch, RowBatch& batch, const Summed& summed) {
     const D d;
     const Touch* const end = pass_.args.touches + pass_.args.touch_count;
-    const int most = pass_.rows_at_once;
     int count = 0;
-    while (count < most && touch != end) {
+    while (count < pass_.rows_at_once && touch != end) {
       const uint32_t row = touch->row;
+      batch.rows[count] = row;
+      batch.columns[count] = pass_.ColumnsOf(row);
+      batch.weights[count] = state_.Weights(row);
       float* gradient = batch.gradients + count * (kWidth > 0 ? kWidth : pass_.stride);
       finite_ = true;
       touch = SumRow(touch, end, [&](size_t column, const auto& sums) HWY_ATTR {
@@ -160,15 +163,11 @@ class GradientSums {
         ++pass_.counts.skipped;
         continue;
       }
-      const int columns = pass_.ColumnsOf(row);
       // Clipping may have made padding anything.
-      if (columns < static_cast<int>(width())) {
-        std::fill(gradient + columns, gradient + width(), 0.0f);
+      if (batch.columns[count] < static_cast<int>(width())) {
+        std::fill(gradient + batch.columns[count], gradient + width(), 0.0f);
       }
-      batch.rows[count] = row;
-      batch.columns[count] = columns;
-      batch.weights[count] = state_.Weights(row);
-      ++count;
+      summed(gradient, count++);
     }
     batch.count = count;
     pass_.counts.updated += count;
@@ -234,7 +233,7 @@ class GradientSums {
     } while (touch != end && (!kFirst || touch->row == row));
     // Rows may lie in memory that others can write to: what was checked there may have changed
     // since, and what is not finite now is taken for zero.
-    if (!kUpdated && check_ && !AllFinite<kVectors>(d, sum)) {
+    if (!kPlain && check_ && !AllFinite<kVectors>(d, sum)) {
       finite_ = !skip_;
       for (int v = 0; !skip_ && v < kVectors; ++v) {
         HWY_ALIGN float finite[kLanes];
@@ -269,7 +268,7 @@ class GradientSums {
   const RowsAhead ahead_;
   const Gradients gradients_;
   const CommonRule common_ = pass_.step.common;
-  const bool at_once_ = kUpdated || pass_.custom != nullptr;
+  const bool at_once_ = kPlain ? !state_.has_value : pass_.custom != nullptr;
   const bool skip_ = pass_.args.skip_nonfinite;
   const bool check_ = skip_ || pass_.args.gradient_rows != nullptr;
   bool finite_ = true;  // the sums of the row so far, or rows are not skipped
@@ -277,22 +276,19 @@ class GradientSums {
 
 using SumSomeRows = const Touch* (*)(UpdatePass&, const Touch*, RowBatch&);
 
-GradientArray ArrayOf(const UpdatePass& pass) {
-  return pass.zeros != nullptr ? GradientArray{pass.zeros, 0}
-                               : GradientArray{pass.args.gradients, pass.width};
-}
-
 template <class D, int kWidth>
 const Touch* SumFromArray(UpdatePass& pass, const Touch* touch, RowBatch& batch) {
-  return GradientSums<D, kWidth, GradientArray>(pass, pass.state, pass.ahead, ArrayOf(pass))
-      .SumSomeRows(touch, batch);
+  GradientArray array{pass.args.gradients, pass.width};
+  if (pass.zeros != nullptr) array = {pass.zeros, 0};
+  return GradientSums<D, kWidth, GradientArray>(pass, pass.state, pass.ahead, array)
+      .SumSomeRows(touch, batch, [](auto...) {});
 }
 
 template <class D>
 const Touch* SumFromRows(UpdatePass& pass, const Touch* touch, RowBatch& batch) {
   const GradientRows rows{pass.args.gradient_rows};
   return GradientSums<D, 0, GradientRows>(pass, pass.state, pass.ahead, rows)
-      .SumSomeRows(touch, batch);
+      .SumSomeRows(touch, batch, [](auto...) {});
 }
 
 SumSomeRows SumsOf(const UpdateArgs& args) {
@@ -320,18 +316,23 @@ class RowUpdates {
  public:
   RowUpdates(const UpdatePass& pass, const RowState& state) : pass_(pass), state_(state) {}
 
-  // Values of the next batch's rows are read now, since what was just written one by one is slow
-  // to read as a vector.
-  HWY_INLINE void UpdateSomeRows(RowBatch& batch, RowBatch& next) const {
-    float* const values = pass_.args.slots[kSlots];
+  // Reads the value of a row whose gradient has been summed.
+  HWY_INLINE void ReadValue(const float* gradient, int i, RowBatch& batch) const {
     if constexpr (kRowSlots > 0) {
-      ReadValues(values, next);
-      Formula<Rule>::BeginRows(rule_, batch.values);
+      batch.values.sums[i] = Formula<Rule>::RowSum(gradient, width());
+      batch.values.columns[i] = static_cast<float>(std::max(batch.columns[i], 1));
+      batch.values.values[i] = state_.slots[kSlots][batch.rows[i]];
     }
+  }
+
+  // The values of the next batch have been read, since what was just written one by one is slow to
+  // read as a vector.
+  HWY_INLINE void UpdateSomeRows(RowBatch& batch, const RowBatch& next) const {
+    if constexpr (kRowSlots > 0) Formula<Rule>::BeginRows(rule_, batch.values);
     for (int i = 0; i < batch.count; ++i) {
       if (i < next.count) PrefetchState<Cache::kNear, kWidth>(state_, next.rows[i]);
       if constexpr (kRowSlots > 0) {
-        values[batch.rows[i]] = batch.values.values[i];
+        state_.slots[kSlots][batch.rows[i]] = batch.values.values[i];
         UpdateRow(Formula<Rule>::OfRow(rule_, batch.values.factors[i]), batch, i);
       } else {
         UpdateRow(rule_, batch, i);
@@ -364,16 +365,8 @@ class RowUpdates {
 
   HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : state_.width; }
 
-  HWY_INLINE void ReadValues(const float* values, RowBatch& batch) const {
-    for (int i = 0; i < batch.count; ++i) {
-      batch.values.sums[i] = Formula<Rule>::RowSum(batch.gradients + i * stride_, width());
-      batch.values.columns[i] = static_cast<float>(std::max(batch.columns[i], 1));
-      batch.values.values[i] = values[batch.rows[i]];
-    }
-  }
-
   HWY_INLINE void FindSlots(uint32_t row, float** slots) const {
-    for (int s = 0; s < kSlots; ++s) slots[s] = pass_.args.slots[s] + row * width();
+    for (int s = 0; s < kSlots; ++s) slots[s] = state_.slots[s] + row * width();
   }
 
   HWY_INLINE void UpdateRow(const Rule& rule, const RowBatch& batch, int i) const {
@@ -466,7 +459,9 @@ using UpdateAllRows = void (*)(UpdatePass&);
 
 template <class Rule, v1::DataType kDtype>
 void UpdateByRule(const UpdatePass& pass, RowBatch& batch, RowBatch& next) {
-  RowUpdates<Rule, kDtype, 0>(pass, pass.state).UpdateSomeRows(batch, next);
+  const RowUpdates<Rule, kDtype, 0> updates(pass, pass.state);
+  for (int i = 0; i < next.count; ++i) updates.ReadValue(next.gradients + i * pass.stride, i, next);
+  updates.UpdateSomeRows(batch, next);
 }
 
 // The whole pass as one piece of code, to which the state's layout is known.
@@ -478,14 +473,17 @@ void UpdateFromArray(UpdatePass& pass) {
   state.weight_bytes = config::WeightBytes(kDtype);
   state.slot_count = Formula<Rule>::kSlots;
   state.has_value = kInBatches;
-  GradientSums<Wide, kWidth, GradientArray, !kInBatches> sums(
-      pass, state, RowsAhead(state.TouchBytes()), ArrayOf(pass));
+  GradientSums<Wide, kWidth, GradientArray, true> sums(pass, state, RowsAhead(state.TouchBytes()),
+                                                       {pass.args.gradients, kWidth});
   const RowUpdates<Rule, kDtype, kWidth> updates(pass, state);
   if constexpr (kInBatches) {
     UpdateInBatches(
         pass,
-        [&](const Touch* touch, RowBatch& batch)
-            HWY_ATTR { return sums.SumSomeRows(touch, batch); },
+        [&](const Touch* touch, RowBatch& batch) HWY_ATTR {
+          return sums.SumSomeRows(touch, batch, [&](const float* gradient, int i) HWY_ATTR {
+            updates.ReadValue(gradient, i, batch);
+          });
+        },
         [&](RowBatch& batch, RowBatch& next) HWY_ATTR { updates.UpdateSomeRows(batch, next); });
   } else {
     updates.UpdateAllRows(sums, pass);
@@ -698,7 +696,7 @@ UpdateCounts UpdateRowsTarget(const UpdateArgs& args, const StepRule& step) {
     UpdateWidened<v1::FLOAT16>(pass, kernels.float32.some);
   } else if (args.dtype == v1::BFLOAT16 && args.stochastic_rounding) {
     UpdateWidened<v1::BFLOAT16>(pass, kernels.float32.some);
-  } else if (kernel.all != nullptr && args.gradient_rows == nullptr && !args.skip_nonfinite) {
+  } else if (kernel.all != nullptr && args.gradients != nullptr && !args.skip_nonfinite) {
     kernel.all(pass);
   } else {
     UpdateAsStored(pass, kernel.some);
