@@ -73,18 +73,20 @@ void CollectiveRouter::Watch(const internal::v1::WatchRequest& request, rpc::Cal
   const Generation generation = {group::IdOf(request.name()), request.generation()};
   const absl::Status end = HostOf(request.name()).Watch(request, context).status();
   local_.End(generation.first, generation.second, end);
+  context->Cancel();
   MutexLock lock(&mutex_);
   watches_.erase(generation);
   watch_over_.Signal();
 }
 
-absl::Status CollectiveRouter::CheckMember(const internal::v1::GroupName& name,
-                                           uint64_t generation) {
+std::shared_ptr<const rpc::CallContext> CollectiveRouter::WatchOf(
+    const internal::v1::GroupName& name, uint64_t generation) {
   MutexLock lock(&mutex_);
-  if (watches_.contains({group::IdOf(name), generation})) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(
-      "group '", name.group(), "': the shard where its ranks meet was started again or could not ",
-      "be reached, or others took the place of its ranks there; join again"));
+  const auto found = watches_.find({group::IdOf(name), generation});
+  if (found != watches_.end()) return found->second;
+  auto over = std::make_shared<rpc::CallContext>(absl::InfiniteFuture());
+  over->Cancel();
+  return over;
 }
 
 absl::StatusOr<internal::v1::AllGatherResponse> CollectiveRouter::AllGather(

@@ -36,9 +36,11 @@ class CollectiveRouter {
   absl::StatusOr<internal::v1::AllGatherResponse> AllGather(
       const internal::v1::AllGatherRequest& request, rpc::CallContext* context);
   absl::Status Advance(const internal::v1::AdvanceRequest& request, rpc::CallContext* context);
-  // ABORTED: the host does not have the member any more, or may not, as after a restart. For a rank
-  // that needs no others; those of a SYNC group hear it in their exchanges, with the reason.
-  absl::Status CheckMember(const internal::v1::GroupName& name, uint64_t generation);
+  // Of the call that lasts as long as the host has the generation that was joined here; cancelled
+  // once it does not, or may not, as after a restart. For ranks that need no others; those of a
+  // SYNC group hear it in their exchanges, with the reason.
+  std::shared_ptr<const rpc::CallContext> WatchOf(const internal::v1::GroupName& name,
+                                                  uint64_t generation);
   // Under a short deadline of its own. `finished`: tells all shards, too, that the rank has done
   // all its steps. A shard that cannot be reached is told again by Retry, which is to be called
   // every second, until it hears. Retry takes a second at most, and a thread for each such shard.

@@ -224,7 +224,7 @@ absl::StatusOr<host::RowCounts> StepPath::StagedUpdate::Commit() {
     auto updated = calls_[i]->WaitDone();
     // The stream also runs out of time where another rank was waited for; the shard holds this
     // rank's part all the same.
-    if (MayHaveMissed(updated.status())) updated = DecideAgain(shard);
+    if (!updated.ok() && MayHaveMissed(updated.status())) updated = DecideAgain(shard);
     path_->ObserveLink(shard, ops::Rpc::kShardApply, updated.status(), began);
     if (updated.ok()) {
       rows_ += *updated;

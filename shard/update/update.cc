@@ -129,10 +129,12 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparamete
     return absl::FailedPreconditionError(
         absl::StrCat("stack ", stack.name, " has no optimizer: its rows are only looked up"));
   }
-  const absl::Status set =
-      config::SetHyperparameters(&optimizer, {overrides.begin(), overrides.end()});
-  if (!set.ok()) return Annotate(set, absl::StrCat("stack ", stack.name));
-  if (config::OptimizerNeedsStep(optimizer) && step < 0) {
+  if (!overrides.empty()) {
+    const absl::Status set =
+        config::SetHyperparameters(&optimizer, {overrides.begin(), overrides.end()});
+    if (!set.ok()) return Annotate(set, absl::StrCat("stack ", stack.name));
+  }
+  if (step < 0 && config::OptimizerNeedsStep(optimizer)) {
     return absl::InvalidArgumentError(absl::StrCat("step ", step, ": must be >= 0, the ",
                                                    config::OptimizerName(optimizer),
                                                    " optimizer of stack ", stack.name, " uses it"));
@@ -421,7 +423,9 @@ int64_t UpdateWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool&
   args.weights = store.weights() + first_row * store.row_bytes();
   args.dtype = store.dtype();
   args.stochastic_rounding = store.spec().stochastic_rounding;
-  args.rounding_key = SubKey(stack.rounding_key, store.first_partition() + k);
+  if (args.stochastic_rounding) {
+    args.rounding_key = SubKey(stack.rounding_key, store.first_partition() + k);
+  }
   args.skip_nonfinite = store.spec().skip_nonfinite;
   for (size_t s = 0; s < store.slots().size(); ++s) {
     args.slots[s] = store.slots()[s].data() + first_row * store.slots()[s].columns;

@@ -264,9 +264,9 @@ class GroupMember {
   // for no others: asks whether they are still known where the ranks meet, because they hear of
   // that nowhere else.
   absl::Status WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait) {
-    auto request = AsMember<internal::v1::AdvanceRequest>();
     if (sync() && start_.options().size() > 1) return absl::OkStatus();  // exchanges tell
-    if (!bounded()) return resources_.collective->CheckMember(request.name(), membership_);
+    if (!bounded()) return CheckMember();
+    auto request = AsMember<internal::v1::AdvanceRequest>();
     const absl::Time began = SteadyNow();
     rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
     request.set_next_step(step);
@@ -312,6 +312,8 @@ class GroupMember {
         model_(std::move(model)),
         start_(start),
         membership_(membership),
+        watch_(resources.collective->WatchOf(AsMember<internal::v1::AdvanceRequest>().name(),
+                                             membership)),
         shard_group_(sync() ? start.group() : absl::StrCat(start.group(), "#", start.rank())) {}
 
   bool sync() const { return start_.options().consistency() == v1::SYNC; }
@@ -322,6 +324,12 @@ class GroupMember {
     auto request = OfRank<Request>(*model_, start_);
     request.set_generation(membership_);
     return request;
+  }
+  absl::Status CheckMember() const {
+    if (!watch_->cancelled()) return absl::OkStatus();
+    return absl::AbortedError(absl::StrCat(
+        "group '", group(), "': the shard where its ranks meet was started again or could not be ",
+        "reached, or others took the place of its ranks there; join again"));
   }
   // Rank 0 opens the generation on the shards and tells the others; nobody goes on before that.
   absl::Status FindStep(rpc::CallContext* context) {
@@ -362,6 +370,7 @@ class GroupMember {
   const step::ServedModelPtr model_;
   const v1::TrainStart start_;
   const uint64_t membership_;  // the generation at the host of the group, which counts its own
+  const std::shared_ptr<const rpc::CallContext> watch_;  // see CollectiveRouter::WatchOf
   // ASYNC and BOUNDED ranks are groups of their own to the shards.
   const std::string shard_group_;
   // On the shards. SYNC: rank 0 has opened it, and has told the others what they know of it.
