@@ -295,10 +295,19 @@ class LogMove {
     return shards != 0 && shards != shards_;
   }
 
+  // Of as many shards as there are logs of: FAILED_PRECONDITION if these had other SparseCores.
+  // What is wrong with a log itself, its shard says.
+  absl::Status CheckSparseCores() const {
+    const auto logs = log::FindLogs(folder_);
+    if (!logs.ok()) return absl::OkStatus();
+    const auto each = SparseCoresOf(logs->front()).value_or(std::nullopt);
+    return CheckPartitions(shards_, each.has_value() ? shards_ * *each : partitions_);
+  }
+
   absl::Status Run() {
     ASSIGN_OR_RETURN(std::optional<ShardMove> move, ReadMove());
     if (move.has_value()) {
-      RETURN_IF_ERROR(CheckPartitions(*move));
+      RETURN_IF_ERROR(CheckPartitions(move->shards(), move->partitions()));
       Log(LogLevel::kInfo, "an interrupted move to another number of shards goes on",
           {{"folder", folder_}, {"from", move->shards()}, {"to", shards_}});
     } else {
@@ -325,15 +334,14 @@ class LogMove {
         "in old-shards, and in shard-* those that are not there");
   }
 
-  absl::Status CheckPartitions(const ShardMove& move) const {
-    if (move.partitions() == partitions_) return absl::OkStatus();
-    const int each = move.partitions() / shards_;
+  absl::Status CheckPartitions(int shards, int partitions) const {
+    if (partitions == partitions_) return absl::OkStatus();
+    const int each = partitions / shards_;
     return absl::FailedPreconditionError(absl::StrCat(
-        folder_, " holds the logs of ", Text(move.shards(), move.partitions()), " (",
-        move.partitions(), " partitions), but ", Text(shards_, partitions_), " have ", partitions_,
-        " partitions; ",
+        folder_, " holds the logs of ", Text(shards, partitions), " (", partitions,
+        " partitions), but ", Text(shards_, partitions_), " have ", partitions_, " partitions; ",
         each > 0 ? absl::StrCat("use --sparsecores ", each, " (sparsecores_per_shard)")
-                 : absl::StrCat("use at most ", move.partitions(), " shards"),
+                 : absl::StrCat("use at most ", partitions, " shards"),
         ", or, to change the number of partitions, save checkpoints with the old number, stop, "
         "move the folders shard-NNNN away, and restore the checkpoints"));
   }
@@ -345,7 +353,7 @@ class LogMove {
     ASSIGN_OR_RETURN(const std::vector<std::string> logs, log::FindLogs(folder_));
     ASSIGN_OR_RETURN(const std::optional<int> sparsecores, SparseCoresOf(logs.front()));
     move.set_partitions(sparsecores.has_value() ? shards * *sparsecores : partitions_);
-    RETURN_IF_ERROR(CheckPartitions(move));
+    RETURN_IF_ERROR(CheckPartitions(shards, move.partitions()));
     Log(LogLevel::kInfo, "moving the models to another number of shards",
         {{"folder", folder_}, {"from", shards}, {"to", shards_}});
     RETURN_IF_ERROR(
@@ -425,7 +433,7 @@ absl::Status FitLogsToShards(const v1::ClusterConfig& cluster,
   if (!there) return absl::OkStatus();
   LogMove move(cluster, stopped);
   ASSIGN_OR_RETURN(bool needed, move.Needed());
-  if (!needed) return absl::OkStatus();
+  if (!needed) return move.CheckSparseCores();
   // Two of these at once would move each other's logs.
   const auto lock = files::FolderLock::Take(storage.directory());
   if (absl::IsUnavailable(lock.status())) {
