@@ -212,10 +212,10 @@ TEST_F(DonatingUpdateTest, WhatHoldsNoGradientsIsRefusedInTheirPlace) {
   const auto compiled = api_->Compile(Spec(ProgramSpec::UPDATE), api_->client());
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   const uint64_t update = compiled->program_handle();  // one of the client's own handles
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
   v1::ExecuteChainedRequest computed;
   const int data = AddData(&computed, alone);
-  const int none =
-      AddProgram(&computed, Compile(SumProgram(ElementwiseOutput::ADD, 1)), {data, data});
+  const int none = AddProgram(&computed, sum, {data, data});
   AddProgram(&computed, update, {data, none});
   const std::string before = TableDigest();
   for (const absl::Status& refused :
@@ -225,6 +225,11 @@ TEST_F(DonatingUpdateTest, WhatHoldsNoGradientsIsRefusedInTheirPlace) {
     EXPECT_THAT(std::string(refused.message()),
                 ::testing::HasSubstr("argument[1] of an UPDATE is not a tuple of gradients"));
   }
+  // By itself: its result would be a tuple of none, for whichever UPDATE takes it later.
+  const absl::Status by_itself = api_->Execute(sum, {alone, alone}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(by_itself)) << by_itself;
+  EXPECT_THAT(std::string(by_itself.message()),
+              ::testing::HasSubstr("argument[0] is the batch of a LOOKUP alone"));
   EXPECT_EQ(TableDigest(), before);
   // The batch is still there. Whoever means zero gradients says so with a tuple of none.
   EXPECT_TRUE(api_->Execute(update, {alone, Prepare(update, v1::Literal()).handle()}).ok());

@@ -231,6 +231,13 @@ class ProgramsTest(ClusterTest):
         with self.assertRaisesRegex(emberd.FailedPrecondition, "it is of an inference or of a sum"):
             update(found, {})
 
+    def test_a_sum_of_what_a_lookup_has_given_here_takes_its_values(self):
+        found = self.compile(self.declare(), "lookup")(batch(1))
+        total = self.client.compile({"kind": "ELEMENTWISE", "inputs": [{"feature": "a"}], "outputs": [{"operation": "COPY", "scale": 2}]})
+        with self.assertRaisesRegex(emberd.InvalidArgument, r"argument\[0\] is the batch of a LOOKUP alone, without tensors"):
+            total(found)
+        self.assertEqual(total(dict(found))["t"].tobytes(), (2 * found["t"]).tobytes())
+
     def test_an_update_donates_the_result_of_its_lookup(self):
         model = self.declare()
         lookup, update = self.compile(model, "lookup"), self.compile(model, "update", aliases=[{}])

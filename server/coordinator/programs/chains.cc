@@ -180,6 +180,12 @@ absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
   for (size_t i = 0; i < arguments.size(); ++i) {
     tensors.push_back(arguments[i]->tensors);
     counts.push_back(static_cast<int>(tensors.back().size()));
+    // Under a handle, what is computed of it would be a tuple of none: zero gradients.
+    if (counts.back() == 0 && arguments[i]->looked_up != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "argument[", i,
+          "] is the batch of a LOOKUP alone, without tensors; give the values that it returned"));
+    }
     RETURN_IF_ERROR(CheckArgument(program.spec(), static_cast<int>(i), tensors.back()));
   }
   RETURN_IF_ERROR(CountResults(program.spec(), counts).status());
