@@ -122,6 +122,12 @@ class CheckpointFaultTest : public ::testing::Test {
     ExpectTrainingGoesOn();
   }
 
+  // One sample without ids for each feature.
+  std::vector<client::FeatureIds> NoIds() const {
+    std::vector<client::FeatureIds> none;
+    for (const auto& table : model_.tables) none.push_back({table.name, client::DenseIds{{}, 1}});
+    return none;
+  }
   std::string ModelFolder() const {
     return absl::StrCat(storage_.path(), "/checkpoints/", kModelName);
   }
@@ -349,8 +355,7 @@ TEST_F(CheckpointFaultTest, ACheckpointOfAStepWaitsForItsTurn) {
   EXPECT_TRUE(cluster_->AwaitStandstill(kVictim));
   auto stream = other_->Train(model_, {.group = "steps"});
   ASSERT_TRUE(stream.ok()) << stream.status();
-  std::vector<client::FeatureIds> none;
-  for (const auto& table : model_.tables) none.push_back({table.name, client::DenseIds{{}, 1}});
+  const std::vector<client::FeatureIds> none = NoIds();
   client::TrainUpdateResult updated;
   for (int64_t step = 0; updated.checkpoint.empty(); ++step) {
     ASSERT_TRUE((*stream)->SendLookup(step, none).ok());
@@ -367,6 +372,30 @@ TEST_F(CheckpointFaultTest, ACheckpointOfAStepWaitsForItsTurn) {
   cluster_->ResumeCoordinator(kVictim);
   saving.join();
   ExpectTrainingGoesOn();
+}
+
+// What this would catch: a checkpoint without a deadline, for which the update waits until the
+// connection to the shard breaks.
+TEST_F(CheckpointFaultTest, ACheckpointOfAStepGivesUpAStoppedShard) {
+  auto cluster = Cluster::Start({.config = absl::StrCat("storage { directory: \"", storage_.path(),
+                                                        "\" } timeouts { shard_call_ms: 5000 }")});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  cluster_ = *std::move(cluster);
+  other_ = ConnectTo(0);
+  ASSERT_NE(other_, nullptr);
+  const auto model = other_->DeclareModel(CountingModel(kModelName));
+  ASSERT_TRUE(model.ok()) << model.status();
+  model_ = *model;
+  auto stream = other_->Train(model_, {.group = "steps"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE((*stream)->SendLookup(0, NoIds()).ok());
+  ASSERT_TRUE((*stream)->ReceiveLookup().ok());
+  cluster_->SuspendShard(kShard);
+  ASSERT_TRUE((*stream)->SendUpdate(0, {}, {.checkpoint = "asked", .skip = true}).ok());
+  EXPECT_FALSE((*stream)->ReceiveUpdate().ok());
+  cluster_->ResumeShard(kShard);
+  EXPECT_THAT(cluster_->CoordinatorLog(),
+              ::testing::ContainsRegex("could not be saved [^\n]*Deadline Exceeded"));
 }
 
 }  // namespace checkpoint_fault_test

@@ -388,9 +388,9 @@ class GroupMember {
 // in the background. Used by the one thread that makes the stream's updates.
 class StreamCheckpoints {
  public:
-  // `checkpoints` must outlive it.
-  StreamCheckpoints(Checkpoints* checkpoints, step::ServedModelPtr model)
-      : checkpoints_(checkpoints), model_(std::move(model)) {}
+  // `checkpoints` must outlive it. `shard_call`: how long shards may take for what they are asked.
+  StreamCheckpoints(Checkpoints* checkpoints, step::ServedModelPtr model, absl::Duration shard_call)
+      : checkpoints_(checkpoints), model_(std::move(model)), shard_call_(shard_call) {}
 
   // To be called before `part`, the stream's own, is given to any shard. An empty name asks for
   // nothing. Waits until `until` for another save of the model to end, unless the stream is `over`.
@@ -406,7 +406,8 @@ class StreamCheckpoints {
     if (status.ok()) {
       status = InTurn(until, over, [&] {
         pause_ = checkpoints_->MakePause(model_);
-        const absl::Status held = pause_->HoldGroup(part.group(), part.step(), context);
+        rpc::LinkedContext holding(context, shard_call_);
+        const absl::Status held = pause_->HoldGroup(part.group(), part.step(), holding.get());
         if (!held.ok()) pause_ = nullptr;  // no gate stays closed while it is another one's turn
         return held;
       });
@@ -420,7 +421,8 @@ class StreamCheckpoints {
                         step = save_.before->next_step() - 1](const absl::Status& status) {
       outcomes->Add(model->config, {name, step, status});
     };
-    auto save = checkpoints_->BeginSave(model_, save_, std::move(pause_), context);
+    rpc::LinkedContext beginning(context, shard_call_);
+    auto save = checkpoints_->BeginSave(model_, save_, std::move(pause_), beginning.get());
     if (!save.ok()) return ended(save.status());
     checkpoints_->FinishLater(*std::move(save), ended);
   }
@@ -465,6 +467,7 @@ class StreamCheckpoints {
 
   Checkpoints* const checkpoints_;
   const step::ServedModelPtr model_;
+  const absl::Duration shard_call_;
   SaveOptions save_;                    // that the current step asks for
   std::unique_ptr<ChangePause> pause_;  // null: it does not
   const std::shared_ptr<Outcomes> outcomes_ = std::make_shared<Outcomes>();
@@ -549,7 +552,8 @@ TrainSession::TrainSession(const CoordinatorResources& resources, step::ServedMo
       member_(std::move(member)),
       context_(context),
       metrics_(resources.metrics->Group(model_->config.name(), member_->group())),
-      checkpoints_(std::make_unique<StreamCheckpoints>(resources.checkpoints, model_)),
+      checkpoints_(
+          std::make_unique<StreamCheckpoints>(resources.checkpoints, model_, resources.shard_call)),
       next_lookup_(member_->next_step()),
       next_update_(next_lookup_),
       next_gather_(next_lookup_),
