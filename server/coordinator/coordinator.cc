@@ -258,6 +258,9 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
 
 absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetModelRequest& request,
                                                                rpc::CallContext* context) {
+  if (request.name().empty()) {
+    return absl::InvalidArgumentError("name is empty; ResetModel needs that of a model");
+  }
   ASSIGN_OR_RETURN(const auto model, registry_.Reset(request.name(), context));
   v1::ResetModelResponse response;
   response.set_model_id(model->id);

@@ -304,20 +304,18 @@ absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindUnfilled(uint64_t model_
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindByName(const std::string& name,
                                                                rpc::CallContext* context) {
-  uint64_t id = IdOf(name);
-  if (id == 0) {
-    const ShardModels shards = changes_.Ask(context);
-    id = shards.FindName(name);
-    if (id == 0) {
-      RETURN_IF_ERROR(shards.complete());
-      std::vector<std::string> names;
-      for (const Known& known : models()) names.push_back(known.model->config.name());
-      return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared; ",
-                                              KnownNames("models", name, names),
-                                              ". `emberctl declare FILE` declares one"));
-    }
+  if (name.empty()) {
+    return absl::InvalidArgumentError("the model's name is empty; give that of a declared model");
   }
-  return Find(id, context);
+  if (const uint64_t id = IdOf(name); id != 0) return Find(id, context);
+  const ShardModels shards = changes_.Ask(context);
+  if (const uint64_t id = shards.FindName(name); id != 0) return Find(id, context);
+  RETURN_IF_ERROR(shards.complete());
+  std::vector<std::string> names;
+  for (const Known& known : models()) names.push_back(known.model->config.name());
+  return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared; ",
+                                          KnownNames("models", name, names),
+                                          ". `emberctl declare FILE` declares one"));
 }
 
 absl::StatusOr<step::ServedModelPtr> ModelRegistry::FindByNameAnew(const std::string& name,

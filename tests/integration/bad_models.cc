@@ -60,6 +60,13 @@ std::vector<BadCase> BadModels() {
          v1::DescribeModelResponse response;
          return Call(&Stub::DescribeModel, call.api, request, &response);
        }},
+      {"DescribeNoName",
+       kInvalid,
+       {"name is empty"},
+       [](const BadCall& call) {
+         v1::DescribeModelResponse response;
+         return Call(&Stub::DescribeModel, call.api, v1::DescribeModelRequest(), &response);
+       }},
       {"DescribeUnknownId",
        grpc::NOT_FOUND,
        {"0000000000003039"},

@@ -483,9 +483,12 @@ TEST_F(OtherConfigTest, ADeclarationMayBeginWithACheckpoint) {
   ASSERT_TRUE(*client_->DropModel("one"));
   Declare(config);
   EXPECT_EQ(TableDigest(), initial);
-  const absl::Status nameless = client_->DropModel("").status();
-  EXPECT_TRUE(absl::IsInvalidArgument(nameless)) << nameless;
-  EXPECT_THAT(std::string(nameless.message()), HasSubstr("name is empty"));
+  for (const absl::Status& nameless :
+       {client_->DropModel("").status(), client_->ResetModel(""),
+        client_->SaveCheckpoint("").status(), client_->DropGroup("", "g").status()}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(nameless)) << nameless;
+    EXPECT_THAT(std::string(nameless.message()), HasSubstr("name is empty"));
+  }
   // One that is planned for other samples keeps its plan, and takes the rows all the same.
   ASSERT_TRUE(*client_->DropModel("one"));
   Declare(absl::StrReplaceAll(config, {{"batch_size: 20", "batch_size: 40"}}));
