@@ -418,6 +418,7 @@ void SharedArena::Return(Region* region, size_t offset, size_t bytes, bool reusa
     if (region->blocks == 0) Remove(region);
     return;
   }
+  if (asking_) asked_.SignalAll();  // whoever waits for the answer may have enough now
   auto next = region->free.upper_bound(offset);
   if (next != region->free.end() && next->first == offset + bytes) {
     bytes += next->second;

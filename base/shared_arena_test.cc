@@ -4,6 +4,8 @@
 //
 #include <atomic>
 #include <cstring>
+#include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,7 +15,10 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/regions.h"
@@ -341,6 +346,72 @@ TEST(SharedArena, NobodyWaitsAsLongAsAnotherThread) {
   const auto region = *SharedRegion::Create("lent", kMegabyte);
   EXPECT_FALSE(arena->LendRegion(7, *region, SteadyNow() + absl::Milliseconds(20)));
   EXPECT_TRUE(arena->alive()) << "the other thread has given up";
+  server = nullptr;
+  patient.join();
+}
+
+// Lets one peer in, gives it the first region that it asks for, and answers nothing more.
+struct OneRegionHost final : LocalHost {
+  struct Guest final : LocalGuest {
+    Guest(FileDescriptor connection, OneRegionHost* host)
+        : connection(std::move(connection)), host(host) {}
+    int socket() const override { return connection.get(); }
+    short events() const override { return POLLIN; }
+    void OnEvent() override {
+      FileDescriptor none;
+      const auto request = regions::ReceiveRequest(connection.get(), &none);
+      gone = !request.has_value();
+      if (gone || request->kind != regions::kTake || host->asked++ > 0) return;
+      const auto region = *SharedRegion::Create("one", request->bytes);
+      regions::Answer answer;
+      answer.region = 1;
+      answer.bytes = request->bytes;
+      EXPECT_TRUE(regions::SendPacket(connection.get(), answer, 0, region->descriptor()));
+    }
+    bool over() const override { return gone; }
+    const FileDescriptor connection;
+    OneRegionHost* const host;
+    bool gone = false;
+  };
+  std::unique_ptr<LocalGuest> Enter(FileDescriptor connection, LocalPeer, LocalServer*) override {
+    return std::make_unique<Guest>(std::move(connection), this);
+  }
+  std::atomic<int> asked = 0;
+};
+
+// Whether a thread of this process sleeps, or is no more.
+bool Sleeps(pid_t thread) {
+  std::ifstream file(absl::StrCat("/proc/self/task/", thread, "/stat"));
+  std::string line;
+  return !std::getline(file, line) || absl::StrContains(line, ") S ");
+}
+
+// What this would catch: a step that waits for a server that is silent though memory is free again.
+TEST(SharedArena, ABlockThatIsGivenBackWakesWhoeverWaits) {
+  OneRegionHost host;
+  auto server =
+      *LocalServer::Start({.ticket_life = kLong, .stranger_patience = kLong}, &host, nullptr);
+  const LocalInvitation invitation = server->Invite({});
+  const auto arena =
+      *SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
+  std::shared_ptr<SharedBlock> block = arena->Take(64 * kMegabyte);  // the whole region
+  ASSERT_NE(block, nullptr);
+  std::thread patient([&] { EXPECT_EQ(arena->Take(100 * kMegabyte), nullptr); });
+  EXPECT_TRUE(Eventually([&] { return host.asked == 2; }));
+  EXPECT_TRUE(Eventually([&] {
+    std::atomic<pid_t> waiter = 0;
+    std::shared_ptr<SharedBlock> taken;
+    std::thread waits([&] {
+      waiter = gettid();
+      // It would look again by itself at the end of the longest wait.
+      taken = arena->Take(64 * kMegabyte, SteadyNow() + kLongestWait * 0.9);
+    });
+    EXPECT_TRUE(Eventually([&] { return waiter != 0 && Sleeps(waiter); }));
+    block = nullptr;
+    waits.join();
+    block = taken != nullptr ? taken : arena->Take(64 * kMegabyte);
+    return taken != nullptr;
+  }));
   server = nullptr;
   patient.join();
 }
