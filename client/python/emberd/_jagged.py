@@ -24,6 +24,8 @@ def to_array(value: Any, what: str) -> Any:
             return value.numpy()
         return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
     except (RuntimeError, TypeError) as error:
+        if value.dtype == torch.bfloat16:  # which NumPy does not have
+            return to_array(value.float(), what)
         if value.layout == torch.sparse_coo:  # torch says to make it dense, where each sample without an id would have the id 0
             raise TypeError(f"{what}: a sparse tensor is not allowed; give emberd.Sparse(ids.indices(), ids.values(), len(ids)), where ids is its coalesce()") from error
         raise TypeError(f"{what}: this tensor cannot be read: {error}") from error

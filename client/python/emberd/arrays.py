@@ -252,7 +252,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     """int32 and int64 stay where they are; other integers are converted."""
     array = as_array(value, what)
     if array.dtype not in INTS:
-        if array.size == 0 and array.dtype == np.float64:  # an empty list
+        if array.size == 0 and array.dtype in (np.float32, np.float64):  # an empty list, as PyTorch and NumPy read it
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
             raise TypeError(f"{what}: {_name_of_kind(array)} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
@@ -275,7 +275,7 @@ def as_int32(array: npt.NDArray[Any], what: str, instead: str) -> npt.NDArray[An
 def as_floats(value: Any, what: str) -> Floats:
     """float32 that lies in one piece stays where it is; other numbers are converted."""
     array = as_array(value, what)
-    if array.dtype.kind not in "fiu":
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":  # which is JAX's, and none of NumPy's kinds
         raise TypeError(f"{what}: {array.dtype} is not allowed; give float32")
     return np.asarray(array, np.float32, order="C")
 

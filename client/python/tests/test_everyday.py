@@ -242,6 +242,23 @@ class TorchTest(ClusterTest):
         with self.assertRaisesRegex(TypeError, r'first part of the pair is a Tensor.*ids=lambda pair: \{"name of the feature": pair\[0\]\}'):
             next(iter(emberd.torch.Prefetcher([(torch.tensor([1]), torch.zeros(1))], ebc)))
 
+    def test_what_a_net_under_autocast_and_an_empty_list_are_to_torch(self):
+        torch, ebc, sparse = self.make()
+        for weights in (torch.tensor([2.0, 0.5], dtype=torch.bfloat16), torch.tensor([2.0, 0.5], dtype=torch.bfloat16, requires_grad=True)):
+            ids = {"t": emberd.Ragged(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), weights)}
+            before = ebc.model.read_rows("t", [1])[0, 0]
+            found = ebc(ids)["t"]
+            np.testing.assert_array_equal(found.detach()[:, 0], before * np.float32([2, 0.5]))
+            found.sum().backward()
+            sparse.step()
+            self.assertEqual(ebc.model.read_rows("t", [1])[0, 0], before - 2.5)
+        self.assertEqual((weights.grad.dtype, weights.grad.tolist()), (torch.bfloat16, [-10, -10]))
+        for ids in (torch.tensor([]), emberd.Ragged(torch.tensor([]), torch.tensor([0]))):
+            self.assertEqual(ebc({"t": ids})["t"].shape, (0, 4))
+        for ids, kind in ((torch.tensor([1.0]), "float32"), (torch.tensor([1.0]).bfloat16(), "float32"), (torch.zeros(1, 0).bool(), "bool")):
+            with self.assertRaisesRegex(TypeError, f'feature "t": {kind} is not allowed; ids are int32 or int64'):
+                ebc({"t": ids})
+
     def test_a_net_is_trained_saved_resumed_and_served(self):
         """Its state is that of the trained module, also where the tables are served."""
         import torch
