@@ -240,9 +240,9 @@ def text(value: Any, what: str, *, optional: bool = False, path: bool = False) -
 
 
 def whole(value: Any, what: str, low: int = 0, high: int = 2**63 - 1) -> int:
-    """An integer, as C takes it: ctypes would cut off what does not fit."""
+    """An integer, as C takes it: ctypes would cut off what does not fit. A bool is none: as padding_idx, True would be the id 1."""
     try:
-        number = operator.index(value)
+        number = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
     except TypeError:
         raise refuse_kind(value, what, "an int") from None
     if not low <= number <= high:

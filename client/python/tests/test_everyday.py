@@ -259,6 +259,15 @@ class TorchTest(ClusterTest):
             with self.assertRaisesRegex(TypeError, f'feature "t": {kind} is not allowed; ids are int32 or int64'):
                 ebc({"t": ids})
 
+    def test_true_is_no_id(self):
+        """As padding_idx it would be the id 1, whose activations would be zero: who writes it means mask_zero."""
+        import torch
+        for made in (lambda: emberd.torch.EmbeddingCollection(counting_model("m").tables, client=self.client, model="m", padding_idx=True),
+                     lambda: emberd.torch.Embedding(8, 4, True, client=self.client, model="m"),
+                     lambda: emberd.Sequences(torch.tensor([[0, 1]]), True).mask):
+            with self.assertRaisesRegex(TypeError, "padding_idx.*: a bool is not allowed; it must be an int"):
+                made()
+
     def test_a_net_is_trained_saved_resumed_and_served(self):
         """Its state is that of the trained module, also where the tables are served."""
         import torch
