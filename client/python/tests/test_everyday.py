@@ -216,7 +216,8 @@ class TorchTest(ClusterTest):
         import torch
 
         import emberd.torch
-        ebc = emberd.torch.EmbeddingBagCollection(counting_model("m").tables, client=self.client, model=self.id().split(".")[-1], **options)
+        name = options.pop("model", self.id().split(".")[-1])
+        ebc = emberd.torch.EmbeddingBagCollection(counting_model("m").tables, client=self.client, model=name, **options)
         self.addCleanup(ebc.finish)
         return torch, ebc, ebc.optimizer()
 
@@ -241,6 +242,22 @@ class TorchTest(ClusterTest):
             break
         with self.assertRaisesRegex(TypeError, r'first part of the pair is a Tensor.*ids=lambda pair: \{"name of the feature": pair\[0\]\}'):
             next(iter(emberd.torch.Prefetcher([(torch.tensor([1]), torch.zeros(1))], ebc)))
+
+    def test_batches_that_the_loop_leaves_out(self):
+        """Its `continue` has the others' activations and updates as if the loader had not given that batch."""
+        import torch
+        for depth, pipelined in ((1, False), (2, False), (4, False), (2, True)):
+            with self.subTest(depth=depth, pipelined=pipelined):
+                _, ebc, _ = self.make(model=f"left_out_{depth}_{pipelined}", pipelined=pipelined)
+                for place, ids in enumerate(emberd.torch.Prefetcher([{"t": torch.tensor([one])} for one in range(9)], ebc, depth=depth)):
+                    if place not in (0, 3, 4, 8):
+                        self.step(ebc, ids)
+                ebc.finish()
+                self.assertEqual((ebc.next_step, ebc.model.read_rows("t", range(9))[:, 0].tolist()), (5, [0, -1, -1, 0, 0, -1, -1, -1, 0]))
+        ebc.prefetch({"t": torch.tensor([1])})  # by who says the order
+        ebc.prefetch({"t": torch.tensor([2])})
+        with self.assertRaisesRegex(RuntimeError, "not the ids that were prefetched next"):
+            ebc({"t": torch.tensor([2])})
 
     def test_what_a_net_under_autocast_and_an_empty_list_are_to_torch(self):
         torch, ebc, sparse = self.make()

@@ -434,8 +434,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _train(self, ids: Any) -> Any:
         self._skip_current()
-        if self._ahead and self._ahead[0].ids is not ids and not self._are_same(self._ahead[0].ids, ids):
-            raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
+        if self._ahead and self._ahead[0].ids is not ids:
+            self._pass_over(ids)
         step = self._ahead.popleft().step if self._ahead else None
         ids = self._moving(ids)
         try:
@@ -454,6 +454,16 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         for optimizer in self._optimizers:
             optimizer._show(self._leaves)
         return result
+
+    def _pass_over(self, ids: Any) -> None:
+        """Leaves out the batches before that of these ids, as a loop over a Prefetcher has by `continue`."""
+        place = next((place for place, ahead in enumerate(self._ahead) if ahead.ids is ids or self._are_same(ahead.ids, ids)), None)
+        if place is None or any(self._ahead[one].loop is None for one in range(place)):
+            raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
+        if place:
+            for _ in range(place):
+                self._ahead.popleft()
+            self._steps.forget()  # those behind are sent again, as the next steps
 
     def _are_same(self, one: Any, other: Any) -> bool:
         return is_jagged(one) == is_jagged(other) and are_same(self._prepare(one), self._prepare(other))
