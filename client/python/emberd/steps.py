@@ -64,7 +64,8 @@ class Steps:
         self.group, self.rank, self.size, self.pipelined = group, rank, size, pipelined
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
-        self._unread = False  # no rows have been read since a state said what is expected
+        self._unread = False  # no rows have been read since a state, or the original of a copy, said what is expected
+        self._is_copy = False  # whose model is always one that is found by its name
         self._first_step = _native.whole(first_step, "first_step")
         self._goes_on = False  # whoever trains knows that the tables may have been trained
         self.applied: Optional[Applied] = None  # of the last update that was made
@@ -83,13 +84,14 @@ class Steps:
         return f"emberd.steps.Steps({self.model.name!r}, group={self.group!r}, {len(self._under_way)} under way)"
 
     def __getstate__(self) -> Dict[str, Any]:
-        """A copy has no step under way and asks for no checkpoint. It joins the group anew, where the tables must be at the step of now."""
-        return {**self.__dict__, "expected": self.noted, "_unread": False, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
+        """A copy has no step under way and asks for no checkpoint. It joins the group anew, where the tables must be at the step of now; where it reads rows of
+        later steps before that, it says so: it has none of its own."""
+        return {**self.__dict__, "expected": self.noted, "_unread": self.noted is not None, "_is_copy": True, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
                 "checkpoints": {}}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Also of those that were pickled before they had these."""
-        self.__dict__.update({"_unread": False, "_first_step": 0, **state})
+        self.__dict__.update({"_unread": False, "_is_copy": True, "_first_step": 0, **state})
 
     @property
     def next_step(self) -> int:
@@ -120,12 +122,13 @@ class Steps:
         if not self._unread:
             return
         self._unread = False
-        if self.joined or self.expected is None or self.model._goes_on:
+        if self.joined or self.expected is None or (self.model._goes_on and not self._is_copy):
             return
         found = self.model._reached_by(self.group)
         if found is not None and (found > self.expected or found == 0 < self.expected):
             warn(f"emberd: the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group {self.group!r}, "
-                  + (f"have been trained for {found} steps or more" if found else "are new") + "; load a dense part and tables of the same step")
+                  + (f"have been trained for {found} steps or more" if found else "are new") + "; load a dense part and tables of the same step. A copy of a module has no rows of its own: "
+                  "keep those of a step by save_checkpoint")
 
     @property
     def at_rest(self) -> bool:

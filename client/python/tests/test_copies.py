@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import warnings
 
 from cluster import ClusterTest, counting_model, emberd, has_torch, main
 
@@ -172,6 +173,13 @@ class TorchCopiesTest(ClusterTest):
             self.assertEqual(best.state_dict()["_extra_state"]["next_step"], 2)
             self.assertEqual(copy.deepcopy(best).state_dict()["_extra_state"]["next_step"], 2)
             self.assertEqual(ebc.next_step, 4)
+            with self.assertWarnsRegex(UserWarning, "dense part is at step 2, .* trained for 4 steps or more.*no rows of its own: keep those of a step by save_checkpoint") as said:
+                best.eval()(ids)  # as the best of the nets that were kept: its dense part is, and the rows are not
+            self.assertEqual(os.path.basename(said.filename), "test_copies.py")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                best(ids)  # it is said once
+            best.train()
             with self.assertRaisesRegex(RuntimeError, "dense part is at step 2.*are at step 4"):
                 ebc.load_state_dict(best.state_dict())
             ebc.finish()

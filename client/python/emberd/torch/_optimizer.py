@@ -36,7 +36,8 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
     """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` and `weight_decay` go to the cluster with
     each step, and what else has the name of a field of the table's optimizer: `group["clip_weight_max"] = 1.0`. The formula and all
     other values are those of the table; a group that has torch's `momentum`, `eps` and so on is refused by `step`. Learning-rate
-    schedulers and GradScaler work.
+    schedulers and GradScaler work. Clipping by norm takes the norm of the gradients of activations: that of the rows' is another one where an id occurs in
+    several samples, or a sample has several ids.
 
     `lr` None: the rate that the table was declared with. It is so where the module was given an emberd.Model, but neither the table's
     optimizer nor `lr`; a scheduler then needs `lr`.
