@@ -181,6 +181,17 @@ class JaxTest(ClusterTest):
         self.assertEqual([one.tolist() for one in sent], [[[1] * DIM]] * 4)
         self.assertEqual(emb.model.read_rows("t", [1])[0, 0], 0.25 - 4 * RATE)
 
+    def test_gradients_and_weights_in_bfloat16(self):
+        emb = self.make()
+        for step, batch in emb.prefetch(batches(1)):
+            before, ids = emb.model.table("t"), batch["ids"]["t"]
+            emb.update(step, {"t": jnp.full(emb.receive(step)["t"].shape, 0.5, jnp.bfloat16)})
+            np.subtract.at(before, ids, np.float32(RATE * 0.5))
+        np.testing.assert_allclose(emb.model.table("t"), before, atol=1e-6)
+        one = emberd.Dense(np.array([[3]]), jnp.full((1, 1), 0.5, jnp.bfloat16))
+        np.testing.assert_allclose(emb.model.lookup({"t": one})["t"][0], before[3] * 0.5, atol=1e-6)
+        self.assertEqual(emb.model.lookup({"t": jnp.array([])})["t"].shape, (0, DIM))
+
     def test_a_learning_rate_of_the_step(self):
         emb = self.make()
         step = emb.send({"t": [1]})
