@@ -214,9 +214,9 @@ class Trainer(_native.Uncopied, Checkpointed):
                     self._sent.remove(step)
 
     def in_progress(self, number: int) -> bool:
-        """Whether its update is still to be sent."""
+        """Whether it has been received, and its update is still to be sent."""
         with self._lock:
-            return any(step.number == number for step in self._sent)
+            return any(step.number == number and step.received for step in self._sent)
 
     def look_up(self, ids: Mapping[str, Ids]) -> Lookup:
         """Rows as they are after all updates, without a step."""

@@ -172,6 +172,25 @@ class FaultsTest(Case):
         self.gradient_of(layer, 2 + ids)
         self.assertEqual((layer.next_step, layer.tables.read_rows("t", [3])[0, 0]), (step + 1, before - 0.5 * 16))
 
+    @unittest.skipIf(keras.backend.backend() == "jax", "JAX refuses it: see test_jax_in_jit.py")
+    def test_a_forward_pass_that_is_made_again_is_the_same_step(self):
+        """It was another one, so that schedules and Adam counted twice as many."""
+        with keras.RematScope(mode="full"):
+            layer = self.make(table=self.table(optimizer=keras.optimizers.Adam(0.5)))
+        ids = layer.preprocess(np.ones((8, 2), np.int32))
+        for training in (True, False):
+            for _ in range(3):
+                self.gradient_of(layer, ids, training=training)
+        self.assertEqual(layer.next_step, 6)
+        np.testing.assert_allclose(layer.tables.read_rows("t", [1, 2])[:, 0], [-0.5 * 6, 0], rtol=1e-5)  # equal gradients: Adam goes by the rate
+        plain = self.make(model="again")
+        for other in (1, 2, 2):  # the first is never updated; the others have the same ids, but the update of the first is between them
+            ids = layer.preprocess(np.full((8, 2), other, np.int32))
+            plain(ids, training=True)
+            if other == 2:
+                self.gradient_of(plain, ids, training=True)
+        self.assertEqual((plain.next_step, plain.tables.read_rows("t", [1, 2])[:, 0].tolist()), (3, [0, -0.5 * 16 * 2]))
+
     def test_what_training_refuses_a_gradient_without_it_refuses_too(self):
         ids, weights = np.ones((8, 2), np.int32), keras.Variable(np.ones((8, 2), np.float32))
         layer = self.make(dtype="mixed_float16", model="scaled")

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 import keras
 import numpy as np
 
-from ..arrays import Dense, Hyper, Ragged, Sequences, activation_shape, as_int32, as_ints, cut, map_arrays
+from ..arrays import Dense, Hyper, Ragged, Sequences, activation_shape, are_same, as_int32, as_ints, cut, map_arrays
 from ..client import Model
 from ..trainer import Trainer
 from . import _loops
@@ -59,9 +59,17 @@ class HostTurns(Turns):
         super().__init__(*arguments)
         self._hyper = hyper
         self.begun = 0  # steps, and parts of them
+        self._open: Optional[Tuple[int, Mapping[str, Any]]] = None  # the step that has no update yet, and its ids
 
     def begin(self, ids: Mapping[str, Any], number: Optional[int] = None) -> Tuple[int, Any]:
-        begun = super().begin(ids, number)
+        """The same ids once more, before the update, are the same step: keras.RematScope, and what TensorFlow and PyTorch have like it, make the forward
+        pass again for the backward pass."""
+        if self._open is not None and number is None and self._trainer.in_progress(self._open[0]) and are_same(self._open[1], ids):
+            return self._open[0], self._trainer.look_up(ids)
+        copied = {name: map_arrays(np.array, one) for name, one in ids.items()}  # the caller may use its memory again
+        self._open = None
+        begun = super().begin(copied, number)
+        self._open = (begun[0], copied)
         self.begun += 1
         return begun
 
@@ -77,6 +85,7 @@ class HostTurns(Turns):
         hyper: Optional[Hyper] = None if self._hyper is None else {
             table: {name: float(to_numpy(value)) for name, value in values.items()}
             for table, values in self._hyper(number).items()}
+        self._open = None  # where the update is refused, too
         self.update(number, gradients, hyper)
 
 
