@@ -191,6 +191,27 @@ class FaultsTest(Case):
                 self.gradient_of(plain, ids, training=True)
         self.assertEqual((plain.next_step, plain.tables.read_rows("t", [1, 2])[:, 0].tolist()), (3, [0, -0.5 * 16 * 2]))
 
+    @unittest.skipUnless(keras.backend.backend() == "tensorflow", "only tf.function has branches and loops of its own")
+    def test_branches_and_loops_of_a_function_train_without_saying_so(self):
+        """Ids out of the function were no tensors of the branch, so that its gradient could not be made."""
+        import tensorflow as tf
+
+        layer, ids = self.make(), tf.ones((8, 2), tf.int32)
+        layer.build()
+
+        @tf.function
+        def train(branch, times):
+            with tf.GradientTape() as tape:
+                loss = tf.cond(branch, lambda: keras.ops.sum(layer(ids)), lambda: tf.constant(0.0))
+                _, loss = tf.while_loop(lambda count, _: count < times, lambda count, so_far: (count + 1, so_far + keras.ops.sum(layer(1 + ids))), [0, loss])
+            tape.gradient(loss, layer.token.value)
+
+        for step, (branch, times) in enumerate([(True, 0), (False, 0), (False, 1), (True, 0)]):
+            with self.subTest(step=step):
+                train(tf.constant(branch), tf.constant(times))
+                self.assertEqual((layer.next_step, layer.tables.read_rows("t", [1, 2])[:, 0].tolist()), (
+                    (1, [-0.5 * 16, 0]), (1, [-0.5 * 16, 0]), (2, [-0.5 * 16, -0.5 * 16]), (3, [-0.5 * 32, -0.5 * 16]))[step])
+
     def test_what_training_refuses_a_gradient_without_it_refuses_too(self):
         ids, weights = np.ones((8, 2), np.int32), keras.Variable(np.ones((8, 2), np.float32))
         layer = self.make(dtype="mixed_float16", model="scaled")

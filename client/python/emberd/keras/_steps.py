@@ -215,8 +215,9 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
         @tf.custom_gradient
         def begin(_: Any, *weights: Any) -> Any:
-            number, *found = run(receive if training else look_up, given + sent)
-            later = [] if training else given + sent
+            arrays = [tf.identity(one) for one in given + sent]  # of the graph that is being traced, as a branch of tf.cond: its backward pass may use them
+            number, *found = run(receive if training else look_up, arrays)
+            later = [] if training else arrays
 
             def backward(*gradients: Any) -> Any:
                 if not training and refused is not None:
