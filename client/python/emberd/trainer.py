@@ -219,7 +219,7 @@ class Trainer(_native.Uncopied, Checkpointed):
             return any(step.number == number and step.received for step in self._sent)
 
     def look_up(self, ids: Mapping[str, Ids]) -> Lookup:
-        """Rows as they are after all updates, without a step."""
+        """Rows as they are after all updates, but for the last one where steps are pipelined, without a step."""
         with self._lock:
             self._steps.confirm()
         return self.model.lookup(ids, partial=self._steps.partial)

@@ -113,7 +113,8 @@ class Embedding(_native.Uncopied, Checkpointed):
         self._trainer.update(step, arrays, hyper, checkpoint, own=fixed)
 
     def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:
-        """Looks rows up without a step, for evaluation."""
+        """Looks rows up without a step, for evaluation. Where steps are `pipelined`, the last update is missing until `finish`, or until the ids of another
+        step have been sent; in `in_jit`, too."""
         self._in_jit.wait()
         check_mapping(ids, "ids")
         found = self._trainer.look_up({name: on_host(value) for name, value in ids.items()})
