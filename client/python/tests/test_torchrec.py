@@ -89,7 +89,8 @@ class CollectionTest(ClusterTest):
             self.look_up(ebc, 1).sum().backward()
         with self.assertRaisesRegex(RuntimeError, "used already"):
             compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
-        for kind, options in ((torch.optim.LBFGS, {}), (torch.optim.SGD, {"lr": 1.0, "momentum": 0.5})):
+        for kind, options in ((torch.optim.LBFGS, {}), (torch.optim.SGD, {"lr": 1.0, "momentum": 0.5}), (torch.optim.SGD, {"lr": -1.0}),
+                              (torch.optim.Adagrad, {"eps": -1.0}), (torch.optim.Adagrad, {"initial_accumulator_value": -1.0})):
             with self.assertRaisesRegex(ValueError, "not allowed"):
                 compat.apply_optimizer_in_backward(kind, ebc.parameters(), options)
         with self.assertRaisesRegex(ValueError, "EmbeddingBagCollection"):
@@ -240,6 +241,22 @@ class CollectionTest(ClusterTest):
             compat.apply_optimizer_in_backward(torch.optim.SGD, one.parameters(), {"lr": 1.0})
             self.look_up(one.train(), 1)
             one.finish()
+
+    def test_epsilons_of_adagrad_that_one_sees(self):
+        for place, options in enumerate(({"eps": 0.5}, {"eps": 1e-3, "initial_accumulator_value": 0.1}, {"eps": 1e-8}, {})):
+            compat.use(self.client, model=f"epsilon_{place}")
+            ebc = compat.EmbeddingBagCollection([compat.EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=8, init_fn=torch.nn.init.ones_)])
+            compat.apply_optimizer_in_backward(torch.optim.Adagrad, ebc.parameters(), {"lr": 0.1, **options})
+            weight = torch.nn.Parameter(torch.ones(8, 2, dtype=torch.float64))
+            plain = torch.optim.Adagrad([weight], lr=0.1, **options)
+            for step in range(4):
+                scale = 0.3 if place < 2 else 10.0 ** (step - 7)
+                (self.look_up(ebc, 1, 1, 2).sum() * scale).backward()
+                plain.zero_grad()
+                (weight[[1, 1, 2]].sum() * scale).backward()
+                plain.step()
+            ebc.finish()
+            torch.testing.assert_close(ebc.state_dict()["embedding_bags.t.weight"].double(), weight.detach(), rtol=0, atol=2e-6 if options else 2e-4)
 
     def test_ids_may_change_before_their_step_has_ended(self):
         ebc = self.make()

@@ -108,6 +108,9 @@ def _sgd(lr: float) -> config.Optimizer:
 
 
 def _adagrad(lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> config.Optimizer:
+    if eps > max(1e-10, 1e-7 * math.sqrt(max(0, initial_accumulator_value))):  # one would see it; torch has it behind the root
+        return config.Custom(lr, expression="accumulator = accumulator + g * g; w = w - lr * g / (sqrt(accumulator) + eps)",
+                             slots={"accumulator": initial_accumulator_value}, hyper_parameters={"eps": eps})
     if initial_accumulator_value > 0:
         return config.Adagrad(learning_rate=lr, initial_accumulator=initial_accumulator_value)
     # Adagrad alone needs an accumulator that is not 0. Here epsilon stands below the root.
@@ -135,8 +138,9 @@ def apply_optimizer_in_backward(optimizer_class: Type[torch.optim.Optimizer], pa
         raise ValueError(f"optimizer_class: {optimizer_class.__name__} is not allowed; it must be one of "
                          + ", ".join(kind.__name__ for kind in _OPTIMIZERS))
     try:
+        optimizer_class([torch.nn.Parameter(torch.zeros(1))], **optimizer_kwargs)  # which checks numbers
         made = _OPTIMIZERS[optimizer_class](**optimizer_kwargs)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer_kwargs: {dict(optimizer_kwargs)} are not allowed for {optimizer_class.__name__} of "
                          f"tables: {error}") from error
     for parameter in params:
