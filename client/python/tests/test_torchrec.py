@@ -242,6 +242,97 @@ class CollectionTest(ClusterTest):
             self.look_up(one.train(), 1)
             one.finish()
 
+    def test_parts_of_a_parameter_are_as_it(self):
+        weight = self.make().embedding_bags["t"].weight
+        for parts in (torch.unbind(weight), weight.unbind(1), weight.split(3), weight.chunk(2), torch.tensor_split(weight, 2), list(weight)):
+            with self.assertRaisesRegex(RuntimeError, "would be lost"), torch.no_grad():
+                parts[0].fill_(1)
+
+    def test_what_a_parameter_has_no_values_for_is_refused(self):
+        """As a penalty of all parameters, whose gradient the tables would not get."""
+        ebc = self.make()
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        for one in (ebc, copy.deepcopy(ebc)):
+            weight = one.embedding_bags["t"].weight
+            for use in (lambda: weight.pow(2).sum().backward(), lambda: torch.ones(()) + weight.pow(2).sum(), lambda: weight.sum().item(),  # noqa: B023
+                        lambda: torch.ones(1, 2) @ weight.T, lambda: torch.nn.functional.embedding(torch.tensor([1]), weight),  # noqa: B023
+                        weight.tolist, weight.cpu):
+                with self.assertRaisesRegex(RuntimeError, r"weight: rows are on the cluster, so that this parameter has no values.* state_dict\(\)"):
+                    use()
+            self.assertIsNone(weight.grad)
+        with self.assertRaisesRegex(RuntimeError, "table 't': it cannot be called; call the collection"):
+            ebc.embedding_bags["t"](torch.tensor([1]))
+        ebc.requires_grad_(False)
+        self.look_up(ebc.requires_grad_(True), 1).sum().backward()
+        self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][1].tolist(), [-1, -1])
+        ebc.finish()
+
+    def test_another_parameter_for_one_call_is_refused(self):
+        try:
+            from torch.func import functional_call
+        except ImportError:
+            from torch.nn.utils.stateless import functional_call
+        ebc = self.make().eval()
+        batch = compat.KeyedJaggedTensor(["t"], torch.tensor([1]), lengths=torch.tensor([1]))
+        self.assertEqual(functional_call(ebc, dict(ebc.named_parameters()), (batch,))["t"].tolist(), [[0, 0]])
+        with self.assertRaisesRegex(RuntimeError, "would be lost"):
+            functional_call(ebc, {"embedding_bags.t.weight": torch.ones(8, 2)}, (batch,))
+        self.assertEqual(self.look_up(ebc, 1).tolist(), [[0, 0]])
+
+    def test_an_average_of_tables_is_refused_at_once(self):
+        class Net(torch.nn.Module):
+            def __init__(self, tables):
+                super().__init__()
+                self.tables, self.dense = tables, torch.nn.Linear(2, 1)
+
+        net = Net(self.make())
+        with self.assertRaisesRegex(RuntimeError, "AveragedModel: a module with tables of a cluster is not allowed.*give it the dense part alone"):
+            torch.optim.swa_utils.AveragedModel(net)
+        with self.assertRaisesRegex(RuntimeError, "would be lost.*the dense part alone"):  # one of the user's own
+            for mine, its in zip(copy.deepcopy(net).parameters(), net.parameters()):
+                mine.detach().copy_(its.detach())
+        torch.optim.swa_utils.AveragedModel(net.dense).update_parameters(net.dense)
+
+    def test_activations_may_be_changed_in_place(self):
+        ebc = self.make(init_fn=torch.nn.init.ones_)
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        found = ebc(compat.KeyedJaggedTensor(["t"], torch.tensor([1]), lengths=torch.tensor([1]))).values()
+        found.mul_(3).sum().backward()
+        self.assertEqual((found.tolist(), ebc.state_dict()["embedding_bags.t.weight"][1].tolist()), ([[3, 3]], [-2, -2]))
+        ebc.finish()
+
+    def test_tables_get_new_first_rows(self):
+        compat.use(self.client, model="first_rows")
+        ebc = compat.EmbeddingBagCollection([compat.EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=8, init_fn=torch.nn.init.ones_),
+                                             compat.EmbeddingBagConfig(name="u", embedding_dim=2, num_embeddings=8, weight_init_min=3.0, weight_init_max=4.0)])
+        both = {f"embedding_bags.{name}.weight": torch.zeros(8, 2) for name in "tu"}
+        for one in (ebc, copy.deepcopy(ebc)):
+            one.load_state_dict(both)
+            with unittest.mock.patch("emberd._loading.STRETCH_BYTES", 3 * 8):  # 3 rows
+                one.reset_parameters()
+            t, u = one.state_dict().values()
+            self.assertTrue((t == 1).all() and (u >= 3).all() and (u <= 4).all() and len(u.unique()) > 8, u)
+        ebc.load_state_dict(both)
+        ebc.embedding_bags["t"].reset_parameters()
+        self.assertEqual([rows.mean() for rows in ebc.state_dict().values()], [1, 0])
+
+    def test_names_of_tables_are_checked_at_once(self):
+        for kind, of in ((compat.EmbeddingBagCollection, compat.EmbeddingBagConfig), (compat.EmbeddingCollection, compat.EmbeddingConfig)):
+            for tables, said in (([of(8, 2, "t"), of(8, 2, "u"), of(9, 2, "t", feature_names=["x"])], r"tables\[2\]: name: 't' is not allowed; .* tables\[0\]"),
+                                 ([of(8, 2, feature_names=["x"])], r"tables\[0\]: name: '' is not allowed"),
+                                 ([of(8, 2, "t", feature_names=["x", "x"])], r"tables\[0\]: feature_names: 'x' is not allowed twice"),
+                                 ([], "tables: an empty list is not allowed")):
+                with self.assertRaisesRegex(ValueError, said):
+                    kind(tables)
+
+    def test_a_copy_with_another_optimizer_says_so(self):
+        ebc = self.make()
+        other = copy.deepcopy(ebc)
+        compat.apply_optimizer_in_backward(torch.optim.SGD, other.parameters(), {"lr": 1.0})
+        self.look_up(other.eval(), 1)
+        with self.assertRaisesRegex(emberd.AlreadyExists, "first difference: .*optimizer"):
+            self.look_up(ebc, 1)
+
     def test_epsilons_of_adagrad_that_one_sees(self):
         for place, options in enumerate(({"eps": 0.5}, {"eps": 1e-3, "initial_accumulator_value": 0.1}, {"eps": 1e-8}, {})):
             compat.use(self.client, model=f"epsilon_{place}")

@@ -14,19 +14,24 @@ The names, signatures and values are those of torchrec's documentation. The clus
 EMBERD_ADDRESS, or of `use`; without either, one is started that ends with this process.
 
 What differs from torchrec: parameters have the shape of their table but no memory. They are there for
-apply_optimizer_in_backward, and for requires_grad_(False), which freezes a table; a change of them in place raises. The
-optimizer's state is the cluster's; each row that a batch looked up gets one update, also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
-being summed: DistributedDataParallel goes around the dense part alone, for it refuses a module with such parameters. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
-is_weighted together with PoolingType.MEAN is refused, as by torchrec's modules that are not sharded; sharded ones divide by the number of ids.
-`backward` takes the gradients as they are, as torchrec's fused optimizers do: a GradScaler, which scales the loss, would scale the updates, too. emberd.torch has an
-optimizer that it knows.
+apply_optimizer_in_backward, and for requires_grad_(False), which freezes a table; a change of them in place raises, and so does
+a gradient of them. The optimizer's state is the cluster's; each row that a batch looked up gets one update, also with Adam; and
+the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients being summed, where
+torchrec divides them by the number of ranks: DistributedDataParallel goes around the dense part alone, for it refuses a module
+with such parameters. `state_dict()` reads whole tables, and `load_state_dict()` writes them. A copy of a collection, by
+copy.deepcopy or pickle, has the same tables.
+is_weighted together with PoolingType.MEAN is refused, as by torchrec's modules that are not sharded; sharded ones divide by the
+number of ids. `backward` takes the gradients as they are, as torchrec's fused optimizers do: a GradScaler, which scales the
+loss, would scale the updates, too. emberd.torch has an optimizer that it knows.
 """
 
 from __future__ import annotations
 
 import copy
 import enum
+import functools
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
@@ -169,8 +174,11 @@ def _feature(output: str) -> str:
     return output.replace("@", ".")
 
 
-_LOST = ("weight: rows are on the cluster, so that a change of this parameter would be lost; load_state_dict of the collection overwrites its tables, "
-         "and init_fn of a config gives a table its first rows")
+_LOST = ("weight: rows are on the cluster, so that a change of this parameter would be lost; load_state_dict of the collection "
+         "overwrites its tables, and init_fn of a config gives a table its first rows. What averages or copies parameters is to be "
+         "given the dense part alone")
+_NO_VALUES = ("weight: rows are on the cluster, so that this parameter has no values to compute with; state_dict() of the collection "
+              "reads whole tables, and a call with ids gives their rows, whose gradients train them")
 # What leaves the numbers of a parameter as they are. Loops set gradients to None that there are not.
 _of_torch: Any = torch.Tensor
 _ALLOWED = (_of_torch.requires_grad_, _of_torch.requires_grad.__set__, _of_torch.grad.__set__)
@@ -184,14 +192,29 @@ class _Weight(torch.nn.Parameter):
         if func not in _ALLOWED and changes(_Weight, func, args, kwargs or {}):
             raise RuntimeError(_LOST)
         with as_it_is():
-            found = func(*args, **(kwargs or {}))
-        return found.as_subclass(_Weight) if type(found) is torch.Tensor and found.is_meta else found
+            try:
+                found = func(*args, **(kwargs or {}))
+            except NotImplementedError as error:  # as of .item()
+                raise RuntimeError(_NO_VALUES) from error
+
+        def marked(one: Any) -> Any:
+            if type(one) is torch.Tensor and one.is_meta:
+                if any(isinstance(other, torch.Tensor) and not other.is_meta for other in args):
+                    raise RuntimeError(_NO_VALUES)
+                return one.as_subclass(_Weight)
+            return type(one)(map(marked, one)) if type(one) in (list, tuple) else one
+
+        return marked(found)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.empty(self.shape, device="meta"), self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__deepcopy__({}).__reduce_ex__(protocol)  # of which _Table makes one again
+
+
+def _refuse_gradient(_: torch.Tensor) -> None:
+    raise RuntimeError(_NO_VALUES)
 
 
 class _Table(torch.nn.Module):
@@ -210,13 +233,23 @@ class _Table(torch.nn.Module):
         super().__setstate__(state)
         self._make_weight(self.weight.requires_grad)  # a copy is a plain parameter
 
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """As of a collection alone, which makes one step of all its tables."""
+        raise RuntimeError(f"table {self.described.name!r}: it cannot be called; call the collection, and take the feature's activations")
+
+    def reset_parameters(self) -> None:
+        """As that of a collection, of this table."""
+        self._collection[0]._reset([self.described])
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and not isinstance(value, _Weight):
             raise RuntimeError(_LOST)
         super().__setattr__(name, value)
 
     def _make_weight(self, requires_grad: bool) -> None:
-        self.weight = _Weight(torch.empty(self.described.num_embeddings, self.described.embedding_dim, device="meta"), requires_grad)
+        self.weight = _Weight(torch.empty(self.described.num_embeddings, self.described.embedding_dim, device="meta"))
+        self.weight.register_hook(_refuse_gradient)
+        self.weight.requires_grad_(requires_grad)
         self.weight._emberd_table = self  # type: ignore[attr-defined]
 
     def _set_optimizer(self, optimizer: config.Optimizer) -> None:
@@ -249,14 +282,29 @@ class _Pull(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, trigger: torch.Tensor, collection: "_Collection", step: Step,
-                *activations: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+                activations: List[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
+        """activations: in a list, for torch gives back views of what are arguments, which may not be changed in place."""
         ctx.collection, ctx.step = collection, step
-        return activations
+        return tuple(activations)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         ctx.collection._update(ctx.step, gradients)
-        return (None,) * (3 + len(gradients))
+        return None, None, None, None
+
+
+def _check_names(tables: Sequence[_Config]) -> None:
+    if not tables:
+        raise ValueError("tables: an empty list is not allowed; at least one is needed")
+    names = [table.name for table in tables]
+    for place, table in enumerate(tables):
+        if not table.name or names.index(table.name) < place:
+            raise ValueError(f"tables[{place}]: name: {table.name!r} is not allowed; "
+                             + (f"it is that of tables[{names.index(table.name)}], too, and must be unique; a table of several features has "
+                                "them all in its feature_names" if table.name else "it is empty"))
+        for feature in table.feature_names:
+            if table.feature_names.count(feature) > 1:
+                raise ValueError(f"tables[{place}]: feature_names: {feature!r} is not allowed twice")
 
 
 class _Collection(torch.nn.Module):
@@ -270,6 +318,7 @@ class _Collection(torch.nn.Module):
         self._configs: List[Any] = list(tables)
         for table in tables:
             table.feature_names = list(table.feature_names) or [table.name]
+        _check_names(tables)
         names = [name for table in tables for name in table.feature_names]
         # (output, feature, table): as torchrec has it, a feature of several tables gives an output for each.
         self._outputs = [(name if names.count(name) == 1 else f"{name}@{table.name}", name, table)
@@ -284,15 +333,35 @@ class _Collection(torch.nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         """A copy has the same tables, and no step under way."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_globals.get("__name__") == "torch.optim.swa_utils":
+                raise RuntimeError("AveragedModel: a module with tables of a cluster is not allowed, for a copy has the same tables, so that their "
+                                   "rows would not be averaged; give it the dense part alone")
+            frame = frame.f_back
         return {**self.__dict__, "_steps": copy.copy(self._steps), "_current": None}
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    def reset_parameters(self) -> None:
+        """Overwrites all tables with new first rows, of init_fn or uniform; the optimizer's state stays. Of several ranks, one
+        calls it."""
+        self._reset(self._configs)
+
+    def _reset(self, tables: Sequence[Any]) -> None:
+        model = self._declared()
+        for name, _, rows, values in self._first_rows(tables):
+            model.assign_rows(name, rows, values)
+        model._known = True
+
     def _look_up(self, ids: Dict[str, Ids]) -> List[torch.Tensor]:
         """By output; or one tensor, where they are side by side."""
         model = self._declared()
+        for table in self._tables.values():
+            if not isinstance(getattr(table, "weight", None), _Weight):  # functional_call puts another one there
+                raise RuntimeError(_LOST)
         frozen = {_feature(output) for output, _, table in self._outputs if not self._tables[table.name].weight.requires_grad}
         moving = {output: one for output, one in ids.items() if output not in frozen}
         if not (self.training and torch.is_grad_enabled() and moving):
@@ -313,7 +382,8 @@ class _Collection(torch.nn.Module):
         step = self._steps.send(own, concat=self._side_by_side and not frozen, partial=bool(frozen))
         received = self._steps.receive(step)
         self._current = step
-        pulled: Any = _Pull.apply(self._trigger, self, step, *map(torch.from_numpy, [received.concat] if step.concat else [received[output] for output in moving]))
+        given = [torch.from_numpy(one) for one in ([received.concat] if step.concat else [received[output] for output in moving])]
+        pulled: Any = _Pull.apply(self._trigger, self, step, given)
         if step.concat:
             return list(pulled)
         trained = dict(zip(moving, pulled))
@@ -338,13 +408,15 @@ class _Collection(torch.nn.Module):
     def _declared(self) -> Model:
         """Once the optimizers are known: the tables are made when they are first used."""
         if self._model is None:
-            filled = any(one.init_fn is not None for one in self._configs)
+            given = [one for one in self._configs if one.init_fn is not None]
             try:
-                model: Model = self._client._declare_filled(self._described(filled), parts=self._first_rows if filled else None)
-            except AlreadyExists:
-                if not filled:
-                    raise
-                model = self._client.declare(self._described(False))  # by an earlier version, which gave it these rows after it was declared
+                model: Model = self._client._declare_filled(self._described(bool(given)),
+                                                            parts=functools.partial(self._first_rows, given) if given else None)
+            except AlreadyExists as error:
+                try:  # an earlier version gave it these rows after it was declared
+                    model = self._client.declare(self._described(False))
+                except AlreadyExists:
+                    raise error from None
             options = dict(self._options)
             options["rank"], options["size"] = _rank_and_size(options.get("rank"), options.get("size"))
             self._steps = Steps(model, **options)
@@ -361,16 +433,20 @@ class _Collection(torch.nn.Module):
             for one in self._configs]
         return config.ModelConfig(self._name, tables, [config.FeatureConfig(_feature(output), table.name) for output, _, table in self._outputs])
 
-    def _first_rows(self) -> Iterator[Part]:
-        for one in self._configs:
+    def _first_rows(self, tables: Sequence[Any]) -> Iterator[Part]:
+        for one in tables:
+            shape = (one.num_embeddings, one.embedding_dim)
+            filled: Any = None
             if one.init_fn is not None:
-                weight = torch.empty(one.num_embeddings, one.embedding_dim)
+                weight = torch.empty(shape)
                 made = one.init_fn(weight)
                 filled = weight if made is None else made
-                if tuple(filled.shape) != tuple(weight.shape):
-                    raise ValueError(f"table {one.name!r}: init_fn: the shape {list(filled.shape)} is not allowed; it must be {list(weight.shape)}")
-                for begin, end in stretches(tuple(filled.shape)):
-                    yield one.name, "", np.arange(begin, end), filled[begin:end]
+                if tuple(filled.shape) != shape:
+                    raise ValueError(f"table {one.name!r}: init_fn: the shape {list(filled.shape)} is not allowed; it must be {list(shape)}")
+            for begin, end in stretches(shape):
+                yield one.name, "", np.arange(begin, end), (
+                    torch.empty(end - begin, shape[1]).uniform_(one.get_weight_init_min(), one.get_weight_init_max())
+                    if filled is None else filled[begin:end])
 
     def _update(self, step: Step, gradients: Sequence[torch.Tensor]) -> None:
         if step is not self._current:
@@ -430,8 +506,8 @@ class EmbeddingBagCollection(_Collection):
 
 
 class EmbeddingCollection(_Collection):
-    """Embeddings that are not pooled: a KeyedJaggedTensor in, and by feature a JaggedTensor out, with a row for each id. Steps are as
-    those of EmbeddingBagCollection. Weights of ids are not looked at, as by torchrec.
+    """Embeddings that are not pooled: a KeyedJaggedTensor in, and by feature a JaggedTensor out, with a row for each id. Steps
+    are as those of EmbeddingBagCollection. Weights of ids are not looked at, as by torchrec.
 
     need_indices: the ids are the weights() of the JaggedTensors.
     """
