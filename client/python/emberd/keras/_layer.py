@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import math
@@ -30,6 +31,7 @@ RATES = "learning_rates"  # among the saved variables, in the order of the table
 STEP = "next_step"  # there, too: of the tables
 ASKING = ("tables", "learning_rates", "next_step", "checkpoints")
 PLACEMENTS = ("auto", "default_device", "sparsecore")
+NAMED = "named_tuple"  # in the config of the layer: name and fields of one
 NONE = -1  # the id that fills samples up where the combiner is max
 
 
@@ -58,6 +60,17 @@ def _pack(structure: Any, get: Callable[[FeatureConfig], Any]) -> Any:
     if isinstance(structure, (list, tuple)):
         return _like(structure, (_pack(one, get) for one in structure))
     return get(structure)
+
+
+def _described(structure: Any, get: Callable[[FeatureConfig], Any]) -> Any:
+    """What JSON keeps: of a named tuple, which it would make a list of, its name and fields, too."""
+    if isinstance(structure, Mapping):
+        return {key: _described(one, get) for key, one in structure.items()}
+    if not isinstance(structure, (list, tuple)):
+        return get(structure)
+    parts = [_described(one, get) for one in structure]
+    fields = getattr(structure, "_fields", None)
+    return type(structure)(parts) if fields is None else {NAMED: [type(structure).__name__, *fields], "parts": parts}
 
 
 def _like(sequence: Any, parts: Iterable[Any]) -> Any:
@@ -165,36 +178,37 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     structure out.
 
     feature_configs: a nested structure of FeatureConfig; those of keras-rs do as well.
-    table_stacking: "auto", None, or names of tables that are to be stacked, in lists. Tables of a stack share one learning rate in each step;
-      else results do not depend on it. With "auto", those with different schedules are not stacked.
+    table_stacking: "auto", None, or names of tables that are to be stacked, in lists. Tables of a stack share one learning rate
+      in each step; else results do not depend on it. With "auto", those with different schedules are not stacked.
     update_stats: not needed; the cluster tunes itself.
     client: of the cluster. Default: the one at the address in EMBERD_ADDRESS, or one that is started for this process.
     model: the name under which the tables are declared, by default that of the layer. If they are there already, they are gone
-      on with, rows and all. Or a declared emberd.Model with these tables and features: ValueError if a name, a size, a combiner but for "max" of the
-      layer, or the kind of an optimizer is another. It trains at the learning rates of the layer. Whatever else its tables were declared with stays as it
-      is and is not compared: initializers, and other numbers of optimizers, as Adam's, which is to have bias_correction=False and sum_inside_sqrt=False.
+      on with, rows and all. Or a declared emberd.Model with these tables and features: ValueError if a name, a size, a combiner
+      but for "max" of the layer, or the kind of an optimizer is another. It trains at the learning rates of the layer. Whatever
+      else its tables were declared with stays as it is and is not compared: initializers, and other numbers of optimizers, as
+      Adam's, which is to have bias_correction=False and sum_inside_sqrt=False.
     group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
     the layer once, with all features. Evaluation and prediction only look up. A call without `training=True`, as in a loop of
-    one's own or in a model whose `call` has no such argument, trains, too, where it is differentiated; on PyTorch and TensorFlow
-    its step begins in the backward pass, which looks the rows up once more. Set `trainable = False`, or put
-    keras.ops.stop_gradient around what the layer gives, where a loss is differentiated for something else than training, as with
-    respect to an input: a tape of TensorFlow comes by here whatever it is asked for. An update that is refused, as with a gradient
-    that is NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error
-    is raised by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What else fails there,
-    as a lookup of an id beyond its table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup failed, the dense
-    part has made that step with activations of zero.
+    one's own or in a model whose `call` has no such argument, trains, too, where it is differentiated; on PyTorch and
+    TensorFlow its step begins in the backward pass, which looks the rows up once more. Set `trainable = False`, or put
+    keras.ops.stop_gradient around what the layer gives, where a loss is differentiated for something else than training, as
+    with respect to an input: a tape of TensorFlow comes by here whatever it is asked for. An update that is refused, as with a
+    gradient that is NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it
+    warns; the error is raised by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. What
+    else fails there, as a lookup of an id beyond its table, and Ctrl-C, `fit` raises when the batch has ended; where its lookup
+    failed, the dense part has made that step with activations of zero.
 
     The loss must not be scaled, as mixed_float16 and `loss_scale_factor` of the model's optimizer do: training refuses them. A
     loop of one's own that scales it trains tables with scaled gradients.
 
-    The one weight of the layer is a zero, which tells the backend that there is something to differentiate. Saved models hold no
-    rows (see `tables`.save_checkpoint) but where the tables are: addresses of the cluster and name of the model, by which a loaded
-    layer finds them, or is refused.
+    The one weight of the layer is a zero, which tells the backend that there is something to differentiate. Saved models hold
+    no rows (see `tables`.save_checkpoint) but where the tables are: addresses of the cluster and name of the model, by which a
+    loaded layer finds them, or is refused.
 
-    On JAX, which cuts ids to 32 bits unless jax_enable_x64 is set, `preprocess` refuses those that do not fit. Those that a model
-    is given directly have been cut before the layer sees them.
+    On JAX, which cuts ids to 32 bits unless jax_enable_x64 is set, `preprocess` refuses those that do not fit. Those that a
+    model is given directly have been cut before the layer sees them.
     """
 
     def __init__(self, feature_configs: Any, *, table_stacking: Any = "auto", update_stats: bool = False,
@@ -226,7 +240,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return dict(self._held.turns.rates)
 
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
-        """Rates of some tables, from the next step on. Tables of a stack share one. They are saved with the weights of a model. `on_tables` lets callbacks of Keras set them."""
+        """Rates of some tables, from the next step on. Tables of a stack share one. They are saved with the weights of a model.
+        `on_tables` lets callbacks of Keras set them."""
         self._held.declare(self.name)
         self._wait()
         self._held.turns.set_rates(rates)
@@ -304,7 +319,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return {PREPROCESSED: {"emberd": {name: _side_by_side(one) if _largest(self._held.features[name]) else one for name, one in arrays.items()}}}
 
     def _ids(self, prepared: Any) -> Dict[str, Any]:
-        """Each position of a sequence is a sample of its own, unless the model has it so; Keras has to see batches of equal size before."""
+        """Each position of a sequence is a sample of its own, unless the model has it so; Keras has to see batches of equal
+        size before."""
         ids: Dict[str, Any] = _ids(prepared)
         for name, one in ids.items():
             rank = 1 + len(_positions(self._held.features[name]))
@@ -317,8 +333,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         return ids
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """In the structure of feature_configs: where an id stands that is not padding, bool (samples, positions), of the features with mask_zero, and
-        None for others."""
+        """In the structure of feature_configs: where an id stands that is not padding, bool (samples, positions), of the
+        features with mask_zero, and None for others."""
         prepared = inputs[PREPROCESSED]["emberd"] if isinstance(inputs, Mapping) and PREPROCESSED in inputs else None
         given = {feature.name: prepared[feature.name]["ids"] if prepared else value
                  for feature, value in _leaves(self._held.structure, self._held.structure if prepared else inputs) if _masks(feature)}
@@ -405,8 +421,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             self.tables.load_table(name, array)
 
     def typed_errors(self) -> ContextManager[None]:
-        """Raises what steps in the block fail with as it is, an IndexError for an id beyond its table, in place of the error that JAX or TensorFlow
-        makes of it, and which is its cause:
+        """Raises what steps in the block fail with as it is, an IndexError for an id beyond its table, in place of the error
+        that JAX or TensorFlow makes of it, and which is its cause:
 
             with layer.typed_errors():
                 model.fit(...)
@@ -472,7 +488,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             given["model"], given["cluster"] = model.name, model.client.addresses
         tables: List[Any] = [table.get_config() for table in self._held.tables.values()]
         return {**super().get_config(), **given, "update_stats": self.update_stats, "tables": tables,
-                "feature_configs": _pack(self._held.structure, serialized)}
+                "feature_configs": _described(self._held.structure, serialized)}
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> "DistributedEmbedding":
@@ -490,6 +506,9 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             if isinstance(one, Mapping) and isinstance(one.get("name"), str) and "input_shape" in one:
                 return FeatureConfig(one["name"], tables[one["table"]], tuple(one["input_shape"]), tuple(one["output_shape"]),
                                      one.get("mask_zero", False))
+            if isinstance(one, Mapping) and set(one) == {NAMED, "parts"} and isinstance(one[NAMED], (list, tuple)):
+                name, *fields = one[NAMED]
+                return collections.namedtuple(name, fields, rename=True)(*map(made, one["parts"]))
             if isinstance(one, Mapping):
                 return {key: made(part) for key, part in one.items()}
             return _like(one, (made(part) for part in one))
@@ -517,7 +536,8 @@ def _largest(feature: Any) -> bool:
 
 
 def _side_by_side(parts: Dict[str, Any]) -> Dict[str, Any]:
-    """Ragged ids as an array (samples, ids of a sample), filled up to a power of two; of TensorFlow's, while it traces, as far as the longest."""
+    """Ragged ids as an array (samples, ids of a sample), filled up to a power of two; of TensorFlow's, while it traces, as far
+    as the longest."""
     if "row_splits" not in parts:
         return parts
     if not isinstance(parts["row_splits"], np.ndarray):
