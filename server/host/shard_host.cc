@@ -631,6 +631,8 @@ void ShardHost::Sweep() {
     metrics.SetTotal(kEvictions, memory.evictions());
     metrics.SetTotal(kReturns, memory.returns());
     metrics.SetTotal(kMemoryFailures, memory.failures());
+  } else {
+    metrics.Set(kTableResidentBytes, statistics.table_bytes);
   }
   for (size_t k = 0; k < statistics.partitions.size(); ++k) {
     partition_metrics_[k].SetTotal(kPartitionRowsGathered, statistics.partitions[k].rows_gathered);

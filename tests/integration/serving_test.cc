@@ -260,16 +260,19 @@ TEST_F(ServingTest, TablesWithoutAnOptimizerAreOnlyLookedUp) {
   ASSERT_TRUE(restored.ok()) << restored.status();
   ExpectLooksUp(3, "clicks");
 
-  // Two bytes a value instead of eight, as it is planned and as shards count it.
+  // Two bytes a value instead of eight, as it is planned and as shards count it. Nothing is
+  // evicted.
   const int64_t bytes = Describe("clicks").plan().table_bytes();
   EXPECT_EQ(bytes * 4, trained);
   EXPECT_EQ(Describe("clicks").slots_size(), 0);
   EXPECT_TRUE(Eventually([&] {
-    double counted = 0;
+    double counted = 0, resident = 0;
     for (int shard = 0; shard < 2; ++shard) {
-      counted += MetricSum(FetchMetrics(cluster_->shard_http_address(shard)), "emberd_table_bytes");
+      const auto metrics = FetchMetrics(cluster_->shard_http_address(shard));
+      counted += MetricSum(metrics, "emberd_table_bytes");
+      resident += MetricSum(metrics, "emberd_table_resident_bytes");
     }
-    return counted == static_cast<double>(bytes);
+    return counted == static_cast<double>(bytes) && resident == counted;
   }));
 
   ProgramApi api(cluster_->address());
