@@ -357,7 +357,9 @@ TEST_F(LogTest, ADamagedCheckpointOfAnotherStorageTypeIsNamedAndNothingIsServed)
   const absl::Status status =
       emberd::Await([&] { return Digest(*client_, model_).status(); }, Answered);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("shard 1"), HasSubstr("checksum")));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("shard 1"), HasSubstr("checksum"),
+                    HasSubstr("; bring it back, or move the shards' folders away and restore")));
 }
 
 // A shard that did not hear of a checkpoint goes on from the one before.

@@ -272,7 +272,9 @@ class ShardRecovery {
 
   absl::Status ReplayState(const internal::v1::LogState& state) {
     if (std::exchange(state_is_here_, true)) return absl::OkStatus();
-    for (const internal::v1::LogModel& model : state.models()) RETURN_IF_ERROR(AddModel(model));
+    for (const internal::v1::LogModel& model : state.models()) {
+      RETURN_IF_ERROR(WithAdvice(AddModel(model)));
+    }
     for (const uint64_t history : state.dropped_histories()) {
       parts_.models->RememberDroppedHistory(history);
     }
@@ -301,7 +303,7 @@ class ShardRecovery {
     internal::v1::LogModel model;
     *model.mutable_create() = made.create();
     model.mutable_rows()->set_segment(segment_);
-    RETURN_IF_ERROR(AddModel(model));
+    RETURN_IF_ERROR(WithAdvice(AddModel(model)));
     if (made.checkpoint_id() == 0) return absl::OkStatus();
     const uint64_t model_id = made.create().model_id();
     parts_.votes->record().Restore(model_id, made.state().clients());
@@ -376,6 +378,14 @@ class ShardRecovery {
     return parts_.engine->memory() == nullptr ? work() : await_room_(work);
   }
 
+  // Says what to do about a checkpoint that the log needs, and that is damaged or missing.
+  static absl::Status WithAdvice(const absl::Status& added) {
+    if (!absl::IsDataLoss(added)) return added;
+    return absl::DataLossError(absl::StrCat(
+        added.message(),
+        "; bring it back, or move the shards' folders away and restore another checkpoint"));
+  }
+
   // Gives the model the rows from which the log's changes follow.
   absl::Status AddModel(internal::v1::LogModel model) {
     const internal::v1::CreateModelRequest& create = model.create();
@@ -447,7 +457,7 @@ class ShardRecovery {
         "the log needs a checkpoint of model '", rows.model(), "' that is no longer in ",
         checkpoints_, " (checkpoint_id ", absl::Hex(rows.checkpoint_id()),
         list.damaged().empty() ? "" : "; damaged there: ", absl::StrJoin(list.damaged(), "; "),
-        "); bring it back, or move the shards' folders away and restore another checkpoint"));
+        ")"));
   }
 
   // Nothing for a change of a model that is gone.
