@@ -290,6 +290,7 @@ int ExitStatus(const absl::Status& status) {
     return kUsage;
   }
   ops::Log(ops::LogLevel::kError, message);
+  if (ops::LogsToFile()) std::fprintf(stderr, "emberd: %s\n", message.c_str());
   return kFailure;
 }
 

@@ -177,6 +177,12 @@ void ReopenLog() {
   }
 }
 
+bool LogsToFile() {
+  Current& current = Current::Get();
+  absl::ReaderMutexLock lock(&current.mutex);
+  return !current.config.file().empty();
+}
+
 void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields) {
   Current& current = Current::Get();
   Logger logger;

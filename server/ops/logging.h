@@ -65,6 +65,9 @@ absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& pr
 // says why. Thread-safe.
 void ReopenLog();
 
+// True if the log goes to logging.file, not to standard error. Thread-safe.
+bool LogsToFile();
+
 // While one lives, what gRPC says on this thread is left out of the log. For calls of gRPC whose
 // failure the caller reports better.
 class QuietGrpc {

@@ -479,6 +479,10 @@ TEST_F(ServerProcessTest, AnAddressInUseEndsItWithOne) {
     EXPECT_EQ(second.Wait(), 1) << flag;
     EXPECT_THAT(second.Err(), HasSubstr(address)) << flag;
   }
+  TestingProgram logs_to_file(Emberd({"shard", "--config", Config(), "--address", fields["grpc"][0],
+                                      "--log-file", directory_.path() + "/log"}));
+  EXPECT_EQ(logs_to_file.Wait(), 1);
+  EXPECT_THAT(logs_to_file.Err(), HasSubstr("is in use by another process"));
 }
 
 }  // namespace up_test
