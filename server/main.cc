@@ -153,7 +153,7 @@ void AddUp(CLI::App* app, Flags* flags) {
   AddCommonFlags(up, flags);
   up->footer(
       "Prints 'emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=...' when "
-      "everything serves.\nThe first SIGTERM or Ctrl-C stops it cleanly, the second at once.\n"
+      "everything listens.\nThe first SIGTERM or Ctrl-C stops it cleanly, the second at once.\n"
       "A closed terminal (SIGHUP) stops it cleanly, too, without log or span files and nohup.\n\n"
       "Examples:\n"
       "  emberd up --shards 4\n"
@@ -178,7 +178,7 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
   AddOption(command, "--http-address", "HOST:PORT", flags->overrides.http_address,
             "Serve web pages here instead of where the configuration says; '' for none");
   AddOption(command, "--ready-file", "FILE", flags->ready_file,
-            "Write grpc=, http= and pid= lines to FILE when it serves; "
+            "Write grpc=, http= and pid= lines to FILE when it listens; "
             "default: one line to standard output");
   AddCommonFlags(command, flags);
   command->footer(

@@ -102,7 +102,7 @@ void Supervisor::Watch(Process* process) {
   if (!info.ok()) return;
   process->ready = true;
   if (std::exchange(process->hangup, false)) process->child->Signal(SIGHUP);
-  Log(LogLevel::kInfo, "serves again", {{"child", process->spec.name}, {"grpc", info->grpc}});
+  Log(LogLevel::kInfo, "listens again", {{"child", process->spec.name}, {"grpc", info->grpc}});
 }
 
 void Supervisor::PassHangup() {

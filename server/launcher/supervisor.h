@@ -42,7 +42,7 @@ struct SupervisorOptions {
 struct ProcessSpec {
   std::string name;               // in the log, e.g. "shard-2"
   std::vector<std::string> argv;  // argv[0] is a path
-  std::string ready_file;         // the process writes it when it serves (files.h)
+  std::string ready_file;         // the process writes it when it listens (files.h)
   int stage = 0;                  // higher stages are stopped first
 };
 

@@ -33,7 +33,7 @@ struct ClusterInfo {
   std::vector<ReadyInfo> coordinators = {};
   std::vector<ReadyInfo> shards = {};  // empty if they have no processes of their own
 };
-// What both print when everything serves: several lines for people, to standard error unless the
+// What both print when everything listens: several lines for people, to standard error unless the
 // log goes there as JSON: what runs where, and how to stop it.
 std::string Banner(const ClusterInfo& info);
 // And one line for scripts, to standard output:

@@ -310,7 +310,7 @@ TEST_F(ProcessesTest, NothingOutlivesALauncherThatIsKilled) {
 TEST_F(ProcessesTest, ADeadShardComesBackToItsAddress) {
   ASSERT_NO_FATAL_FAILURE(StartUp({"--log-format", "json"}));
   kill(pids_[2], SIGKILL);
-  ASSERT_TRUE(WaitForLog("\"serves again\",\"child\":\"shard-1\",\"grpc\":\"" +
+  ASSERT_TRUE(WaitForLog("\"listens again\",\"child\":\"shard-1\",\"grpc\":\"" +
                          fields_["shard_grpc"][1] + "\""))
       << up_->Err();
   EXPECT_THAT(up_->Err(), HasSubstr("was killed by signal 9 (Killed)"));
