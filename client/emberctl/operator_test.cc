@@ -40,8 +40,8 @@ preprocess  1000   1.0 ms  9.8 ms  40%
 MODEL  GROUP  UPDATES  WAITING  LAST RANK  FAILURES
 ads    run-7  500      25%      1 (75%)    0
 
-MODEL  TABLE  HOT ROW  LOOKUPS SO FAR  ERROR UP TO  OF ITS SHARD
-ads    users  42       900             10           90%
+MODEL  TABLE  HOT ROW  LOOKUPS SO FAR  TOO HIGH UP TO  OF ITS SHARD
+ads    users  42       ~900            10              90%
 )"));
 }
 

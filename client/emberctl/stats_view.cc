@@ -318,10 +318,11 @@ Table View::HotRows() const {
   });
   Table table;
   if (hot.empty()) return table;
-  table.push_back({"MODEL", "TABLE", "HOT ROW", "LOOKUPS SO FAR", "ERROR UP TO", "OF ITS SHARD"});
+  table.push_back(
+      {"MODEL", "TABLE", "HOT ROW", "LOOKUPS SO FAR", "TOO HIGH UP TO", "OF ITS SHARD"});
   for (const v1::HotRow* row : hot) {
-    table.push_back({row->model(), row->table(), row->id(), row->lookups(), row->error(),
-                     Percent(row->lookups(), row->table_lookups())});
+    table.push_back({row->model(), row->table(), row->id(), absl::StrCat("~", row->lookups()),
+                     row->error(), Percent(row->lookups(), row->table_lookups())});
   }
   return table;
 }

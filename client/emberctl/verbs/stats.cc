@@ -90,7 +90,8 @@ void Print(const Rates& rates, const std::string& address, bool per_second, Sess
 }
 
 void AddHotRows(CLI::App* verb, int* hot_rows) {
-  verb->add_option("--hot-rows", *hot_rows, "Rows to list of each table and shard")
+  verb->add_option("--hot-rows", *hot_rows,
+                   "Rows to list of each table and shard, estimated from a sample")
       ->check(Within(0, 100))
       ->capture_default_str();
 }
