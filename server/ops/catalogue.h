@@ -194,7 +194,7 @@ std::string CodeName(absl::StatusCode code);  // "UNAVAILABLE"
   METRIC(kProgramCompilations, Counter, "emberd_program_compilations_total", "server", "1",        \
          "Programs that were compiled; those that were found compiled are not counted.")           \
   METRIC(kProgramHandles, Gauge, "emberd_program_handles", "server", "1",                          \
-         "Batches and results of programs that clients have handles of.")                          \
+         "Handles that clients have of programs, batches and results.")                            \
   METRIC(kProgramHandlesExpired, Counter, "emberd_program_handles_expired_total", "server", "1",   \
          "Handles released because their client made no call in time.")                            \
   GROUP("Batches",                                                                                 \
