@@ -107,6 +107,16 @@ absl::Status CheckReadable(const std::string& field, const std::string& folder) 
   return error ? Unusable(field, folder, kWhat, error.value()) : absl::OkStatus();
 }
 
+// Changes that no checkpoint has would be missing, and come back when logs are read again.
+absl::Status CheckHasNoLog(const std::string& folder) {
+  const std::string log = folder + "/log";
+  if (access(log.c_str(), F_OK) != 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("storage.durability (--durability): CHECKPOINT would leave out what ", log,
+                   " holds; write LOG (--durability log), or move the folders shard-NNNN away to "
+                   "go on from checkpoints"));
+}
+
 }  // namespace
 
 absl::Status CheckStorage(const v1::ClusterConfig& cluster, std::optional<int> shard) {
@@ -114,13 +124,13 @@ absl::Status CheckStorage(const v1::ClusterConfig& cluster, std::optional<int> s
   const v1::StorageConfig& storage = cluster.storage();
   const std::string field = "storage.directory (--data)";
   RETURN_IF_ERROR(CheckWritable(field, storage.directory()));
-  // A cluster that saves nothing by itself may restore from what it cannot change.
-  if (storage.durability() != v1::StorageConfig::MEMORY) {
-    RETURN_IF_ERROR(CheckWritable("storage.checkpoints", storage.checkpoints()));
-  }
-  if (storage.durability() != v1::StorageConfig::LOG) return absl::OkStatus();
+  // A cluster that saves nothing by itself may restore from what it cannot change, and serve what
+  // another one with logs saves.
+  if (storage.durability() == v1::StorageConfig::MEMORY) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckWritable("storage.checkpoints", storage.checkpoints()));
+  const bool logs = storage.durability() == v1::StorageConfig::LOG;
   const std::string moving = files::PathIn(storage.directory(), kMoving);
-  if (shard.has_value() && access(moving.c_str(), F_OK) == 0) {
+  if (logs && shard.has_value() && access(moving.c_str(), F_OK) == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat(moving, ": a move to another number of shards has not ended, and logs are ",
                      "missing; `emberd up` with this folder ends it"));
@@ -128,6 +138,10 @@ absl::Status CheckStorage(const v1::ClusterConfig& cluster, std::optional<int> s
   for (int i = 0; i < cluster.shards_size(); ++i) {
     if (i != shard.value_or(i)) continue;
     const std::string folder = absl::StrFormat("%s/shard-%04d", storage.directory(), i);
+    if (!logs) {
+      RETURN_IF_ERROR(CheckHasNoLog(folder));
+      continue;
+    }
     struct stat status;
     if (stat(folder.c_str(), &status) != 0 && errno == ENOENT) continue;  // will be made
     RETURN_IF_ERROR(CheckWritable(field, folder));

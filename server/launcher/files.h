@@ -32,8 +32,9 @@ absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path);
 // makes storage.directory, and writes to it and to storage.checkpoints; with durability LOG also to
 // the folder of this shard, or of all, whose logs must be readable. INVALID_ARGUMENT with the
 // field, the path and what to do; UNAVAILABLE where it may pass, as of a disk that does not answer.
-// A full disk is neither: shards wait for room. No `storage`: OK. FAILED_PRECONDITION for one
-// shard: a move (shard_count.h) has not ended.
+// A full disk is neither: shards wait for room. No `storage`: OK. INVALID_ARGUMENT for durability
+// CHECKPOINT where a shard has a log. FAILED_PRECONDITION for one shard: a move (shard_count.h) has
+// not ended.
 absl::Status CheckStorage(const v1::ClusterConfig& cluster,
                           std::optional<int> shard = std::nullopt);
 

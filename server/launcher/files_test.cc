@@ -85,5 +85,28 @@ TEST_F(FilesTest, AShardDoesNotBeginInTheMiddleOfAMove) {
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(directory_.Path("moving")));
 }
 
+// Would catch: changes that only a log has are missing without a word, because --durability was
+// forgotten.
+TEST_F(FilesTest, CheckpointsDoNotTakeThePlaceOfLogs) {
+  v1::ClusterConfig cluster;
+  cluster.add_shards();
+  v1::StorageConfig& storage = *cluster.mutable_storage();
+  storage.set_directory(directory_.path());
+  storage.set_checkpoints(directory_.Path("checkpoints"));
+  storage.set_durability(v1::StorageConfig::CHECKPOINT);
+  EXPECT_TRUE(CheckStorage(cluster).ok());
+  EXPECT_TRUE(CheckStorage(cluster, 0).ok());
+  const std::string log = directory_.Path("shard-0000/log");
+  ASSERT_TRUE(std::filesystem::create_directories(log));
+  for (const absl::Status& status : {CheckStorage(cluster), CheckStorage(cluster, 0)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(log));
+  }
+  for (const auto durability : {v1::StorageConfig::LOG, v1::StorageConfig::MEMORY}) {
+    storage.set_durability(durability);
+    EXPECT_TRUE(CheckStorage(cluster, 0).ok());
+  }
+}
+
 }  // namespace files_test
 }  // namespace emberd::launcher
