@@ -120,7 +120,8 @@ absl::Status HostedModels::CheckPlace(const internal::v1::CreateModelRequest& re
   return absl::FailedPreconditionError(absl::StrCat(
       "this process is configured as shard ", place_.index, " of ", place_.shards, " with ",
       place_.sparsecores_per_shard, " SparseCores each; its log or coordinator takes it for shard ",
-      request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard()));
+      request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard(),
+      "; all processes need one description, with as many partitions as their logs have"));
 }
 
 const HostedModels::Model* HostedModels::FindEntry(uint64_t model_id, uint64_t history) const {
