@@ -5,6 +5,11 @@
 #include <string>
 #include <vector>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "base/file_descriptor.h"
 #include "base/testing/held_port.h"
 #include "base/testing/paths.h"
 #include "client/cpp/testing/fake_service.h"
@@ -157,6 +162,19 @@ TEST(EmberctlExitCodeTest, NobodyThere) {
   const Outcome status = Emberctl({"status", "-a", gone.c_str(), "--timeout", "0.2"});
   EXPECT_EQ(status.code, kUnreachable);
   EXPECT_THAT(status.err, HasSubstr(gone));
+}
+
+// Would catch: a coordinator that is stopped, or has too much to do, is said not to speak gRPC.
+TEST(EmberctlExitCodeTest, SomebodyThereWhoIsSilent) {
+  const FileDescriptor silent(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(listen(silent.get(), 8), 0);  // the system picks a port
+  sockaddr_in place = {};
+  socklen_t size = sizeof(place);
+  ASSERT_EQ(getsockname(silent.get(), reinterpret_cast<sockaddr*>(&place), &size), 0);
+  const std::string address = "127.0.0.1:" + std::to_string(ntohs(place.sin_port));
+  const Outcome status = Emberctl({"status", "-a", address.c_str(), "--timeout", "0.2"});
+  EXPECT_EQ(status.code, kUnreachable);
+  EXPECT_THAT(status.err, HasSubstr("no coordinator accepted a connection within"));
 }
 
 TEST(EmberctlExitCodeTest, WrongCommandLines) {

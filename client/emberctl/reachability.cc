@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <vector>
 
@@ -125,11 +126,12 @@ absl::StatusOr<FileDescriptor> ConnectTo(const config::Address& address, absl::D
   return connection;
 }
 
-// Sends `request` and gives the first bytes of the answer; nothing if there is none in time.
-std::string Exchange(int socket, absl::string_view request) {
+// Sends `request` and gives the first bytes of the answer: empty if it hangs up, none if silent.
+std::optional<std::string> Exchange(int socket, absl::string_view request) {
   if (send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) return "";
   char answer[256];
   const ssize_t size = recv(socket, answer, sizeof(answer), 0);
+  if (size < 0 && errno == EAGAIN) return std::nullopt;
   return size > 0 ? std::string(answer, static_cast<size_t>(size)) : "";
 }
 
@@ -215,16 +217,17 @@ std::string WhatListens(const client::ClientOptions& options, const std::string&
   const absl::StatusOr<FileDescriptor> connection = ConnectTo(*parsed, timeout);
   if (!connection.ok()) return std::string(connection.status().message());
   if (options.tls.has_value()) return TlsFault(connection->get(), *options.tls, parsed->host);
-  const std::string answer = Exchange(connection->get(), kHttpRequest);
-  if (absl::StartsWith(answer, "HTTP/")) {
+  const std::optional<std::string> answer = Exchange(connection->get(), kHttpRequest);
+  if (!answer.has_value()) return "";  // as a coordinator that has too much to do, or is stopped
+  if (absl::StartsWith(*answer, "HTTP/")) {
     return "this is a web server, perhaps the status page; the coordinator's gRPC port is another, "
            "7400 unless configured otherwise";
   }
-  if (IsTlsAlert(answer)) {
+  if (IsTlsAlert(*answer)) {
     return "it requires TLS; give --ca FILE with the authority that signed its certificate (and "
            "--cert and --key if it requires a client certificate)";
   }
-  if (answer.empty()) {
+  if (answer->empty()) {
     return "it accepts connections but does not speak gRPC in plain text; if it requires TLS, give "
            "--ca FILE";
   }
