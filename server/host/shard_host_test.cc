@@ -198,7 +198,10 @@ TEST_F(ShardHostTest, RefusesAnotherPlaceOrPlan) {
   auto request = CreateRequest();
   EXPECT_FALSE(host_->CreateModel(request)->created()) << "it is there already";
   request.set_shards(2);
-  EXPECT_EQ(host_->CreateModel(request).status().code(), absl::StatusCode::kFailedPrecondition);
+  const absl::Status elsewhere = host_->CreateModel(request).status();
+  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(elsewhere.message()),
+              ::testing::HasSubstr("all processes need one description"));
   request = CreateRequest();
   request.set_model_id(6);
   EXPECT_EQ(host_->CreateModel(request).status().code(), absl::StatusCode::kAlreadyExists);
