@@ -142,6 +142,21 @@ TEST_F(EmberctlTest, SaysWhatTheServerSaid) {
   EXPECT_THAT(described.out, IsEmpty());
 }
 
+// Would catch: the end of the client's own wait, which names nobody and nothing to look at.
+TEST_F(EmberctlTest, ACallThatIsNotAnsweredInTimeSaysWhoAndWhatToDo) {
+  service_.AddFault({.delay = absl::Minutes(2)});
+  const Outcome described = Call({"describe", "m", "--timeout", "2"});
+  EXPECT_EQ(described.code, kUnreachable);
+  EXPECT_EQ(
+      described.err,
+      "emberctl: DEADLINE_EXCEEDED: Deadline Exceeded. " + service_.address() +
+          " did not answer within the --timeout of 2 s. If a shard is silent, `emberctl status "
+          "--timeout 10` names it; else wait longer\n");
+  // What a server says of a wait of its own is all there is to say.
+  service_.AddFault({grpc::Status(grpc::DEADLINE_EXCEEDED, "shard 1 is silent")});
+  EXPECT_EQ(Call({"describe", "m"}).err, "emberctl: DEADLINE_EXCEEDED: shard 1 is silent\n");
+}
+
 // What is typed and what a server says need not be UTF-8, but JSON is.
 TEST_F(EmberctlTest, JsonIsUtf8WhateverIsTyped) {
   for (const Outcome& outcome : {Call({"--json", "describe", "\xff"}), Emberctl({"--json", "\xff"}),

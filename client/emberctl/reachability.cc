@@ -257,6 +257,12 @@ absl::Status WithAdvice(const absl::Status& status, const client::ClientOptions&
                 "`emberd token` makes one");
     case absl::StatusCode::kPermissionDenied:
       return with("Give a token of that role with --token-file; `emberd token` makes one");
+    case absl::StatusCode::kDeadlineExceeded:
+      if (status.message() != "Deadline Exceeded") return status;  // a server's words say more
+      return with(absl::StrCat(
+          absl::StrJoin(options.addresses, " or "), " did not answer within the --timeout of ",
+          absl::ToDoubleSeconds(options.deadline),
+          " s. If a shard is silent, `emberctl status --timeout 10` names it; else wait longer"));
     default:
       return status;
   }

@@ -23,7 +23,7 @@ absl::Status CheckListening(const client::ClientOptions& options, absl::Duration
 std::string WhatListens(const client::ClientOptions& options, const std::string& address,
                         absl::Duration timeout);
 
-// The error of a call, with what was probably meant: another port, a token.
+// The error of a call, with what was probably meant: another port, a token, a longer time.
 absl::Status WithAdvice(const absl::Status& status, const client::ClientOptions& options);
 
 }  // namespace emberd::emberctl
