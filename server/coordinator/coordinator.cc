@@ -261,10 +261,14 @@ absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetMo
   if (request.name().empty()) {
     return absl::InvalidArgumentError("name is empty; ResetModel needs that of a model");
   }
-  ASSIGN_OR_RETURN(const auto model, registry_.Reset(request.name(), context));
+  const auto model = registry_.Reset(request.name(), context);
+  if (absl::IsNotFound(model.status())) {  // FindByName lists the models that there are
+    RETURN_IF_ERROR(registry_.FindByName(request.name(), context).status());
+  }
+  RETURN_IF_ERROR(model.status());
   v1::ResetModelResponse response;
-  response.set_model_id(model->id);
-  response.set_history(model->history);
+  response.set_model_id((*model)->id);
+  response.set_history((*model)->history);
   return response;
 }
 

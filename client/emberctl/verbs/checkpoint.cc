@@ -119,12 +119,6 @@ absl::Status DeleteCheckpoint(Session& session, const v1::DeleteCheckpointReques
                                  : absl::StrCat("' deleted: ", Bytes(response.bytes()), " freed")));
 }
 
-absl::Status PruneCheckpoints(Session& session, const v1::DeleteCheckpointRequest& of_model) {
-  v1::DeleteCheckpointRequest request = of_model;
-  request.set_name("auto-*");
-  return DeleteCheckpoint(session, request);
-}
-
 absl::Status SaveCheckpoint(Session& session, const v1::SaveCheckpointRequest& request) {
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result, RunCall(session, request));
   const v1::CheckpointInfo& info = result.checkpoint();
@@ -222,7 +216,8 @@ void AddDelete(CLI::App& checkpoint, Session& session) {
       checkpoint, session, "prune",
       "Remove the automatic checkpoints of a model that nothing needs: all, if it was dropped. "
       "Those saved on request, and what they build on, stay",
-      "emberctl checkpoint prune my_model", PruneCheckpoints);
+      "emberctl checkpoint prune my_model", DeleteCheckpoint);
+  all->set_name("auto-*");
   prune->add_option("MODEL", *all->mutable_model(), "Name of the model")->required();
 }
 
