@@ -189,15 +189,15 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
 }
 
 void AddHealth(CLI::App* app, Flags* flags) {
-  CLI::App* const command =
-      app->add_subcommand("health", "Ask a coordinator or a shard whether it serves");
+  CLI::App* const command = app->add_subcommand("health", "Ask a process whether it serves");
   AddOption(command, "--address", "HOST:PORT", flags->health.address, "Its gRPC address")
       ->capture_default_str();
   command->add_option("--timeout", flags->health_timeout, "Seconds to wait for the answer")
       ->check(Within(0.001, 3600.0))
       ->capture_default_str();
   AddOption(command, "--config", "FILE", flags->config,
-            "Cluster description; needed if its `security` requires TLS");
+            "Cluster description; needed if its `security` requires TLS")
+      ->needs("--address");
   command->footer(
       "Exit status: 0 it serves, 1 it does not serve or cannot be reached, 2 wrong flags.\n\n"
       "Example:\n  emberd health --address 127.0.0.1:7400");
