@@ -248,6 +248,9 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   RETURN_IF_ERROR(addresses.CheckAll(complete.shards(), "shards"));
   RETURN_IF_ERROR(addresses.CheckAll(complete.coordinators(), "coordinators"));
   RETURN_IF_ERROR(CheckSecurity(complete));
+  if (const auto& log = complete.logging(); !log.file().empty() && log.file() == log.span_file()) {
+    return NotAllowed("logging.span_file", QuotedText(log.file()), "another than logging.file");
+  }
   if (complete.has_storage()) RETURN_IF_ERROR(CompleteStorage(complete.mutable_storage()));
   if (complete.has_eviction() && complete.eviction().spill_folder().empty()) {
     return absl::InvalidArgumentError(

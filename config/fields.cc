@@ -103,9 +103,8 @@ absl::Status CheckName(const Message& message, const FieldDescriptor& field,
     return absl::OkStatus();
   }
   return NotAllowed(path, QuotedText(name),
-                    may_be_path ? "1 to 128 characters of [A-Za-z0-9_.-], or parts of them with a "
-                                  "'/' between two"
-                                : "1 to 128 characters of [A-Za-z0-9_.-]");
+                    absl::StrCat("1 to 128 characters of [A-Za-z0-9_.-]",
+                                 may_be_path ? ", or parts of them with a '/' between two" : ""));
 }
 
 // Runs `visit(child, path)` over the messages that `field` holds.
@@ -157,6 +156,10 @@ absl::Status CheckField(const Message& message, const FieldDescriptor& field,
     return left_out ? absl::OkStatus() : CheckName(message, field, path);
   }
   const FieldRule* rule = FindFieldRule(field);
+  if (rule == nullptr && field.type() == FieldDescriptor::TYPE_STRING && !field.is_repeated() &&
+      absl::StrContains(message.GetReflection()->GetString(message, &field), '\0')) {
+    return NotAllowed(path, ValueText(message, field), "a text without NUL bytes");
+  }
   if (rule == nullptr) return absl::OkStatus();
   if (field.is_repeated()) return CheckNumbers(message, field, *rule, path);
   if ((field.has_presence() || rule->default_value) && IsAbsent(message, field)) {
