@@ -78,7 +78,7 @@ int DaysLeft(const X509& certificate) {
   int days = 0;
   int seconds = 0;
   ASN1_TIME_diff(&days, &seconds, nullptr, X509_get0_notAfter(&certificate));
-  return seconds < 0 ? days - 1 : days;
+  return seconds < 0 && days == 0 ? -1 : days;
 }
 
 absl::Status LoadCertificate(const PemPaths& paths, PemFiles* files) {

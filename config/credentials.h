@@ -24,7 +24,7 @@ struct PemFiles {
   std::string certificate;  // with the chain above it
   std::string key;
   std::string ca;
-  // Days until the certificate ends, negative afterwards.
+  // Whole days until the certificate ends; afterwards minus the days since then, -1 on the first.
   int days_left = 0;
 };
 

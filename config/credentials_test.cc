@@ -66,7 +66,8 @@ TEST_F(CredentialsTest, AnExpiredCertificateIsReadAndKnown) {
   paths.key_file = ca_.Path("expired-key.pem");
   const auto files = LoadPemFiles(paths);
   ASSERT_TRUE(files.ok()) << files.status();
-  EXPECT_LT(files->days_left, 0);
+  // One day ago, or in 2020: what deploy/make_test_ca.sh can say depends on the version of openssl.
+  EXPECT_TRUE(files->days_left == -1 || files->days_left < -365) << files->days_left;
 }
 
 TEST_F(CredentialsTest, ErrorsNameTheFieldAndTheFile) {
