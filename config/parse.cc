@@ -241,10 +241,10 @@ absl::Status ParseJson(const std::string& text, Message* message) {
   return absl::InvalidArgumentError(JsonInWords(fault, *message->GetDescriptor()));
 }
 
-// Blanks out white space and # comments at the start, so that JSON may follow them and keeps its
-// line numbers.
+// Leaves out a byte order mark, and blanks out white space and # comments at the start, so that
+// JSON may follow them and keeps its line numbers.
 std::string WithoutLeadingComments(absl::string_view text) {
-  std::string result(text);
+  std::string result(absl::StripPrefix(text, "\xEF\xBB\xBF"));
   for (size_t i = 0; i < result.size(); ++i) {
     if (absl::ascii_isspace(static_cast<unsigned char>(result[i]))) continue;
     if (result[i] != '#') break;

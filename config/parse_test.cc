@@ -50,6 +50,17 @@ TEST(ParseModel, TextAndJsonSayTheSame) {
   EXPECT_EQ(ModelFingerprint(*text), ModelFingerprint(*json));
 }
 
+// As editors of Windows put one before UTF-8.
+TEST(ParseModel, AByteOrderMarkIsNoPartOfTheText) {
+  for (const char* text : {kText, kJson}) {
+    const auto marked = ParseModel(std::string("\xEF\xBB\xBF") + text);
+    ASSERT_TRUE(marked.ok()) << marked.status();
+    EXPECT_EQ(ModelFingerprint(*marked), ModelFingerprint(*ParseModel(text)));
+  }
+  EXPECT_TRUE(IsJson("\xEF\xBB\xBF{}"));
+  EXPECT_THAT(ErrorOf("\xEF\xBB\xBFname: 1"), testing::StartsWith("line 1, column 7: "));
+}
+
 struct BadSyntax {
   const char* text;
   const char* error;  // start of the message
