@@ -140,13 +140,17 @@ void Supervisor::OnDeath(Process* process) {
   Log(LogLevel::kError, "a process died", fields);
 }
 
-void Supervisor::Stop() {
+absl::Status Supervisor::Stop() {
   std::set<int, std::greater<>> stages;
   for (const Process& process : processes_) stages.insert(process.spec.stage);
-  for (const int stage : stages) StopStage(stage);
+  std::string killed;
+  for (const int stage : stages) StopStage(stage, &killed);
+  if (killed.empty()) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat("killed, as they did not end in time:", killed,
+                                                  "; what they had not saved may be lost"));
 }
 
-void Supervisor::StopStage(int stage) {
+void Supervisor::StopStage(int stage, std::string* killed) {
   const absl::Time deadline = SteadyNow() + options_.stop_timeout;
   for (Process& process : processes_) {
     if (process.spec.stage != stage) continue;
@@ -155,10 +159,8 @@ void Supervisor::StopStage(int stage) {
   }
   for (Process& process : processes_) {
     if (process.spec.stage != stage || process.child == nullptr) continue;
-    if (!process.child->WaitFor(deadline - SteadyNow())) {
-      Log(LogLevel::kWarning, "does not stop: killed",
-          {{"child", process.spec.name}, {"pid", process.child->pid()}});
-    }
+    const bool ended = process.child->WaitFor(deadline - SteadyNow());
+    if (!ended) absl::StrAppend(killed, " ", process.spec.name);
     process.child.reset();
   }
 }

@@ -63,8 +63,8 @@ class Supervisor {
   // restarted (UNAVAILABLE).
   absl::Status Run();
 
-  // SIGTERM, stage after stage; SIGKILL for what still runs after stop_timeout.
-  void Stop();
+  // SIGTERM, stage after stage. DEADLINE_EXCEEDED: SIGKILL for what still ran after stop_timeout.
+  absl::Status Stop();
 
   pid_t pid(int process) const;  // 0 while it does not run
   int restarts() const { return restarts_; }
@@ -87,7 +87,7 @@ class Supervisor {
   void OnDeath(Process* process);
   // Whether the kernel has killed a process for want of memory since the last look but one.
   bool KilledForMemory();
-  void StopStage(int stage);
+  void StopStage(int stage, std::string* killed);  // adds their names
 
   const SupervisorOptions options_;
   std::vector<Process> processes_;

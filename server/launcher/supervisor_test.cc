@@ -130,7 +130,7 @@ TEST_F(SupervisorTest, RestartsWhatDiesAndStopsOnRequest) {
   EXPECT_EQ(supervisor.restarts(), 1);
   EXPECT_NE(supervisor.pid(*process), first);
   const pid_t second = supervisor.pid(*process);
-  supervisor.Stop();
+  supervisor.Stop().IgnoreError();
   EXPECT_EQ(supervisor.pid(*process), 0);
   EXPECT_EQ(kill(second, 0), -1);
 }
@@ -233,7 +233,7 @@ TEST_F(SupervisorTest, HigherStagesStopFirst) {
   ASSERT_TRUE(supervisor.Start(script("coordinator-0", 1)).ok());
   ASSERT_TRUE(supervisor.WaitReady(0).ok());
   ASSERT_TRUE(supervisor.WaitReady(1).ok());
-  supervisor.Stop();
+  EXPECT_TRUE(supervisor.Stop().ok());
   EXPECT_EQ(Read("order"), "coordinator-0\nshard-0\n");
 }
 
@@ -245,7 +245,11 @@ TEST_F(SupervisorTest, KillsWhatIgnoresSigterm) {
       supervisor.Start(Script("shard-0", "while :; do sleep 0.02; done", "trap '' TERM")).ok());
   ASSERT_TRUE(supervisor.WaitReady(0).ok());
   const pid_t pid = supervisor.pid(0);
-  supervisor.Stop();
+  // What it had not saved is lost, so that nobody may take this for a clean end.
+  const absl::Status stopped = supervisor.Stop();
+  EXPECT_EQ(stopped.code(), absl::StatusCode::kDeadlineExceeded) << stopped;
+  EXPECT_THAT(std::string(stopped.message()),
+              HasSubstr("killed, as they did not end in time: shard-0; "));
   EXPECT_EQ(kill(pid, 0), -1);
 }
 

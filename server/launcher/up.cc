@@ -95,7 +95,7 @@ class ProcessCluster {
   }
 
   absl::Status Run() { return supervisor_.Run(); }
-  void Stop() { supervisor_.Stop(); }
+  absl::Status Stop() { return supervisor_.Stop(); }
   const ClusterInfo& info() const { return info_; }
 
  private:
@@ -122,10 +122,9 @@ class ProcessCluster {
   }
 
   ProcessSpec Spec(const std::string& role, int index, int stage) const {
-    const std::string name = absl::StrCat(role, "-", index);
     ProcessSpec spec;
-    spec.name = name;
-    spec.ready_file = absl::StrCat(directory_, "/", name, ".ready");
+    spec.name = absl::StrCat(role, "-", index);
+    spec.ready_file = absl::StrCat(directory_, "/", spec.name, ".ready");
     spec.argv = {options_.program,      role,           "--config",     ConfigPath(), "--index",
                  std::to_string(index), "--ready-file", spec.ready_file};
     if (options_.insecure) spec.argv.emplace_back("--insecure");
@@ -167,17 +166,16 @@ std::function<void()> OnHangup(const v1::LoggingConfig& logging, std::function<v
 
 absl::Status CheckAllAddresses(const UpOptions& options) {
   const v1::ClusterConfig& cluster = options.cluster;
-  const auto check = [&](const std::string& path, const auto& process) {
-    return CheckAddresses(path, process.address(), process.http_address(), cluster.security(),
-                          options.insecure);
+  const auto check = [&](const char* list, const auto& processes) {
+    for (int i = 0; i < processes.size(); ++i) {
+      RETURN_IF_ERROR(CheckAddresses(absl::StrCat(list, "[", i, "]"), processes[i].address(),
+                                     processes[i].http_address(), cluster.security(),
+                                     options.insecure));
+    }
+    return absl::OkStatus();
   };
-  for (int i = 0; i < cluster.shards_size(); ++i) {
-    RETURN_IF_ERROR(check(absl::StrCat("shards[", i, "]"), cluster.shards(i)));
-  }
-  for (int i = 0; i < cluster.coordinators_size(); ++i) {
-    RETURN_IF_ERROR(check(absl::StrCat("coordinators[", i, "]"), cluster.coordinators(i)));
-  }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(check("shards", cluster.shards()));
+  return check("coordinators", cluster.coordinators());
 }
 
 // Once all shards have read their logs. Null: there are none to remove.
@@ -318,7 +316,7 @@ absl::Status UpProcesses(const UpOptions& options) {
     const std::unique_ptr<PeriodicTask> remover = RemoveOldLogsLater(options, cluster.info());
     status = cluster.Run();
   }
-  cluster.Stop();
+  status.Update(cluster.Stop());
   if (absl::IsCancelled(status)) return absl::OkStatus();  // stopped while starting: as asked
   if (status.ok()) ops::Log(ops::LogLevel::kInfo, "stopped");
   return status;

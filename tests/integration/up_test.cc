@@ -396,6 +396,18 @@ class ServerProcessTest : public ::testing::Test {
   const TempDir directory_ = TempDir::Create().value();
 };
 
+// Would catch: a script that goes on as if all had been saved.
+TEST_F(ServerProcessTest, UpFailsIfItHasToKillAProcess) {
+  std::ofstream(Config(), std::ios::app) << "timeouts { drain_ms: 1 }\n";
+  TestingProgram up(Emberd({"up", "--config", Config(), "--processes"}));
+  auto fields = Fields(up.WaitForLine("emberd: ready coordinator="));
+  ASSERT_THAT(fields["pids"], SizeIs(2)) << up.Err();
+  kill(Pids(fields["pids"])[1], SIGSTOP);
+  up.Signal(SIGTERM);
+  EXPECT_EQ(up.Wait(), 1);
+  EXPECT_THAT(up.Err(), HasSubstr("killed, as they did not end in time: shard-0; "));
+}
+
 TEST_F(ServerProcessTest, WritesItsReadyFileWhenItServes) {
   const std::string ready_file = directory_.path() + "/ready";
   TestingProgram shard(Emberd({"shard", "--config", Config(), "--ready-file", ready_file}));
