@@ -222,11 +222,16 @@ class HandleStore {
     return handles;
   }
 
-  // Drops what expired and is not claimed; returns the handles.
+  // Drops what expired and is not claimed; returns the handles. To be called every second. Where
+  // that took longer than kLongestPause, the process stood still, and nobody could renew, or use,
+  // what it keeps: that time does not count.
+  static constexpr absl::Duration kLongestPause = absl::Seconds(10);
   std::vector<uint64_t> Sweep(absl::Time now) {
     absl::MutexLock lock(&mutex_);
+    const absl::Duration pause = now - std::exchange(swept_, now);
     std::vector<uint64_t> expired;
-    for (const auto& [handle, entry] : entries_) {
+    for (auto& [handle, entry] : entries_) {
+      if (pause > kLongestPause) entry.expiry += pause;
       if (!entry.claimed && entry.expiry <= now) expired.push_back(handle);
     }
     for (uint64_t handle : expired) entries_.erase(handle);
@@ -252,6 +257,7 @@ class HandleStore {
   const MemoryBudget budget_{options_.max_bytes, "budgets.batch_bytes"};
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  absl::Time swept_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // the last time
 };
 
 // Asked by a shard before it touches new rows, or loads some. Thread-safe.

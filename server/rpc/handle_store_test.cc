@@ -74,5 +74,24 @@ TEST(HandleStoreTest, SweepsWhatExpiredUnlessItIsInUse) {
   EXPECT_EQ(store.count(), 1);
 }
 
+// As by `docker pause`: when it goes on, the sweep may come before all who would have renewed, or
+// used, a value.
+TEST(HandleStoreTest, TimeInWhichTheProcessStoodStillDoesNotCount) {
+  HandleStore<std::string> store = MakeStore();
+  ASSERT_TRUE(Insert(store, 100, 10).ok());
+  ASSERT_TRUE(store.Insert(1, std::make_shared<std::string>("v"), 10, absl::InfiniteFuture()).ok());
+  absl::Time now = kStart;
+  EXPECT_TRUE(store.Sweep(now).empty());
+  now += absl::Seconds(300);
+  EXPECT_TRUE(store.Sweep(now).empty());
+  for (int second = 1; second < 100; ++second) {
+    now += absl::Seconds(1);
+    ASSERT_TRUE(store.Sweep(now).empty()) << second;
+  }
+  now += absl::Seconds(1);
+  EXPECT_EQ(store.Sweep(now), std::vector<uint64_t>{100});
+  EXPECT_EQ(store.Endless(), std::vector<uint64_t>{1});
+}
+
 }  // namespace handle_store_test
 }  // namespace emberd::rpc
