@@ -66,7 +66,7 @@ absl::Status Session::Connect() {
   RETURN_IF_ERROR(options.Validate());
   RETURN_IF_ERROR(CheckListening(options, options.connect_timeout));
   const absl::Duration patience = options.connect_timeout;
-  // What has not become a channel by now is something else; it is asked what.
+  // What has not become a channel by now may be something else; it is asked what.
   constexpr absl::Duration kSoon = absl::Seconds(1);
   options.connect_timeout = std::min(patience, kSoon);
   absl::StatusOr<std::unique_ptr<client::Transport>> transport =

@@ -107,12 +107,12 @@ absl::Status CheckReadable(const std::string& field, const std::string& folder) 
   return error ? Unusable(field, folder, kWhat, error.value()) : absl::OkStatus();
 }
 
-// Changes that no checkpoint has would be missing, and come back when logs are read again.
-absl::Status CheckHasNoLog(const std::string& folder) {
-  const std::string log = folder + "/log";
-  if (access(log.c_str(), F_OK) != 0) return absl::OkStatus();
+// For durability CHECKPOINT: changes that no checkpoint has would be missing, and come back when
+// logs are read again.
+absl::Status CheckHoldsNoLog(const std::string& path) {
+  if (access(path.c_str(), F_OK) != 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("storage.durability (--durability): CHECKPOINT would leave out what ", log,
+      absl::StrCat("storage.durability (--durability): CHECKPOINT would leave out what ", path,
                    " holds; write LOG (--durability log), or move the folders shard-NNNN away to "
                    "go on from checkpoints"));
 }
@@ -130,7 +130,8 @@ absl::Status CheckStorage(const v1::ClusterConfig& cluster, std::optional<int> s
   RETURN_IF_ERROR(CheckWritable("storage.checkpoints", storage.checkpoints()));
   const bool logs = storage.durability() == v1::StorageConfig::LOG;
   const std::string moving = files::PathIn(storage.directory(), kMoving);
-  if (logs && shard.has_value() && access(moving.c_str(), F_OK) == 0) {
+  if (!logs) RETURN_IF_ERROR(CheckHoldsNoLog(moving));
+  if (shard.has_value() && access(moving.c_str(), F_OK) == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat(moving, ": a move to another number of shards has not ended, and logs are ",
                      "missing; `emberd up` with this folder ends it"));
@@ -139,7 +140,7 @@ absl::Status CheckStorage(const v1::ClusterConfig& cluster, std::optional<int> s
     if (i != shard.value_or(i)) continue;
     const std::string folder = absl::StrFormat("%s/shard-%04d", storage.directory(), i);
     if (!logs) {
-      RETURN_IF_ERROR(CheckHasNoLog(folder));
+      RETURN_IF_ERROR(CheckHoldsNoLog(folder + "/log"));
       continue;
     }
     struct stat status;

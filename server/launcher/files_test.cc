@@ -106,6 +106,11 @@ TEST_F(FilesTest, CheckpointsDoNotTakeThePlaceOfLogs) {
     storage.set_durability(durability);
     EXPECT_TRUE(CheckStorage(cluster, 0).ok());
   }
+  // Logs may also be where a move has put them.
+  std::filesystem::remove_all(directory_.Path("shard-0000"));
+  std::ofstream(directory_.Path("moving")) << "shards 2\npartitions 2\n";
+  storage.set_durability(v1::StorageConfig::CHECKPOINT);
+  EXPECT_EQ(CheckStorage(cluster).code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace files_test

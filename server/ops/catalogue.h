@@ -258,8 +258,8 @@ std::string CodeName(absl::StatusCode code);  // "UNAVAILABLE"
   METRIC(kPartitionRowsUpdated, Counter, "emberd_partition_rows_updated_total",                    \
          "shard, partition", "1", "Rows written by optimizers in one partition.")                  \
   METRIC(kHotRowsShare, Gauge, "emberd_hot_rows_share", "shard, model, table, top", "1",           \
-         "Least share of a table's lookups on this shard, since its start, that go to its 1, 10 "  \
-         "or 100 hottest rows; from one lookup in 1,024, so too high while they are few.")         \
+         "Share of a table's lookups on this shard, since its start, that go at least to its 1, "  \
+         "10 or 100 hottest rows; from one lookup in 1,024, so too high after few lookups.")       \
   METRIC(kShardSentBytes, Counter, "emberd_shard_sent_bytes_total", "shard, model, stack, mode",   \
          "bytes", "Bytes of looked-up rows that a shard sent, as partial_sums or as unique_rows.") \
   METRIC(kShardReceivedBytes, Counter, "emberd_shard_received_bytes_total", "shard, model, stack", \

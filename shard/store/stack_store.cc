@@ -194,7 +194,7 @@ uint64_t StackStore::NextRoundingKey(int64_t step, uint64_t rng_seed) {
   } else if (rng_seed == 0) {
     number |= static_cast<uint64_t>(unnumbered_updates_++);
   }
-  if (!spec_.stochastic_rounding) return 0;
+  if (!spec_.stochastic_rounding) return 0;  // counted all the same: checkpoints have the number
   const uint64_t seed = rng_seed == 0 ? seed_ : rng_seed;
   return SubKey(NamedKey(seed, absl::StrCat("rounding of ", spec_.name)), number);
 }

@@ -252,7 +252,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     """int32 and int64 stay where they are; other integers are converted."""
     array = as_array(value, what)
     if array.dtype not in INTS:
-        if array.size == 0 and array.dtype in (np.float32, np.float64):  # an empty list, as PyTorch and NumPy read it
+        if array.size == 0 and array.dtype.kind == "f":  # an empty list, as PyTorch and NumPy read it
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
             raise TypeError(f"{what}: {_name_of_kind(array)} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))

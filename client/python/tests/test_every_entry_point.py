@@ -208,7 +208,7 @@ ALLOWED = {
     r"state: another key": "it is not looked at",
     r"(first_step|step|rows_at_a_time): 2\*\*32": "they have 64 bits",
     r"(ids|input): (\['t'\] )?(\[\]|\[\[\]\]|empty|longer|flat or a column)\)": "batches and lists of other sizes; no two of them are compared",
-    r"(\.|per_sample_)weights:? (None|5|-1|2.*|1.5|0-d)\)": "no weights, or one for all ids",
+    r"(\.|per_sample_)weights:? (None|5|-1|2.*|1.5|0-d|of bfloat16)\)": "no weights, one for all ids, or as many in fewer bits",
     r"features: (\[\]|empty|shorter)|(loader|batches): (''|longer|{}|\[\]|empty|shorter)": "other batches, or none",
     r"\.samples 5": "the last samples have no ids",
     r"spec: \['inputs'\] (None|\[\]|shorter)|spec: .*\['\w+'\] None": "it has the default",
