@@ -241,8 +241,10 @@ def text(value: Any, what: str, *, optional: bool = False, path: bool = False) -
 
 def whole(value: Any, what: str, low: int = 0, high: int = 2**63 - 1) -> int:
     """An integer, as C takes it: ctypes would cut off what does not fit. A bool is none: as padding_idx, True would be the id 1."""
+    if isinstance(value, bool):
+        raise refuse_kind(value, what, "an int")
     try:
-        number = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         raise refuse_kind(value, what, "an int") from None
     if not low <= number <= high:

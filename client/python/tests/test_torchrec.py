@@ -286,8 +286,9 @@ class CollectionTest(ClusterTest):
                 self.tables, self.dense = tables, torch.nn.Linear(2, 1)
 
         net = Net(self.make())
-        with self.assertRaisesRegex(RuntimeError, "AveragedModel: a module with tables of a cluster is not allowed.*give it the dense part alone"):
-            torch.optim.swa_utils.AveragedModel(net)
+        average = torch.optim.swa_utils.AveragedModel(net)
+        with self.assertRaisesRegex(RuntimeError, "would be lost.*the dense part alone"):
+            average.update_parameters(net)
         with self.assertRaisesRegex(RuntimeError, "would be lost.*the dense part alone"):  # one of the user's own
             for mine, its in zip(copy.deepcopy(net).parameters(), net.parameters()):
                 mine.detach().copy_(its.detach())
@@ -348,6 +349,24 @@ class CollectionTest(ClusterTest):
                 plain.step()
             ebc.finish()
             torch.testing.assert_close(ebc.state_dict()["embedding_bags.t.weight"].double(), weight.detach(), rtol=0, atol=2e-6 if options else 2e-4)
+
+    def test_tables_of_an_earlier_adagrad_are_trained_on(self):
+        for formulas in ({torch.optim.Adagrad: compat._adagrad_below_root}, {}):
+            with unittest.mock.patch.dict(compat._OPTIMIZERS, formulas):
+                ebc = self.make()
+                compat.apply_optimizer_in_backward(torch.optim.Adagrad, ebc.parameters(), {"lr": 1.0, "initial_accumulator_value": 0.0, "eps": 1e-3})
+            self.look_up(ebc, 1).sum().backward()
+            ebc.finish()
+        self.assertAlmostEqual(ebc.state_dict()["embedding_bags.t.weight"][1, 0].item(), -1 - 2 ** -0.5, places=5)
+
+    def test_a_copy_says_that_its_rows_are_of_later_steps(self):
+        ebc = self.make()
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        self.look_up(ebc, 1).sum().backward()
+        best = copy.deepcopy(ebc).eval()
+        self.look_up(ebc, 1).sum().backward()
+        with self.assertWarnsRegex(UserWarning, "A copy of a module has no rows of its own"):
+            self.look_up(best, 1)
 
     def test_ids_may_change_before_their_step_has_ended(self):
         ebc = self.make()

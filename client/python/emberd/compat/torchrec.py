@@ -27,11 +27,11 @@ loss, would scale the updates, too. emberd.torch has an optimizer that it knows.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import functools
 import math
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
@@ -116,11 +116,23 @@ def _adagrad(lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: floa
     if eps > max(1e-10, 1e-7 * math.sqrt(max(0, initial_accumulator_value))):  # one would see it; torch has it behind the root
         return config.Custom(lr, expression="accumulator = accumulator + g * g; w = w - lr * g / (sqrt(accumulator) + eps)",
                              slots={"accumulator": initial_accumulator_value}, hyper_parameters={"eps": eps})
+    return _adagrad_below_root(lr, initial_accumulator_value, eps)
+
+
+def _adagrad_below_root(lr: float, initial_accumulator_value: float, eps: float) -> config.Optimizer:
     if initial_accumulator_value > 0:
         return config.Adagrad(learning_rate=lr, initial_accumulator=initial_accumulator_value)
     # Adagrad alone needs an accumulator that is not 0. Here epsilon stands below the root.
     return config.AdagradMomentum(learning_rate=lr, momentum=0.0, beta2=1.0, exponent=2.0, initial_accumulator=0.0,
                                   epsilon=max(eps * eps, 1e-30))
+
+
+def _of_earlier_version(made: Optional[config.Optimizer]) -> Optional[config.Optimizer]:
+    """What tables have that were declared before Adagrad's epsilon stood behind the root."""
+    if not isinstance(made, config.Custom):
+        return made
+    assert made.slots and made.hyper_parameters
+    return _adagrad_below_root(made.learning_rate, made.slots["accumulator"], made.hyper_parameters["eps"])
 
 
 def _row_wise_adagrad(lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> config.Optimizer:
@@ -145,7 +157,7 @@ def apply_optimizer_in_backward(optimizer_class: Type[torch.optim.Optimizer], pa
     try:
         optimizer_class([torch.nn.Parameter(torch.zeros(1))], **optimizer_kwargs)  # which checks numbers
         made = _OPTIMIZERS[optimizer_class](**optimizer_kwargs)
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"optimizer_kwargs: {dict(optimizer_kwargs)} are not allowed for {optimizer_class.__name__} of "
                          f"tables: {error}") from error
     for parameter in params:
@@ -333,12 +345,6 @@ class _Collection(torch.nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         """A copy has the same tables, and no step under way."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            if frame.f_globals.get("__name__") == "torch.optim.swa_utils":
-                raise RuntimeError("AveragedModel: a module with tables of a cluster is not allowed, for a copy has the same tables, so that their "
-                                   "rows would not be averaged; give it the dense part alone")
-            frame = frame.f_back
         return {**self.__dict__, "_steps": copy.copy(self._steps), "_current": None}
 
     @property
@@ -346,12 +352,15 @@ class _Collection(torch.nn.Module):
         return torch.device("cpu")
 
     def reset_parameters(self) -> None:
-        """Overwrites all tables with new first rows, of init_fn or uniform; the optimizer's state stays. Of several ranks, one
-        calls it."""
+        """Overwrites all tables with new first rows, of init_fn or uniform; the optimizer's state stays. Of several ranks, rank 0
+        does it, before any has trained: where ranks do not wait for each other, put a barrier behind it."""
         self._reset(self._configs)
 
     def _reset(self, tables: Sequence[Any]) -> None:
         model = self._declared()
+        assert self._steps is not None
+        if self._steps.rank > 0:
+            return
         for name, _, rows, values in self._first_rows(tables):
             model.assign_rows(name, rows, values)
         model._known = True
@@ -364,10 +373,11 @@ class _Collection(torch.nn.Module):
                 raise RuntimeError(_LOST)
         frozen = {_feature(output) for output, _, table in self._outputs if not self._tables[table.name].weight.requires_grad}
         moving = {output: one for output, one in ids.items() if output not in frozen}
+        assert self._steps is not None
         if not (self.training and torch.is_grad_enabled() and moving):
+            self._steps.warn_of_other_rows()
             found = model.lookup(ids)
             return [torch.from_numpy(one) for one in ([found.concat] if self._side_by_side else [found[output] for output in ids])]
-        assert self._steps is not None
         before = self._current
         if before is not None and before.gradients is not None:
             self._steps.confirm(given=before)  # what has been sent, when it was interrupted
@@ -412,23 +422,30 @@ class _Collection(torch.nn.Module):
             try:
                 model: Model = self._client._declare_filled(self._described(bool(given)),
                                                             parts=functools.partial(self._first_rows, given) if given else None)
-            except AlreadyExists as error:
-                try:  # an earlier version gave it these rows after it was declared
-                    model = self._client.declare(self._described(False))
-                except AlreadyExists:
-                    raise error from None
+            except AlreadyExists:
+                found = self._declare_as_earlier(filled=bool(given))
+                if found is None:
+                    raise
+                model = found
             options = dict(self._options)
             options["rank"], options["size"] = _rank_and_size(options.get("rank"), options.get("size"))
             self._steps = Steps(model, **options)
             self._model = model
         return self._model
 
-    def _described(self, filled: bool) -> config.ModelConfig:
+    def _declare_as_earlier(self, filled: bool) -> Optional[Model]:
+        """As earlier versions did, which gave tables their first rows after they were declared, and had another Adagrad."""
+        for earlier in (self._described(False), self._described(filled, _of_earlier_version), self._described(False, _of_earlier_version)):
+            with contextlib.suppress(AlreadyExists):
+                return self._client.declare(earlier)
+        return None
+
+    def _described(self, filled: bool, optimizer_of: Callable[[Optional[config.Optimizer]], Optional[config.Optimizer]] = lambda made: made) -> config.ModelConfig:
         """filled: where a table has an init_fn, that gives its rows."""
         tables = [config.TableConfig(
             one.name, one.num_embeddings, one.embedding_dim, combiner=getattr(one, "pooling", PoolingType.SUM).value.lower(),
             initializer=config.Assigned() if filled and one.init_fn is not None else config.Uniform(one.get_weight_init_min(), one.get_weight_init_max()),
-            optimizer=self._tables[one.name].optimizer,
+            optimizer=optimizer_of(self._tables[one.name].optimizer),
             storage_dtype={"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[one.data_type.value])
             for one in self._configs]
         return config.ModelConfig(self._name, tables, [config.FeatureConfig(_feature(output), table.name) for output, _, table in self._outputs])
