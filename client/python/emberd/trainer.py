@@ -213,10 +213,10 @@ class Trainer(_native.Uncopied, Checkpointed):
                 if step.gradients is not None:  # also where waiting for it was interrupted: Steps sees to it
                     self._sent.remove(step)
 
-    def in_progress(self, number: int) -> bool:
-        """Whether it has been received, and its update is still to be sent."""
+    def ids_in_progress(self, number: int) -> Optional[Mapping[str, Ids]]:
+        """Of a step that has been received, and whose update is still to be sent; None: it is no such step."""
         with self._lock:
-            return any(step.number == number and step.received for step in self._sent)
+            return next((step.ids for step in self._sent if step.number == number and step.received), None)
 
     def look_up(self, ids: Mapping[str, Ids]) -> Lookup:
         """Rows as they are after all updates, but for the last one where steps are pipelined, without a step."""

@@ -182,8 +182,10 @@ class FaultsTest(Case):
         for training in (True, False):
             for _ in range(3):
                 self.gradient_of(layer, ids, training=training)
-        self.assertEqual(layer.next_step, 6)
-        np.testing.assert_allclose(layer.tables.read_rows("t", [1, 2])[:, 0], [-0.5 * 6, 0], rtol=1e-5)  # equal gradients: Adam goes by the rate
+        for sent, _ in layer.prefetch([(np.ones((8, 2), np.int32), None)] * 3):
+            self.gradient_of(layer, sent, training=True)
+        self.assertEqual(layer.next_step, 9)
+        np.testing.assert_allclose(layer.tables.read_rows("t", [1, 2])[:, 0], [-0.5 * 9, 0], rtol=1e-5)  # equal gradients: Adam goes by the rate
         plain = self.make(model="again")
         for other in (1, 2, 2):  # the first is never updated; the others have the same ids, but the update of the first is between them
             ids = layer.preprocess(np.full((8, 2), other, np.int32))

@@ -79,7 +79,7 @@ class InTurn:
             try:
                 self.trainer.update(self._number, gradients, hyper, own=False)
             finally:
-                if not self.trainer.in_progress(self._number):  # its update has been sent, also where waiting for it was interrupted
+                if self.trainer.ids_in_progress(self._number) is None:  # its update has been sent, also where waiting for it was interrupted
                     self._ids = None
                     sent()
 

@@ -59,17 +59,17 @@ class HostTurns(Turns):
         super().__init__(*arguments)
         self._hyper = hyper
         self.begun = 0  # steps, and parts of them
-        self._open: Optional[Tuple[int, Mapping[str, Any]]] = None  # the step that has no update yet, and its ids
+        self._open = -1  # the step that has no update yet
 
     def begin(self, ids: Mapping[str, Any], number: Optional[int] = None) -> Tuple[int, Any]:
         """The same ids once more, before the update, are the same step: keras.RematScope, and what TensorFlow and PyTorch have like it, make the forward
         pass again for the backward pass."""
-        if self._open is not None and number is None and self._trainer.in_progress(self._open[0]) and are_same(self._open[1], ids):
-            return self._open[0], self._trainer.look_up(ids)
-        copied = {name: map_arrays(np.array, one) for name, one in ids.items()}  # the caller may use its memory again
-        self._open = None
-        begun = super().begin(copied, number)
-        self._open = (begun[0], copied)
+        of_open = self._trainer.ids_in_progress(self._open)
+        if of_open is not None and (are_same(of_open, ids) if number is None else number == self._open):
+            return self._open, self._trainer.look_up(of_open)
+        self._open = -1
+        begun = super().begin({name: map_arrays(np.array, one) for name, one in ids.items()}, number)  # the caller may use its memory again
+        self._open = begun[0]
         self.begun += 1
         return begun
 
@@ -82,10 +82,10 @@ class HostTurns(Turns):
         return self.begin(ids, number)[0]
 
     def end(self, number: int, gradients: Mapping[str, Any]) -> None:
+        self._open = -1  # where the update is refused, too
         hyper: Optional[Hyper] = None if self._hyper is None else {
             table: {name: float(to_numpy(value)) for name, value in values.items()}
             for table, values in self._hyper(number).items()}
-        self._open = None  # where the update is refused, too
         self.update(number, gradients, hyper)
 
 
