@@ -65,7 +65,7 @@ class Steps:
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
         self._unread = False  # no rows have been read since a state, or the original of a copy, said what is expected
-        self._is_copy = False  # whose model is always one that is found by its name
+        self._is_copy = False  # made by copy or pickle: its model is found by its name, so that model._goes_on says nothing
         self._first_step = _native.whole(first_step, "first_step")
         self._goes_on = False  # whoever trains knows that the tables may have been trained
         self.applied: Optional[Applied] = None  # of the last update that was made
@@ -86,8 +86,8 @@ class Steps:
     def __getstate__(self) -> Dict[str, Any]:
         """A copy has no step under way and asks for no checkpoint. It joins the group anew, where the tables must be at the step of now; where it reads rows of
         later steps before that, it says so: it has none of its own."""
-        return {**self.__dict__, "expected": self.noted, "_unread": self.noted is not None, "_is_copy": True, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
-                "checkpoints": {}}
+        return {**self.__dict__, "expected": self.noted, "_unread": self.noted is not None, "_is_copy": True, "_stream": None, "_next": None,
+                "_under_way": deque(), "_wanted": None, "_asked": {}, "checkpoints": {}}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Also of those that were pickled before they had these."""
@@ -127,8 +127,8 @@ class Steps:
         found = self.model._reached_by(self.group)
         if found is not None and (found > self.expected or found == 0 < self.expected):
             warn(f"emberd: the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group {self.group!r}, "
-                  + (f"have been trained for {found} steps or more" if found else "are new") + "; load a dense part and tables of the same step. A copy of a module has no rows of its own: "
-                  "keep those of a step by save_checkpoint")
+                  + (f"have been trained for {found} steps or more" if found else "are new") + "; load a dense part and tables of the same step"
+                  + (". A copy of a module has no rows of its own: keep those of a step by save_checkpoint, and give an average the state of now" if self._is_copy else ""))
 
     @property
     def at_rest(self) -> bool:

@@ -157,7 +157,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
       stacked, and share one. It is part of the plan, and so of a model that is declared.
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone: `optimizer()` trains them, and an optimizer of torch the rest of a model.
-    Of an average, as of AveragedModel, the state has the step at which it was made: before it is saved, give its module that of now, by
+    Of an average, as of AveragedModel, the state has the step at which it was made: before it is evaluated or saved, give its module that of now, by
     `average.module.ebc.set_extra_state(ebc.get_extra_state())`.
     torch.optim.Adam(module.parameters()) of this module alone is refused by torch, "optimizer got an empty parameter list". In training, with gradients enabled,
     each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
