@@ -107,8 +107,7 @@ absl::Status CheckReadable(const std::string& field, const std::string& folder) 
   return error ? Unusable(field, folder, kWhat, error.value()) : absl::OkStatus();
 }
 
-// For durability CHECKPOINT: changes that no checkpoint has would be missing, and come back when
-// logs are read again.
+// CHECKPOINT: changes that only a log has would be missing, and come back with the next LOG.
 absl::Status CheckHoldsNoLog(const std::string& path) {
   if (access(path.c_str(), F_OK) != 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
