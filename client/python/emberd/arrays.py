@@ -232,33 +232,31 @@ LISTS = "lists of different lengths are not allowed; give emberd.Ragged.from_lis
 HASH = ". Texts are hashed first: [zlib.crc32(text.encode()) % vocabulary_size for text in texts]"
 
 
-def _are_texts(array: npt.NDArray[Any]) -> bool:
-    return array.dtype.kind in "US" or (array.dtype.kind == "O" and array.size > 0 and isinstance(array.flat[0], (str, bytes)))
-
-
-def _name_of_kind(array: npt.NDArray[Any]) -> str:
-    """Of what is no int32 or int64: what it is, or, of a list, the first that is neither."""
-    if array.dtype.kind != "O":
-        return str(array.dtype)
-    for one in cast(List[Any], array.ravel().tolist()):
-        if not isinstance(one, (int, np.integer)):
-            return "None" if one is None else f"a {type(one).__name__}"
-        if not -(2**63) <= one < 2**63:
-            return f"{one}"
-    return "an array of objects"
+def _check_objects(array: npt.NDArray[Any], what: str) -> None:
+    """Refuses what has anything but ints within int64, as a column of pandas may."""
+    for place, one in enumerate(cast(List[Any], array.ravel().tolist())):
+        is_int = isinstance(one, (int, np.integer)) and not isinstance(one, bool)
+        if not is_int or not -(2**63) <= one < 2**63:
+            where = f": {list(map(int, np.unravel_index(place, array.shape)))}" if array.ndim else ""
+            named = f"{one}" if is_int or one is None or isinstance(one, float) else f"a {type(one).__name__}"
+            raise TypeError(f"{what}{where}: {named} is not allowed; ids are int32 or int64" + (
+                HASH if isinstance(one, (str, bytes)) else ". Of a list for each sample, give emberd.Ragged.from_lists" if isinstance(one, (list, tuple, np.ndarray)) else ""))
 
 
 def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
-    """int32 and int64 stay where they are; other integers are converted."""
+    """int32 and int64 stay where they are; other integers are converted, Python's in an array of objects, too."""
     array = as_array(value, what)
     if array.dtype not in INTS:
         if array.size == 0 and array.dtype.kind == "f":  # an empty list, as PyTorch and NumPy read it
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
-            raise TypeError(f"{what}: {_name_of_kind(array)} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
+            raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if array.dtype.kind in "US" else ""))
         elif array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() >= 2**63:
             raise errors.OutOfRange(f"{what}: {array.max()} is not allowed; ids are below 2^63")
         else:
+        elif array.dtype.kind == "O":
+            _check_objects(array, what)
+            array = array.astype(np.int64)
             array = array.astype(np.int64)
     return np.asarray(array, order="C")
 

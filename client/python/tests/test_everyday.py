@@ -4,6 +4,7 @@ What this would catch: an id that is cut, a text or a list that is read as somet
 and a loop over prefetched batches that cannot be left.
 """
 
+import math
 import tempfile
 import unittest
 import unittest.mock
@@ -72,10 +73,20 @@ class ContainersTest(ClusterTest):
 
     def test_what_is_no_array_of_ids_is_named(self):
         model = self.declare()
-        for given, said in ((None, "None"), ([1, None], "None"), ({"a": 1}, "a dict"), ([[1], {2}], "a list"), ([np.int64(1), None], "None"),
-                            ([1, 2**70], str(2**70)), ([1, 2], "an array of objects"), (emberd.Ragged(None, [0]), "None")):
+        for given, said in ((None, "None"), ([1, None], r"\[1\]: None"), ({"a": 1}, "a dict"), ([[1], {2}], r"\[0\]: a list"), ([np.int64(1), None], r"\[1\]: None"),
+                            ([1, 2**70], rf"\[1\]: {2**70}"), ([-2**63 - 1], r"\[0\]: -9223372036854775809"), ([1, 2, math.nan], r"\[2\]: nan"), ([1, 2.0], r"\[1\]: 2.0"),
+                            ([1, True], r"\[1\]: a bool"), ([[1, 2], [3, "a"]], r"\[1, 1\]: a str"), (emberd.Ragged(None, [0]), "None")):
             with self.assertRaisesRegex(TypeError, f't".*: {said} is not allowed; ids are int32 or int64'):
                 model.lookup({"t": np.array(given, object) if isinstance(given, list) else given})
+
+    def test_ints_in_an_array_of_objects(self):
+        """As a column of pandas has them."""
+        model = self.declare(initializer=emberd.RowId())
+        for given in ([1, np.int64(7)], [[np.int32(3), np.uint8(2)]], []):
+            np.testing.assert_array_equal(model.lookup({"t": np.array(given, object)})["t"], model.lookup({"t": np.array(given, np.int64)})["t"])
+        self.assertEqual(emberd.arrays.as_ints(np.array([2**63 - 1, -2**63], object), "ids").tolist(), [2**63 - 1, -2**63])
+        with self.assertRaisesRegex(TypeError, r"a list is not allowed.*give emberd.Ragged.from_lists"):
+            model.lookup({"t": np.array([[1], [2, 3]], object)})
 
     def test_an_optimizer_of_another_library_says_what_to_write(self):
         class Adagrad:
