@@ -7,8 +7,10 @@ argument of torch that is taken and does nothing.
 import copy
 import gc
 import io
+import os
 import pickle
 import unittest.mock
+import warnings
 import weakref
 
 import numpy as np
@@ -26,6 +28,23 @@ class LayersCase(Case):
         layer = layer(20, 3, **options) if embeddings is None else layer.from_pretrained(embeddings, **options)
         self.addCleanup(layer.finish)
         return layer
+
+
+class StateTest(Case):
+    def test_a_state_that_says_no_step_is_loaded_with_a_warning(self):
+        net = torch.nn.Sequential(self.make(), torch.nn.Linear(4, 1))
+        sparse, state = net[0].optimizer(), net.state_dict()
+        del state["0._extra_state"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            net.load_state_dict(state, strict=False)  # of tables that have made no step
+        net[0]({"t": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        with self.assertWarnsRegex(UserWarning, "has no 0._extra_state, so that its step is not known; the tables of model .* are at step 1") as said:
+            net.load_state_dict(state, strict=False)
+        self.assertEqual((len(said.warnings), os.path.basename(said.filename)), (1, "test_torch_layers.py"))
+        with self.assertRaisesRegex(RuntimeError, "Missing key.*0._extra_state"):
+            net.load_state_dict(state)
 
 
 class PretrainedTest(LayersCase):

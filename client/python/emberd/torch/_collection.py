@@ -407,6 +407,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _side_by_side(self, ids: Any) -> bool:
         """Whether the activations are columns of one tensor."""
+        with self._lock:
+            if prefix + "_extra_state" not in state_dict and self._steps.joined and self._steps.reached:  # torch refuses it by itself with strict=True alone
+                warn(f"emberd: the state has no {prefix}_extra_state, so that its step is not known; the tables of model {self.model.name!r} are at "
+                     f"step {self._steps.reached}")
         return is_jagged(ids)
 
     def _send_ahead(self) -> None:
