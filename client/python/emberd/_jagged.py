@@ -182,10 +182,11 @@ class Columns(torch.Tensor):
         self._leaf.grad = None
 
 
-def as_jagged(values: torch.Tensor, ids: Any, kind: Any) -> Any:
+def as_jagged(values: torch.Tensor, ids: Ragged, given: Any) -> Any:
+    """Of the class of what was given, if that is a JaggedTensor."""
     from .compat.jagged import JaggedTensor
-    lengths = ids.lengths() if has_lengths(ids) else torch.from_numpy(np.diff(as_ints(to_array(ids.row_splits, "row_splits"), "row_splits")))
-    return (kind or (type(ids) if has_lengths(ids) else JaggedTensor))(values=values, lengths=lengths)
+    kind: Any = type(given) if has_lengths(given) else JaggedTensor
+    return kind(values=values, lengths=torch.from_numpy(np.diff(as_ints(ids.row_splits, "row_splits"))))
 
 
 def largest(found: Any) -> torch.Tensor:

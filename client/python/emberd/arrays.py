@@ -169,6 +169,11 @@ def map_arrays(function: Callable[[Any], Any], ids: Kind) -> Kind:
     return made
 
 
+def copied(ids: Kind) -> Kind:
+    """The same, in memory of its own: a loader may fill its buffers anew before the step, which may be sent again, has ended."""
+    return map_arrays(lambda one: one.copy() if isinstance(one, (np.ndarray, list)) else one, ids)
+
+
 def are_same(one: Mapping[str, Ids], other: Mapping[str, Ids]) -> bool:
     """Whether batches have equal ids and weights, in the same order."""
 
@@ -249,14 +254,14 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     if array.dtype not in INTS:
         if array.size == 0 and array.dtype.kind == "f":  # an empty list, as PyTorch and NumPy read it
             array = array.astype(np.int64)
+        elif array.dtype.kind == "O":
+            _check_objects(array, what)
+            array = array.astype(np.int64)
         elif array.dtype.kind not in "iu":
             raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if array.dtype.kind in "US" else ""))
         elif array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() >= 2**63:
             raise errors.OutOfRange(f"{what}: {array.max()} is not allowed; ids are below 2^63")
         else:
-        elif array.dtype.kind == "O":
-            _check_objects(array, what)
-            array = array.astype(np.int64)
             array = array.astype(np.int64)
     return np.asarray(array, order="C")
 

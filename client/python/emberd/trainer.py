@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _native, errors
 from ._pace import Pace
-from .arrays import Hyper, Ids
+from .arrays import Hyper, Ids, Ragged, copied
 from .client import Lookup, Model
 from .steps import Step, Steps
 
@@ -38,10 +38,10 @@ def ids_of(batch: Any) -> Any:
 
 
 def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forget: Callable[[List[Sent]], None],
-          begin: Optional[Callable[[], None]] = None) -> Iterator[Tuple[Sent, Any]]:
+          begin: Optional[Callable[[], None]] = None, sends: Callable[[], bool] = lambda: True) -> Iterator[Tuple[Sent, Any]]:
     """What `send` gave for a batch, and the batch. Before one is given, as many as `pace` says have been sent, its own included. `forget`
-    hears at the end of those that were sent and not given, as where a loop is left; `begin` is called before the first is sent. An
-    error of `batches` or `send` is raised once those before it have been given."""
+    hears at the end of those that were sent and not given, as where a loop is left; `begin` is called before the first is sent.
+    While `sends` says no, none is taken from `batches` before its turn. An error of `batches` or `send` is raised once those before it have been given."""
     waiting: Deque[Tuple[Sent, Any]] = deque()
     failure: Optional[Exception] = None
     if begin is not None:
@@ -50,6 +50,9 @@ def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forge
     try:
         left, end = iter(batches), object()
         while True:
+            while len(waiting) >= (pace.depth if sends() else 1):
+                yield waiting.popleft()
+                pace.step()
             try:
                 batch = next(left, end)
                 if batch is end:
@@ -58,9 +61,6 @@ def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forge
             except Exception as error:
                 failure = error
                 break
-            while len(waiting) >= pace.depth:
-                yield waiting.popleft()
-                pace.step()
         while waiting:
             yield waiting.popleft()
         if failure is not None:
@@ -136,6 +136,13 @@ class Trainer(_native.Uncopied, Checkpointed):
     def partial(self) -> bool:
         """Whether a step may leave features out."""
         return self._steps.partial
+
+    def send_of_loop(self, ids: Mapping[str, Ids]) -> int:
+        """As `send`, of ids that may change. The step may be left out, as by `continue`."""
+        with self._lock:
+            number = self.send({name: copied(one) for name, one in ids.items()})
+            self._sent[-1].of_loop = True
+            return number
 
     def send(self, ids: Mapping[str, Ids]) -> int:
         """Sends the ids of the next step and gives its number. They must not change before its update has been made."""

@@ -270,6 +270,75 @@ class TorchTest(ClusterTest):
         with self.assertRaisesRegex(RuntimeError, "not the ids that were prefetched next"):
             ebc({"t": torch.tensor([2])})
 
+    def test_a_loader_that_fills_one_buffer(self):
+        """Each batch that is used trains its own rows, whichever are refused or left out, and whatever is sent again."""
+        import torch
+
+        bad, frozen, left_out = 2, 4, 6
+
+        def loader(buffer, same):
+            batch = {"t": buffer}
+            for one in range(9):
+                buffer[:] = 99 if one == bad else one
+                yield batch if same else {"t": buffer}
+
+        for depth, same, made_anew, pipelined in ((1, False, False, False), (2, False, False, False), (4, False, False, False), (3, True, False, False), (3, False, True, False),
+                                                  (2, True, True, True)):
+            with self.subTest(depth=depth, same=same, made_anew=made_anew, pipelined=pipelined):
+                _, ebc, _ = self.make(model=f"buffer_{depth}_{same}_{made_anew}", pipelined=pipelined)
+                ids = (lambda batch: {"t": batch["t"]}) if made_anew else (lambda batch: batch)
+                for place, batch in enumerate(emberd.torch.Prefetcher(loader(torch.zeros(1, dtype=torch.int64), same), ebc, depth=depth, ids=ids if made_anew else None)):
+                    if place == left_out:
+                        continue
+                    ebc.requires_grad_(place != frozen)
+                    if place == bad:
+                        with self.assertRaises(IndexError):
+                            ebc(ids(batch))
+                    elif place == frozen:
+                        self.assertEqual(ebc(ids(batch))["t"].tolist(), [[0] * 4])
+                    else:
+                        self.step(ebc, ids(batch))
+                ebc.finish()
+                self.assertEqual(ebc.model.read_rows("t", range(9))[:, 0].tolist(), [0 if one in (bad, frozen, left_out) else -1 for one in range(9)])
+
+    def test_buffers_of_frozen_tables_and_of_lengths_are_filled_anew(self):
+        import torch
+
+        import emberd.torch
+        ids, splits = torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+
+        def loader():
+            for one in range(4):
+                ids[:], splits[:] = one, torch.tensor([0, one, 4])
+                yield {name: emberd.Ragged(ids, splits) for name in "tu"}
+
+        ebc = emberd.torch.EmbeddingCollection(counting_model("m", tables="tu", initializer=emberd.RowId()).tables, client=self.client, model="lengths")
+        self.addCleanup(ebc.finish)
+        ebc.requires_grad_(False, tables=["u"])
+        for place, batch in enumerate(emberd.torch.Prefetcher(loader(), ebc)):
+            for name, found in ebc(batch).items():
+                self.assertEqual((found.values()[:, 0].tolist(), found.lengths().tolist()), ([place] * 4, [place, 4 - place]), name)
+
+    def test_a_buffer_that_is_filled_anew_is_evaluated_as_it_comes(self):
+        torch, ebc, _ = self.make()
+        ebc.model.load_table("t", np.repeat(np.arange(64, dtype=np.float32), 4).reshape(64, 4))
+        buffer = torch.zeros(1, dtype=torch.int64)
+
+        def loader():
+            return ({"t": buffer.fill_(one)} for one in range(5))
+
+        ebc.eval()
+        self.assertEqual([ebc(ids)["t"][0, 0].item() for ids in emberd.torch.Prefetcher(loader(), ebc)], [0, 1, 2, 3, 4])
+        ebc.train()
+        given = iter(emberd.torch.Prefetcher(loader(), ebc))
+        for ids in given:
+            with torch.no_grad(), self.assertRaisesRegex(RuntimeError, "these ids have changed since the Prefetcher sent them.*copy"):
+                ebc(ids)
+            break
+        given.close()
+        with torch.no_grad():
+            self.assertEqual(ebc(ids)["t"][0, 0].item(), 1)
+
     def test_what_a_net_under_autocast_and_an_empty_list_are_to_torch(self):
         torch, ebc, sparse = self.make()
         for weights in (torch.tensor([2.0, 0.5], dtype=torch.bfloat16), torch.tensor([2.0, 0.5], dtype=torch.bfloat16, requires_grad=True)):

@@ -42,11 +42,11 @@ from .. import config
 from .._filling import Part
 from .._jagged import is_jagged, learned_weights, split_jagged
 from .._loading import stretches
-from ..arrays import Ids, Ragged, Sequences, map_arrays
+from ..arrays import Ids, Ragged, Sequences, copied
 from ..client import Client, Model
 from ..errors import AlreadyExists
 from ..steps import Step, Steps
-from ..torch._collection import _rank_and_size, copied, refuse_tracing
+from ..torch._collection import _rank_and_size, refuse_tracing
 from ..torch._rows import as_it_is, changes
 from ._in_turn import Place
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -388,7 +388,7 @@ class _Collection(torch.nn.Module):
         still: Mapping[str, Any] = {}
         if frozen:
             still = model.lookup({output: ids[output] for output in ids if output in frozen}, partial=True)
-        own = {output: map_arrays(copied, one) for output, one in moving.items()}  # a loader may fill its buffers anew before the step has ended
+        own = {output: copied(one) for output, one in moving.items()}
         step = self._steps.send(own, concat=self._side_by_side and not frozen, partial=bool(frozen))
         received = self._steps.receive(step)
         self._current = step

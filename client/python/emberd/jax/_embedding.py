@@ -66,8 +66,11 @@ class Embedding(_native.Uncopied, Checkpointed):
 
     def send(self, ids: Mapping[str, Ids]) -> int:
         """Sends the ids of the next step and returns its number. The ids must not change before its update."""
+        return self._trainer.send(self._on_host(ids))
+
+    def _on_host(self, ids: Mapping[str, Ids]) -> Dict[str, Ids]:
         check_mapping(ids, "ids")
-        return self._trainer.send({name: on_host(value) for name, value in ids.items()})
+        return {name: on_host(value) for name, value in ids.items()}
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,
                  ids: Optional[Callable[[Any], Mapping[str, Ids]]] = None) -> Iterator[Tuple[int, Any]]:
@@ -91,7 +94,7 @@ class Embedding(_native.Uncopied, Checkpointed):
             self._in_jit.wait()  # some of those before may be on their way through JAX
             self._trainer.forget(steps, loop)
 
-        return ahead(batches, lambda batch: self.send(get(batch)), self._paces.of(depth), forget, begin)
+        return ahead(batches, lambda batch: self._trainer.send_of_loop(self._on_host(get(batch))), self._paces.of(depth), forget, begin)
 
     def receive(self, step: int) -> Dict[str, jax.Array]:
         """The activations of a step, float32 [samples, embedding_dim] by feature."""
@@ -116,8 +119,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         """Looks rows up without a step, for evaluation. Where steps are `pipelined`, the last update is missing until `finish`, or until the ids of another
         step have been sent; in `in_jit`, too."""
         self._in_jit.wait()
-        check_mapping(ids, "ids")
-        found = self._trainer.look_up({name: on_host(value) for name, value in ids.items()})
+        found = self._trainer.look_up(self._on_host(ids))
         return {name: jnp.asarray(values) for name, values in found.items()}
 
     def token(self) -> jax.Array:

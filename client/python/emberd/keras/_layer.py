@@ -377,7 +377,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         def send(batch: Any) -> Any:
             prepared = self._prepare(inputs(batch) if inputs else batch[0] if isinstance(batch, tuple) else batch, sent=True)
             ids = {name: _steps.on_host(value) for name, value in self._ids(prepared[PREPROCESSED]).items()}
-            prepared[PREPROCESSED]["step"] = np.full(1, self._held.trainer.send(ids), np.int32)
+            prepared[PREPROCESSED]["step"] = np.full(1, trainer.send_of_loop(ids), np.int32)
             return prepared
 
         loop = object()

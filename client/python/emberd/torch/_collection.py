@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import threading
 import warnings
 from collections import deque
@@ -20,7 +21,7 @@ from .._jagged import (Columns, as_jagged, as_ragged_ids, has_lengths, is_jagged
                        rows_looked_up, split_jagged, to_array)
 from .._pace import Paces
 from .._place import checked, serves
-from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, map_arrays
+from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, copied
 from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps, warn
 from ..trainer import Checkpointed
@@ -118,12 +119,26 @@ def _declared(described: config.ModelConfig, client: Optional[Client], model: Un
 
 
 class _Ahead:
-    """What was prefetched: ids as they were given, and their step once they have been sent."""
+    """Ids of a step: as they were given, and in memory of their own; and the step, once they have been sent."""
 
-    def __init__(self, ids: Any, loop: Optional[object] = None) -> None:
+    def __init__(self, ids: Any, read: Callable[[Any], Dict[str, Ids]], loop: Optional[object] = None) -> None:
         self.ids = ids
         self.loop = loop  # over a Prefetcher
         self.step: Optional[Step] = None
+        self.own: Dict[str, Ids] = {}
+        self.failure: Optional[Exception] = None  # in their place
+        try:
+            self.own = {name: copied(value) for name, value in read(ids).items()}
+        except Exception as error:
+            self.failure = error
+
+    def check(self) -> None:
+        """Raises what they failed with."""
+        try:
+            if self.failure is not None:
+                raise self.failure
+        finally:
+            self.failure = None  # which refers to this frame
 
 
 class _Lock(type(threading.RLock())):  # type: ignore[misc]  # pyright: ignore
@@ -200,6 +215,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                             staleness_bound=staleness_bound, first_step=first_step, step_timeout=step_timeout, patience=patience, partial=partial)
         self._lock = _Lock()  # of the steps, which also a lookup on another thread waits for
         self._ahead: Deque[_Ahead] = deque()
+        self._of_turn: Optional[_Ahead] = None  # that of the batch which a loop over a Prefetcher has given last
         self._current: Optional[Step] = None
         self._leaves: Dict[str, torch.Tensor] = {}
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
@@ -212,32 +228,40 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], or as FeatureConfig.output_shape says; emberd.Ragged, Sparse, Dense or
         Sequences, or a JaggedTensor of torchrec; gives a dict of tensors. Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor [samples, embedding_dim], in the order of the features."""
+        return self._call(ids)[0]
+
+    def _call(self, ids: Any) -> Tuple[Any, Dict[str, Ids]]:
+        """Activations, and the ids that they are of, as arrays."""
         refuse_tracing()
-        try:
+        jagged = self._side_by_side(ids)
+        if not (self.training and torch.is_grad_enabled()):
             weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
-            moving = self._moving(ids)
-        except Exception:
-            with self._lock:
-                if self._ahead and self._ahead[0].ids is ids:  # their turn is over, as where the server refuses them
-                    self._ahead.popleft()
-                    self._steps.forget()  # if they were sent, those behind them are sent again, as the next step
-            raise
-        if self.training and torch.is_grad_enabled() and (moving is ids or moving):
-            with self._lock:
-                self._all_frozen = False
-                found = self._train_part(ids) if self.accumulate else self._train(ids)
-            if moving is not ids:
-                found = self._beside_frozen(ids, found)
+            own = self._read(ids)
+            self._check_unchanged(ids, own)
+            found = self._evaluate(own, jagged)
         else:
-            if self.training and torch.is_grad_enabled():  # it needs no step, for all is frozen
-                with self._lock:
+            with self._lock:
+                ahead = self._ahead_of(ids) or _Ahead(ids, self._read)
+                own = ahead.own
+                try:
+                    ahead.check()
+                    weights = self._learned_weights(ids)
+                    moving = self._moving(own)
+                except Exception:  # their turn is over, as where the server refuses them
+                    self._take(ahead)
+                    self._steps.forget()  # if they were sent, those behind them are sent again, as the next step
+                    raise
+                self._all_frozen = moving is not own and not moving
+                if not self._all_frozen:
+                    side_by_side = jagged and moving is own
+                    found = self._train_part(moving, side_by_side) if self.accumulate else self._train(ahead, moving, side_by_side)
+                else:  # it needs no step
                     if self._is_given_up():
                         self._skip_current()
-                    self._all_frozen = True
-                    if self._ahead:
-                        self._ahead.popleft()
-            found = self._evaluate(ids)
-        return self._pass_to_weights(found, weights, ids) if weights else found
+                    self._take(ahead)
+            if moving is not own:
+                found = self._beside_frozen(own, found, jagged) if moving else self._evaluate(own, jagged)
+        return (self._pass_to_weights(found, weights, own, jagged) if weights else found), own
 
     def extra_repr(self) -> str:
         """As torch prints the module."""
@@ -245,12 +269,12 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
-        return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [], "_spared": 0,
+        return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_of_turn": None, "_current": None, "_leaves": {}, "_parts": [], "_spared": 0,
                 "_all_frozen": False, "_optimizers": []}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Also of a module that was pickled before it had these."""
-        super().__setstate__({"_lock": _Lock(), "_has_warned": False, "_all_frozen": False, **state})
+        super().__setstate__({"_lock": _Lock(), "_of_turn": None, "_has_warned": False, "_all_frozen": False, **state})
 
     def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
         """Freezes tables, or thaws them, from the next call on. Of a frozen one neither rows nor slots change, bit for bit, whatever its
@@ -272,39 +296,45 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._steps.partial = self.partial or bool(self.frozen)
         return self
 
-    def _moving(self, ids: Any) -> Any:
+    def _moving(self, given: Dict[str, Ids]) -> Dict[str, Ids]:
         """What is looked up to be trained; the very ids, where nothing is frozen."""
         if not self.frozen:
-            return ids
-        given, features = _by_feature(ids), self.model.features
+            return given
+        features = self.model.features
         if given.keys() != features.keys():
             _records.check_features(given, features, self.partial)
         return {name: value for name, value in given.items() if name not in features or features[name].table not in self.frozen}
 
-    def _beside_frozen(self, ids: Any, found: Mapping[str, torch.Tensor]) -> Any:
-        given = _by_feature(ids)
+    def _beside_frozen(self, given: Dict[str, Ids], found: Mapping[str, torch.Tensor], jagged: bool) -> Any:
         frozen = {name: value for name, value in given.items() if name not in found}
         still: Mapping[str, Any] = {}
         if frozen:
             still = self.model.lookup(self._prepare(frozen), partial=True)
         result = {name: found[name] if name in found else torch.from_numpy(still[name]) for name in given}
-        return KeyedTensor(self._in_order(result)) if self._side_by_side(ids) else result
+        return KeyedTensor(result) if jagged else result
 
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, or the same ids, in the same order. Errors
         in them are raised there."""
         self._prefetch(ids)
 
-    def _prefetch(self, ids: Any, loop: Optional[object] = None) -> None:
+    def _prefetch(self, ids: Any, loop: Optional[object] = None) -> _Ahead:
         if self.accumulate:
             raise RuntimeError("accumulate: the ids of a step are known only when it ends, so they cannot be prefetched")
         with self._lock:
-            self._ahead.append(_Ahead(ids, loop))
+            self._ahead.append(ahead := _Ahead(ids, self._read, loop))
             self._send_ahead()
+        return ahead
+
+    def _note_given(self, ahead: Optional[_Ahead], loop: object) -> None:
+        """None: this loop has given a batch that was not sent, or has ended."""
+        if ahead is not None or (self._of_turn is not None and self._of_turn.loop is loop):
+            self._of_turn = ahead
 
     def _forget_ahead(self, loop: object) -> None:
         """What this loop has prefetched and not used; those of others, which are wanted, are sent again if they were behind it."""
         with self._lock:
+            self._note_given(None, loop)
             others = deque(ahead for ahead in self._ahead if ahead.loop is not loop)
             if len(others) < len(self._ahead) or not others:
                 self._ahead = others
@@ -377,6 +407,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 if key in state_dict:
                     error_msgs.append(f"{key}: rows are on the cluster, and not in the state of a module; load them by model.load_table({table!r}, rows) of the module, "
                                       "and leave the key out of the state")
+        with self._lock:
+            if prefix + "_extra_state" not in state_dict and self._steps.joined and self._steps.reached:  # torch refuses it by itself with strict=True alone
+                warn(f"emberd: the state has no {prefix}_extra_state, so that its step is not known; the tables of model {self.model.name!r} are at "
+                     f"step {self._steps.reached}")
 
     def _go_on_from(self, step: Optional[int]) -> None:
         if not self._steps.joined:
@@ -393,34 +427,30 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 self._steps.expect(own)  # it goes on from there, as if nothing had been loaded
                 raise RuntimeError(str(error)) from error
 
-    def _prepare(self, ids: Any) -> Dict[str, Ids]:
-        """What forward is given, as it is sent. What becomes columns is in the order of the model, whatever that of a batch is: the dense part knows them by their places."""
-        return self._in_order(prepare(ids)) if is_jagged(ids) else prepare(ids)
+    def _read(self, ids: Any) -> Dict[str, Ids]:
+        """What forward is given, as arrays. What becomes columns is in the order of the model, whatever that of a batch is: the dense part knows them by their places."""
+        if not self._side_by_side(ids):
+            return prepare(_by_feature(ids))
+        found = prepare(ids)
+        known = {name: found[name] for name in self.model.features if name in found}
+        return {**known, **found}  # with those that are refused later
 
-    def _in_order(self, by_feature: Dict[str, Value]) -> Dict[str, Value]:
-        known = {name: by_feature[name] for name in self.model.features if name in by_feature}
-        return {**known, **by_feature}  # with those that are refused later
-
-    def _prepare_own(self, ids: Any) -> Dict[str, Ids]:
-        """The same, in memory of its own: a loader may fill its buffers anew before the step, which may be sent again, has ended."""
-        return {name: map_arrays(copied, value) for name, value in self._prepare(ids).items()}
+    def _prepare(self, own: Dict[str, Ids]) -> Dict[str, Ids]:
+        """As they are sent."""
+        return own
 
     def _side_by_side(self, ids: Any) -> bool:
         """Whether the activations are columns of one tensor."""
-        with self._lock:
-            if prefix + "_extra_state" not in state_dict and self._steps.joined and self._steps.reached:  # torch refuses it by itself with strict=True alone
-                warn(f"emberd: the state has no {prefix}_extra_state, so that its step is not known; the tables of model {self.model.name!r} are at "
-                     f"step {self._steps.reached}")
         return is_jagged(ids)
 
     def _send_ahead(self) -> None:
         for ahead in self._ahead:
-            if ahead.step is None or ahead.step.forgotten:
+            if ahead.failure is None and (ahead.step is None or ahead.step.forgotten):
                 try:
-                    moving = self._moving(ahead.ids)
-                    if moving is not ahead.ids and not moving:
+                    moving = self._moving(ahead.own)
+                    if moving is not ahead.own and not moving:
                         continue
-                    ahead.step = self._steps.send(self._prepare_own(moving), self._side_by_side(moving))
+                    ahead.step = self._steps.send(self._prepare(moving), self._side_by_side(ahead.ids) and moving is ahead.own)
                 except Exception:  # which the call with these ids meets again
                     return
 
@@ -430,22 +460,27 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             self._steps.warn_of_other_rows()
             self._steps.confirm()
 
-    def _evaluate(self, ids: Any) -> Any:
+    def _evaluate(self, own: Dict[str, Ids], jagged: bool) -> Any:
         self._confirm()
-        lookup = self.model.lookup(self._prepare(ids), partial=self.partial)
+        lookup = self.model.lookup(self._prepare(own), partial=self.partial)
         found = {name: torch.from_numpy(values) for name, values in lookup.items()}
-        return KeyedTensor(found) if self._side_by_side(ids) else found
+        return KeyedTensor(found) if jagged else found
 
-    def _train(self, ids: Any) -> Any:
+    def _check_unchanged(self, ids: Any, read: Dict[str, Ids]) -> None:
+        """Of a batch of a loop that trains, before it is read once more: by whom it has been changed, and so which ids are meant, is not known."""
+        given = self._of_turn
+        if given is not None and given.ids is ids and not are_same(given.own, read):
+            raise RuntimeError("these ids have changed since the Prefetcher sent them, as where the loader fills one buffer anew; have it give a new one for each batch, "
+                               "or look up a copy of those that are meant")
+
+    def _train(self, ahead: _Ahead, moving: Dict[str, Ids], side_by_side: bool) -> Any:
         self._skip_current()
-        if self._ahead and self._ahead[0].ids is not ids:
-            self._pass_over(ids)
-        step = self._ahead.popleft().step if self._ahead else None
-        ids = self._moving(ids)
+        self._take(ahead)
+        step = ahead.step
         try:
             if step is None or step.forgotten or not self._steps.is_next(step):
                 self._steps.forget()
-                step = self._steps.send(self._prepare_own(ids), self._side_by_side(ids))
+                step = self._steps.send(self._prepare(moving), side_by_side)
             found = self._steps.receive(step)
         except errors.FailedPrecondition as error:
             if not self._steps.only_looked_up:
@@ -454,23 +489,32 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         finally:
             self._send_ahead()
         self._current = step
-        result = self._make_leaves(found, self._side_by_side(ids))
+        result = self._make_leaves(found, side_by_side)
         for optimizer in self._optimizers:
             optimizer._show(self._leaves)
         return result
 
-    def _pass_over(self, ids: Any) -> None:
-        """Leaves out the batches before that of these ids, as a loop over a Prefetcher has by `continue`."""
-        place = next((place for place, ahead in enumerate(self._ahead) if ahead.ids is ids or self._are_same(ahead.ids, ids)), None)
-        if place is None or any(self._ahead[one].loop is None for one in range(place)):
+    def _ahead_of(self, ids: Any) -> Optional[_Ahead]:
+        """What was prefetched of these ids. Where a loader fills one buffer anew, several batches look like them: it is that which its loop has given last."""
+        found = [one for one in self._ahead if one.ids is ids]
+        if self._ahead and len(found) != 1:
+            read = self._read(ids)
+            found = found or [one for one in self._ahead if one.failure is None and is_jagged(one.ids) == is_jagged(ids) and are_same(self._read(one.ids), read)]
+            given = self._of_turn
+            if given is not None and given in found and not all(are_same(one.own, read) for one in found):
+                found = [given]
+        if self._ahead and (not found or any(one.loop is None for one in itertools.takewhile(lambda one: one is not found[0], self._ahead))):
             raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
-        if place:
-            for _ in range(place):
-                self._ahead.popleft()
-            self._steps.forget()  # those behind are sent again, as the next steps
+        return found[0] if found else None
 
-    def _are_same(self, one: Any, other: Any) -> bool:
-        return is_jagged(one) == is_jagged(other) and are_same(self._prepare(one), self._prepare(other))
+    def _take(self, ahead: _Ahead) -> None:
+        """Its turn has come. Batches before it are left out, as a loop over a Prefetcher has by `continue`."""
+        if ahead in self._ahead:
+            left_out = self._ahead.index(ahead)
+            for _ in range(left_out + 1):
+                self._ahead.popleft()
+            if left_out:
+                self._steps.forget()  # those behind are sent again, as the next steps
 
     def _learned_weights(self, ids: Any) -> Dict[str, torch.Tensor]:
         weights = learned_weights(ids)
@@ -480,14 +524,13 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                              "module without these")
         return weights
 
-    def _pass_to_weights(self, found: Any, weights: Mapping[str, torch.Tensor], ids: Any) -> Any:
-        prepared = prepare(ids)
-        result: Dict[str, torch.Tensor] = found.to_dict() if is_jagged(ids) else dict(found)
+    def _pass_to_weights(self, found: Any, weights: Mapping[str, torch.Tensor], own: Dict[str, Ids], jagged: bool) -> Any:
+        result: Dict[str, torch.Tensor] = found.to_dict() if jagged else dict(found)
         for name, of_feature in weights.items():
             table = self.model.tables[self.model.features[name].table]
-            result[name] = pass_to_weights(result[name], of_feature, prepared[name], self.model.features[name].output_shape,
+            result[name] = pass_to_weights(result[name], of_feature, own[name], self.model.features[name].output_shape,
                                            table.combiner, functools.partial(rows_looked_up, self.model, table.name))
-        return KeyedTensor(result) if is_jagged(ids) else result
+        return KeyedTensor(result) if jagged else result
 
     def _optimizer_of(self, table: config.TableConfig) -> Optional[config.Optimizer]:
         """None: that of the given model, of which only the kind is known."""
@@ -557,11 +600,10 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             begin += width
         return KeyedTensor(dict(zip(found, torch.split(whole, widths, dim=1))), whole)
 
-    def _train_part(self, ids: Any) -> Any:
+    def _train_part(self, moving: Dict[str, Ids], side_by_side: bool) -> Any:
         """No update comes between the calls of a step, so that each may look up by itself."""
         self._skip_current()
-        ids = self._moving(ids)
-        prepared = self._prepare_own(ids)
+        prepared = self._prepare(moving)
         self._steps.confirm(all_of_them=True)
         leaves: Dict[str, torch.Tensor] = {}
 
@@ -572,7 +614,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._parts.append((prepared, leaves))
         for optimizer in self._optimizers:
             optimizer._show(*(part for _, part in self._parts))
-        return KeyedTensor(leaves) if self._side_by_side(ids) else dict(leaves)
+        return KeyedTensor(leaves) if side_by_side else dict(leaves)
 
     def _join_parts(self) -> None:
         """Makes one step of the calls: its lookup tells the cluster all ids."""
@@ -661,10 +703,6 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             optimizer._show()
 
 
-def copied(values: Any) -> Any:
-    return values.copy() if isinstance(values, np.ndarray) else values
-
-
 def _has_gradient(part: Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]) -> bool:
     return any(leaf.grad is not None for leaf in part[1].values())
 
@@ -703,13 +741,10 @@ class EmbeddingCollection(EmbeddingBagCollection):
     @_uncompiled
     def forward(self, ids: Any) -> Dict[str, Any]:
         """A dict of tensors and JaggedTensors: see the class."""
-        found: Dict[str, Any] = super().forward(ids)
-        if is_jagged(ids):
-            kind = type(ids[next(iter(found))]) if hasattr(type(ids), "__getitem__") else None
-            jagged = split_jagged(ids)
-        else:
-            kind, jagged = None, {name: value for name, value in ids.items() if isinstance(value, Ragged) or has_lengths(value)}
-        return {name: as_jagged(values, jagged[name], kind) if name in jagged else values for name, values in found.items()}
+        found, own = self._call(ids)
+        can_be_asked = hasattr(type(ids), "__getitem__")  # for the kind of a JaggedTensor; not each KeyedJaggedTensor can
+        return {name: as_jagged(values, one, ids[name] if can_be_asked else None) if isinstance(one := own[name], Ragged) else values
+                for name, values in found.items()}
 
     def mask(self, ids: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
         """Where an id stands that is not padding: bool, of the shapes of the ids, by feature. `~mask` is what
@@ -727,16 +762,15 @@ class EmbeddingCollection(EmbeddingBagCollection):
     def _padding_of(self, name: str) -> Optional[int]:
         return self.padding_idx.get(name)
 
-    def _prepare(self, ids: Any) -> Dict[str, Ids]:
+    def _prepare(self, own: Dict[str, Ids]) -> Dict[str, Ids]:
         flat: Dict[str, Ids] = {}
-        for name, value in _by_feature(ids).items():
-            value = as_ragged_ids(value, f'feature "{name}"')
+        for name, value in own.items():
             if isinstance(value, (Dense, Sparse)) or (isinstance(value, Ragged) and value.weights is not None):
                 raise TypeError(f'feature "{name}": ' + ("weights are" if isinstance(value, Ragged) else f"a {type(value).__name__} is") +
                                 " not allowed for ids that are not combined; give a tensor of ids, and multiply its activations")
             flat[name] = (Sequences(_checked_ragged(value, name).values) if isinstance(value, Ragged) else
                           value if isinstance(value, Sequences) else Sequences(value, self._padding_of(name)))
-        return prepare(flat)
+        return flat
 
     def _side_by_side(self, ids: Any) -> bool:
         return False

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, List, Optional
+import functools
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 import torch
 
 from .. import _native
 from ..steps import warn
 from ..trainer import ahead, ids_of
-from ._collection import EmbeddingBagCollection
+from ._collection import EmbeddingBagCollection, _Ahead
 
 
 class Prefetcher:
     """Iterates over `loader`; the ids of later batches are on their way before a batch is given. A loop over it may be left at any time, and
     may leave a batch out: those behind it are then sent again, and the group is joined anew, by all its ranks, so that a loop which leaves
-    many out does better to have them filtered by its loader.
+    many out does better to have them filtered by its loader. The loader may fill one buffer of ids anew: they are copied as they are
+    sent. In evaluation no batch is taken from it before its turn.
 
     Where the trainer itself takes all cores of the cluster's machine, this makes steps slower; so after 20 steps, and after each 1,000,
     40 steps are made by turns with the ids of later batches and without, and then the faster way is gone on with. Results are the same.
@@ -42,30 +44,22 @@ class Prefetcher:
     def __iter__(self) -> Iterator[Any]:
         self.collection._forget_ahead(self._loop)  # an error that is kept, as a notebook does, keeps its loop from ending
         self._loop = loop = object()
-        late: List[List[Any]] = []  # batches that came in evaluation and have not been given yet: they are sent before those behind them
-
-        def send(batch: Any) -> List[Any]:
-            one = [batch]
-            late.append(one)
-            while late and self._send(late[0][0], loop):
-                late.pop(0)
-            return one
-
-        for one, batch in ahead(self.loader, send, self._pace, lambda _: self.collection._forget_ahead(loop)):
-            if late and late[0] is one:
-                late.pop(0)
+        for one, batch in ahead(self.loader, functools.partial(self._send, loop), self._pace, lambda _: self.collection._forget_ahead(loop), sends=self._is_sending):
+            self.collection._note_given(one, loop)
             yield batch
 
-    def _send(self, batch: Any, loop: object) -> bool:
-        """Whether the ids of the batch have been sent ahead."""
-        if not (self._sends and self.collection.training and torch.is_grad_enabled()):
-            return False
+    def _is_sending(self) -> bool:
+        """If not, as in evaluation, batches are given as they come: a loader may fill one buffer anew."""
+        return self._sends and self.collection.training and torch.is_grad_enabled()
+
+    def _send(self, loop: object, batch: Any) -> Optional[_Ahead]:
+        """What the collection knows the batch by, if its ids have been sent ahead."""
+        if not self._is_sending():
+            return None
         ids = self.ids(batch)
         if self.ids is ids_of:
             self._check_names(ids)
-        if self._sends:
-            self.collection._prefetch(ids, loop)
-        return self._sends
+        return self.collection._prefetch(ids, loop) if self._sends else None
 
     def _check_names(self, ids: Any) -> None:
         """Of a batch the ids may be taken later; they would be others than these."""
