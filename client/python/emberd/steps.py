@@ -39,6 +39,7 @@ class Step:
         self.received = False
         self.forgotten = False  # by a request that was refused: to be sent again
         self.gradients: Optional[Mapping[str, Any]] = None  # once its update has been sent
+        self.of_loop = False  # over prefetched batches, which may leave it out
         self.skipped = False  # and its update changes no row
         self.refused = False  # the last update that was sent for it
         self.hyper: Optional[Hyper] = None
@@ -169,7 +170,7 @@ class Steps:
         first = self._to_receive()
         if step is not first:
             raise RuntimeError(f"step {step.number} is not the next to be received"
-                               + (f"; that is step {first.number}" if first else ""))
+                               + (f"; that is step {first.number}, which is received and updated first" if first else ""))
         open_steps = [one.number for one in self._under_way if one.received and one.gradients is None]
         if len(open_steps) > int(self.pipelined):
             raise errors.FailedPrecondition(f"step {step.number} is received once the steps before it have been updated or skipped, "

@@ -185,15 +185,26 @@ class Trainer(_native.Uncopied, Checkpointed):
         """The activations of a step. After an error the steps that were sent behind it are forgotten, too."""
         with self._lock:
             try:
+                while self._sent and self._sent[0].number < number and self._sent[0].of_loop and not self._sent[0].received:
+                    self._leave_out()
                 for place, step in enumerate(list(self._sent)):
                     if step.number > number:
                         break
                     if step.forgotten and not step.received:  # a request that was refused has taken it along
                         self._sent[place] = self._steps.send(step.ids, step.concat)
+                        self._sent[place].of_loop = step.of_loop
                 return self._steps.receive(self._at(number))
             except errors.Error:
                 self._sent = deque(step for step in self._sent if not step.forgotten)
                 raise
+
+    def _leave_out(self) -> None:
+        """The first step: it counts, so that numbers which the loop has been given stay, but has no samples; its ids may be wrong."""
+        self._steps.forget()  # those behind it are sent again
+        self._sent.popleft()
+        empty = self._steps.send({next(iter(self.model.features)): Ragged(np.zeros(0, np.int64), np.zeros(1, np.int64))}, partial=True)
+        self._steps.receive(empty)
+        self._steps.skip(empty)
 
     def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Lookup]:
         """The number and the activations of the next step, whose ids are sent now, unless they have been, as `number`. A step

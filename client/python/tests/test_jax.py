@@ -111,6 +111,33 @@ class JaxTest(ClusterTest):
         np.subtract.at(expected, np.concatenate(seen), RATE)
         np.testing.assert_array_equal(emb.model.table("t")[:, 0], expected)
 
+    def test_batches_that_the_loop_leaves_out(self):
+        """Of a loader that fills one buffer; some of them have wrong ids."""
+        def loader(buffer):
+            for one in range(9):
+                buffer[:] = ROWS if one in (3, 8) else one
+                yield {"t": buffer}
+
+        def in_two_calls(emb, step):
+            emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])})
+
+        def in_jit(emb, step):
+            jax.grad(lambda token: emb.in_jit(token, {"t": np.array([0])}, step)["t"].sum())(emb.token())
+
+        for train in (in_two_calls, in_jit):
+            for depth, pipelined in ((1, False), (2, False), (4, False), (3, True)):
+                emb = self.make(f"left_out_{train.__name__}_{depth}_{pipelined}", pipelined=pipelined)
+                for step, _ in emb.prefetch(loader(np.zeros(1, np.int64)), depth):
+                    if step not in (0, 3, 4, 8):
+                        train(emb, step)
+                self.assertEqual(emb.next_step, 8)
+                emb.finish()
+                expected = np.where(np.isin(range(8), (0, 3, 4)), 0.25, 0.25 - RATE).astype(np.float32)
+                np.testing.assert_array_equal(emb.model.read_rows("t", range(8))[:, 0], expected)
+        first, second = emb.send({"t": [1]}), emb.send({"t": [2]})  # by who says the order
+        with self.assertRaisesRegex(RuntimeError, f"step {second} is not the next to be received; that is step {first}, which is received and updated first"):
+            emb.receive(second)
+
     def test_a_loop_is_left_in_the_middle_of_a_step(self):
         def receive_alone(emb, step):
             emb.receive(step)
