@@ -171,7 +171,11 @@ def map_arrays(function: Callable[[Any], Any], ids: Kind) -> Kind:
 
 def copied(ids: Kind) -> Kind:
     """The same, in memory of its own: a loader may fill its buffers anew before the step, which may be sent again, has ended."""
-    return map_arrays(lambda one: one.copy() if isinstance(one, (np.ndarray, list)) else one, ids)
+
+    def copy(values: Any) -> Any:
+        return cast(Any, values).copy() if isinstance(values, (np.ndarray, list)) else values
+
+    return map_arrays(copy, ids)
 
 
 def are_same(one: Mapping[str, Ids], other: Mapping[str, Ids]) -> bool:
@@ -242,8 +246,8 @@ def _check_objects(array: npt.NDArray[Any], what: str) -> None:
     for place, one in enumerate(cast(List[Any], array.ravel().tolist())):
         is_int = isinstance(one, (int, np.integer)) and not isinstance(one, bool)
         if not is_int or not -(2**63) <= one < 2**63:
-            where = f": {list(map(int, np.unravel_index(place, array.shape)))}" if array.ndim else ""
-            named = f"{one}" if is_int or one is None or isinstance(one, float) else f"a {type(one).__name__}"
+            where = f": {list(map(int, cast(Any, np.unravel_index(place, array.shape))))}" if array.ndim else ""
+            named = f"{one}" if is_int or one is None or isinstance(one, float) else f"a {type(cast(Any, one)).__name__}"
             raise TypeError(f"{what}{where}: {named} is not allowed; ids are int32 or int64" + (
                 HASH if isinstance(one, (str, bytes)) else ". Of a list for each sample, give emberd.Ragged.from_lists" if isinstance(one, (list, tuple, np.ndarray)) else ""))
 

@@ -131,7 +131,7 @@ def _of_earlier_version(made: Optional[config.Optimizer]) -> Optional[config.Opt
     """What tables have that were declared before Adagrad's epsilon stood behind the root."""
     if not isinstance(made, config.Custom):
         return made
-    assert made.slots and made.hyper_parameters
+    assert made.slots and made.hyper_parameters and made.learning_rate is not None
     return _adagrad_below_root(made.learning_rate, made.slots["accumulator"], made.hyper_parameters["eps"])
 
 

@@ -234,6 +234,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """Activations, and the ids that they are of, as arrays."""
         refuse_tracing()
         jagged = self._side_by_side(ids)
+        found: Any = None
         if not (self.training and torch.is_grad_enabled()):
             weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
             own = self._read(ids)
