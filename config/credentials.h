@@ -24,7 +24,7 @@ struct PemFiles {
   std::string certificate;  // with the chain above it
   std::string key;
   std::string ca;
-  // Whole days until the certificate ends; afterwards minus the days since then, -1 on the first.
+  // Whole days until the certificate ends; afterwards minus the days since then, but at least one.
   int days_left = 0;
 };
 

@@ -145,12 +145,12 @@ TEST_F(EmberctlTest, SaysWhatTheServerSaid) {
 // Would catch: the end of the client's own wait, which names nobody and nothing to look at.
 TEST_F(EmberctlTest, ACallThatIsNotAnsweredInTimeSaysWhoAndWhatToDo) {
   service_.AddFault({.delay = absl::Minutes(2)});
-  const Outcome described = Call({"describe", "m", "--timeout", "2"});
+  const Outcome described = Call({"describe", "m", "--timeout", "5"});
   EXPECT_EQ(described.code, kUnreachable);
   EXPECT_EQ(
       described.err,
       "emberctl: DEADLINE_EXCEEDED: Deadline Exceeded. " + service_.address() +
-          " did not answer within the --timeout of 2 s. If a shard is silent, `emberctl status "
+          " did not answer within the --timeout of 5 s. If a shard is silent, `emberctl status "
           "--timeout 10` names it; else wait longer\n");
   // What a server says of a wait of its own is all there is to say.
   service_.AddFault({grpc::Status(grpc::DEADLINE_EXCEEDED, "shard 1 is silent")});

@@ -716,7 +716,7 @@ absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
   if (request.name() == checkpoint::kAutomaticCheckpoints) {
     ASSIGN_OR_RETURN(const int64_t given_up, store_.GivenUpUntil(request.model()));
     bytes = RemoveAutomatic(request.model(), history, given_up);
-    // No model of this name has ever been there: it is probably misspelt.
+    // Neither declared nor ever saved: the name is probably misspelt.
     if (given_up == 0 && absl::IsNotFound(store_.Newest(request.model()).status())) {
       RETURN_IF_ERROR(registry_->FindByName(request.model(), context).status());
     }

@@ -146,7 +146,7 @@ absl::Status Supervisor::Stop() {
   std::string killed;
   for (const int stage : stages) StopStage(stage, &killed);
   if (killed.empty()) return absl::OkStatus();
-  return absl::DeadlineExceededError(absl::StrCat("killed, as they did not end in time:", killed,
+  return absl::DeadlineExceededError(absl::StrCat("killed, as they did not end in time: ", killed,
                                                   "; what they had not saved may be lost"));
 }
 
@@ -160,7 +160,7 @@ void Supervisor::StopStage(int stage, std::string* killed) {
   for (Process& process : processes_) {
     if (process.spec.stage != stage || process.child == nullptr) continue;
     const bool ended = process.child->WaitFor(deadline - SteadyNow());
-    if (!ended) absl::StrAppend(killed, " ", process.spec.name);
+    if (!ended) absl::StrAppend(killed, killed->empty() ? "" : ", ", process.spec.name);
     process.child.reset();
   }
 }

@@ -316,8 +316,8 @@ absl::Status UpProcesses(const UpOptions& options) {
     const std::unique_ptr<PeriodicTask> remover = RemoveOldLogsLater(options, cluster.info());
     status = cluster.Run();
   }
+  if (absl::IsCancelled(status)) status = absl::OkStatus();  // stopped while starting: as asked
   status.Update(cluster.Stop());
-  if (absl::IsCancelled(status)) return absl::OkStatus();  // stopped while starting: as asked
   if (status.ok()) ops::Log(ops::LogLevel::kInfo, "stopped");
   return status;
 }

@@ -171,7 +171,12 @@ class Trainer(_native.Uncopied, Checkpointed):
 
     def _skip_received(self) -> None:
         while self._sent and self._sent[0].received and not self._sent[0].forgotten:
-            self._steps.skip(self._sent.popleft())
+            step = self._sent[0]
+            try:
+                self._steps.skip(step)
+            finally:
+                if step.gradients is not None:  # also where waiting for it was interrupted
+                    self._sent.popleft()
 
     def forget(self, numbers: List[int], loop: object) -> None:
         """Steps that were sent last, by this loop, and have not been received are as if they had not been sent."""
@@ -201,10 +206,10 @@ class Trainer(_native.Uncopied, Checkpointed):
     def _leave_out(self) -> None:
         """The first step: it counts, so that numbers which the loop has been given stay, but has no samples; its ids may be wrong."""
         self._steps.forget()  # those behind it are sent again
-        self._sent.popleft()
-        empty = self._steps.send({next(iter(self.model.features)): Ragged(np.zeros(0, np.int64), np.zeros(1, np.int64))}, partial=True)
-        self._steps.receive(empty)
-        self._steps.skip(empty)
+        self._sent[0] = self._steps.send({next(iter(self.model.features)): Ragged(np.zeros(0, np.int64), np.zeros(1, np.int64))}, partial=True)
+        self._sent[0].of_loop = True
+        self._steps.receive(self._sent[0])
+        self._skip_received()
 
     def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Lookup]:
         """The number and the activations of the next step, whose ids are sent now, unless they have been, as `number`. A step

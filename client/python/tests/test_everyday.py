@@ -301,6 +301,34 @@ class TorchTest(ClusterTest):
                 ebc.finish()
                 self.assertEqual(ebc.model.read_rows("t", range(9))[:, 0].tolist(), [0 if one in (bad, frozen, left_out) else -1 for one in range(9)])
 
+    def test_a_loop_that_evaluates_some_batches(self):
+        import torch
+        for depth in (1, 2, 3):
+            for held_out in ({3}, {3, 4}, {3, 4, 5, 6}):
+                with self.subTest(depth=depth, held_out=held_out):
+                    _, ebc, _ = self.make(model=f"held_out_{depth}_{len(held_out)}")
+                    for place, ids in enumerate(emberd.torch.Prefetcher([{"t": torch.tensor([one])} for one in range(9)], ebc, depth=depth)):
+                        ebc.train(place not in held_out)
+                        if ebc.training:
+                            self.step(ebc, ids)
+                        else:
+                            self.assertEqual(ebc(ids)["t"].tolist(), [[0] * 4])
+                    ebc.finish()
+                    self.assertEqual(ebc.model.read_rows("t", range(9))[:, 0].tolist(), [0 if one in held_out else -1 for one in range(9)])
+
+    def test_a_batch_whose_ids_the_loop_replaces(self):
+        torch, ebc, _ = self.make()
+        for ids in emberd.torch.Prefetcher([{"t": torch.tensor([1])}] * 2, ebc):
+            self.step(ebc, ids)
+            ids["t"] = torch.tensor([2])
+            with torch.no_grad():
+                self.assertEqual(ebc(ids)["t"].tolist(), [[0] * 4])
+            break
+        for ids in emberd.torch.Prefetcher([{"t": torch.tensor([1])}], ebc):
+            ids["t"] = torch.tensor([2])
+            with self.assertRaisesRegex(RuntimeError, "not the ids that were prefetched next"):
+                ebc(ids)
+
     def test_buffers_of_frozen_tables_and_of_lengths_are_filled_anew(self):
         import torch
 

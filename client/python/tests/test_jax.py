@@ -134,6 +134,14 @@ class JaxTest(ClusterTest):
                 emb.finish()
                 expected = np.where(np.isin(range(8), (0, 3, 4)), 0.25, 0.25 - RATE).astype(np.float32)
                 np.testing.assert_array_equal(emb.model.read_rows("t", range(8))[:, 0], expected)
+        emb = self.make("left_out_interrupted")
+        given = emb.prefetch([{"t": [1]}] * 2)
+        next(given)
+        with unittest.mock.patch.object(emberd.TrainStream, "receive_update", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            emb.receive(next(given)[0])
+        for step, _ in emb.prefetch([{"t": [2]}] * 2):
+            in_two_calls(emb, step)
+        self.assertEqual((emb.next_step, emb.model.read_rows("t", [1, 2])[:, 0].tolist()), (3, [0.25, 0.25 - 2 * RATE]))
         first, second = emb.send({"t": [1]}), emb.send({"t": [2]})  # by who says the order
         with self.assertRaisesRegex(RuntimeError, f"step {second} is not the next to be received; that is step {first}, which is received and updated first"):
             emb.receive(second)

@@ -77,7 +77,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         """Yields the number of a step and its batch; the ids of the next batches have been sent by then.
 
         A loop over it may be left at any time. The next one begins with no step in progress: one that was received and not updated counts, and no row
-        changes; those that were sent and not received are forgotten. A batch may be left out, as by `continue`: its step counts, and no row changes; every rank of a
+        changes; those that were sent and not received are forgotten. A batch may be left out before it is received, as by `continue`: its step counts, and no row changes; every rank of a
         group leaves the same steps out.
 
         ids: gives the ids of a batch: by default its item or attribute "ids", the first part of a pair as (ids, label), or the

@@ -21,10 +21,11 @@ from .._jagged import (Columns, as_jagged, as_ragged_ids, has_lengths, is_jagged
                        rows_looked_up, split_jagged, to_array)
 from .._pace import Paces
 from .._place import checked, serves
-from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate, copied
+from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
 from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps, warn
 from ..trainer import Checkpointed
+from ._ahead import Ahead
 from ._optimizer import EmbeddingOptimizer
 
 Value = TypeVar("Value")
@@ -118,29 +119,6 @@ def _declared(described: config.ModelConfig, client: Optional[Client], model: Un
     return model
 
 
-class _Ahead:
-    """Ids of a step: as they were given, and in memory of their own; and the step, once they have been sent."""
-
-    def __init__(self, ids: Any, read: Callable[[Any], Dict[str, Ids]], loop: Optional[object] = None) -> None:
-        self.ids = ids
-        self.loop = loop  # over a Prefetcher
-        self.step: Optional[Step] = None
-        self.own: Dict[str, Ids] = {}
-        self.failure: Optional[Exception] = None  # in their place
-        try:
-            self.own = {name: copied(value) for name, value in read(ids).items()}
-        except Exception as error:
-            self.failure = error
-
-    def check(self) -> None:
-        """Raises what they failed with."""
-        try:
-            if self.failure is not None:
-                raise self.failure
-        finally:
-            self.failure = None  # which refers to this frame
-
-
 class _Lock(type(threading.RLock())):  # type: ignore[misc]  # pyright: ignore
     """Of a module. A copy has one of its own. Its `with` is that of the lock, which an interrupt cannot leave held."""
 
@@ -214,8 +192,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
                             staleness_bound=staleness_bound, first_step=first_step, step_timeout=step_timeout, patience=patience, partial=partial)
         self._lock = _Lock()  # of the steps, which also a lookup on another thread waits for
-        self._ahead: Deque[_Ahead] = deque()
-        self._of_turn: Optional[_Ahead] = None  # that of the batch which a loop over a Prefetcher has given last
+        self._ahead: Deque[Ahead] = deque()
+        self._of_turn: Optional[Ahead] = None  # that of the batch which a loop over a Prefetcher has given last
         self._current: Optional[Step] = None
         self._leaves: Dict[str, torch.Tensor] = {}
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
@@ -242,7 +220,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             found = self._evaluate(own, jagged)
         else:
             with self._lock:
-                ahead = self._ahead_of(ids) or _Ahead(ids, self._read)
+                ahead = self._ahead_of(ids) or Ahead(ids, self._read)
                 own = ahead.own
                 try:
                     ahead.check()
@@ -319,15 +297,15 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         in them are raised there."""
         self._prefetch(ids)
 
-    def _prefetch(self, ids: Any, loop: Optional[object] = None) -> _Ahead:
+    def _prefetch(self, ids: Any, loop: Optional[object] = None) -> Ahead:
         if self.accumulate:
             raise RuntimeError("accumulate: the ids of a step are known only when it ends, so they cannot be prefetched")
         with self._lock:
-            self._ahead.append(ahead := _Ahead(ids, self._read, loop))
+            self._ahead.append(ahead := Ahead(ids, self._read, loop))
             self._send_ahead()
         return ahead
 
-    def _note_given(self, ahead: Optional[_Ahead], loop: object) -> None:
+    def _note_given(self, ahead: Optional[Ahead], loop: object) -> None:
         """None: this loop has given a batch that was not sent, or has ended."""
         if ahead is not None or (self._of_turn is not None and self._of_turn.loop is loop):
             self._of_turn = ahead
@@ -470,11 +448,11 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def _check_unchanged(self, ids: Any, read: Dict[str, Ids]) -> None:
         """Of a batch of a loop that trains, before it is read once more: by whom it has been changed, and so which ids are meant, is not known."""
         given = self._of_turn
-        if given is not None and given.ids is ids and not are_same(given.own, read):
+        if given is not None and given.is_of(ids) and not are_same(given.own, read):
             raise RuntimeError("these ids have changed since the Prefetcher sent them, as where the loader fills one buffer anew; have it give a new one for each batch, "
                                "or look up a copy of those that are meant")
 
-    def _train(self, ahead: _Ahead, moving: Dict[str, Ids], side_by_side: bool) -> Any:
+    def _train(self, ahead: Ahead, moving: Dict[str, Ids], side_by_side: bool) -> Any:
         self._skip_current()
         self._take(ahead)
         step = ahead.step
@@ -495,12 +473,13 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             optimizer._show(self._leaves)
         return result
 
-    def _ahead_of(self, ids: Any) -> Optional[_Ahead]:
+    def _ahead_of(self, ids: Any) -> Optional[Ahead]:
         """What was prefetched of these ids. Where a loader fills one buffer anew, several batches look like them: it is that which its loop has given last."""
-        found = [one for one in self._ahead if one.ids is ids]
+        found = [one for one in self._ahead if one.is_of(ids)]
         if self._ahead and len(found) != 1:
             read = self._read(ids)
-            found = found or [one for one in self._ahead if one.failure is None and is_jagged(one.ids) == is_jagged(ids) and are_same(self._read(one.ids), read)]
+            found = found or [one for one in self._ahead if one.failure is None and one.ids is not ids and is_jagged(one.ids) == is_jagged(ids)
+                              and are_same(self._read(one.ids), read)]
             given = self._of_turn
             if given is not None and given in found and not all(are_same(one.own, read) for one in found):
                 found = [given]
@@ -508,7 +487,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
         return found[0] if found else None
 
-    def _take(self, ahead: _Ahead) -> None:
+    def _take(self, ahead: Ahead) -> None:
         """Its turn has come. Batches before it are left out, as a loop over a Prefetcher has by `continue`."""
         if ahead in self._ahead:
             left_out = self._ahead.index(ahead)

@@ -10,14 +10,15 @@ import torch
 from .. import _native
 from ..steps import warn
 from ..trainer import ahead, ids_of
-from ._collection import EmbeddingBagCollection, _Ahead
+from ._ahead import Ahead
+from ._collection import EmbeddingBagCollection
 
 
 class Prefetcher:
     """Iterates over `loader`; the ids of later batches are on their way before a batch is given. A loop over it may be left at any time, and
     may leave a batch out: those behind it are then sent again, and the group is joined anew, by all its ranks, so that a loop which leaves
     many out does better to have them filtered by its loader. The loader may fill one buffer of ids anew: they are copied as they are
-    sent. In evaluation no batch is taken from it before its turn.
+    sent; a loop that changes ids does so in `loader`. In evaluation no batch is taken from it before its turn.
 
     Where the trainer itself takes all cores of the cluster's machine, this makes steps slower; so after 20 steps, and after each 1,000,
     40 steps are made by turns with the ids of later batches and without, and then the faster way is gone on with. Results are the same.
@@ -45,6 +46,8 @@ class Prefetcher:
         self.collection._forget_ahead(self._loop)  # an error that is kept, as a notebook does, keeps its loop from ending
         self._loop = loop = object()
         for one, batch in ahead(self.loader, functools.partial(self._send, loop), self._pace, lambda _: self.collection._forget_ahead(loop), sends=self._is_sending):
+            if one is None:  # it was not sent: of those before it, which have all been given, some may only have been evaluated
+                self.collection._forget_ahead(loop)
             self.collection._note_given(one, loop)
             yield batch
 
@@ -52,7 +55,7 @@ class Prefetcher:
         """If not, as in evaluation, batches are given as they come: a loader may fill one buffer anew."""
         return self._sends and self.collection.training and torch.is_grad_enabled()
 
-    def _send(self, loop: object, batch: Any) -> Optional[_Ahead]:
+    def _send(self, loop: object, batch: Any) -> Optional[Ahead]:
         """What the collection knows the batch by, if its ids have been sent ahead."""
         if not self._is_sending():
             return None
