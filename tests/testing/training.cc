@@ -1,5 +1,6 @@
 #include "tests/testing/training.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -128,8 +129,9 @@ std::vector<std::vector<float>> MixedGradients(uint64_t seed, const client::Look
   std::vector<std::vector<float>> gradients;
   for (const client::Activation& activation : found.activations) {
     std::vector<float>& gradient = gradients.emplace_back();
+    const float part = 0.5f * std::min(1.0f, 64.0f / static_cast<float>(activation.samples));
     for (const float value : activation.values) {
-      gradient.push_back(0.5f * value + static_cast<float>(Unit(random) - 0.5));
+      gradient.push_back(part * value + static_cast<float>(Unit(random) - 0.5));
     }
   }
   return gradients;

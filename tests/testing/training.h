@@ -34,7 +34,8 @@ std::vector<client::FeatureIds> Features(const std::vector<OwnedIds>& batch);
 std::vector<OwnedIds> MixedBatch(uint64_t seed, int64_t samples);
 
 // Gradients of a lookup: half of each activation plus noise from the seed, so that a difference of
-// one bit in any activation shows in the tables.
+// one bit in any activation shows in the tables. Of more than 64 samples, which would drive rows to
+// infinity within 50 steps, a smaller part of each.
 std::vector<std::vector<float>> MixedGradients(uint64_t seed, const client::LookupResult& found);
 std::vector<client::FeatureGradient> Gradients(const client::LookupResult& found,
                                                const std::vector<std::vector<float>>& values);
