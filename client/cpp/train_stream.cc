@@ -374,14 +374,18 @@ class GrpcTrainStream final : public TrainStream {
   }
 
   absl::Status OnUpdate(const v1::TrainUpdateResult& message) {
-    std::shared_ptr<const void> memory;  // a caller's code may run where it goes: without the lock
-    absl::MutexLock lock(&mutex_);
-    if (updates_.empty() || message.step() != updates_.front().step) {
-      return absl::InternalError(absl::StrCat("the server answered an update of step ",
-                                              message.step(), ", but another step is next"));
+    std::shared_ptr<const void> memory;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (updates_.empty() || message.step() != updates_.front().step) {
+        return absl::InternalError(absl::StrCat("the server answered an update of step ",
+                                                message.step(), ", but another step is next"));
+      }
+      updates_.front().shared.Settle();
+      memory = std::move(updates_.front().memory);
     }
-    updates_.front().shared.Settle();
-    memory = std::move(updates_.front().memory);
+    memory = nullptr;  // before anybody sees the answer, and, as a caller's code may run, unlocked
+    absl::MutexLock lock(&mutex_);
     updates_.pop_front();
     update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
                                message.rows_skipped(), message.checkpoint(),
