@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -350,34 +351,38 @@ TEST(SharedArena, NobodyWaitsAsLongAsAnotherThread) {
   patient.join();
 }
 
-// Lets one peer in, gives it the first region that it asks for, and answers nothing more.
-struct OneRegionHost final : LocalHost {
+// Lets one peer in, and calls `answer` with its socket and each request.
+struct AnsweringHost final : LocalHost {
+  using Answer = std::function<void(int socket, const regions::Request& request)>;
   struct Guest final : LocalGuest {
-    Guest(FileDescriptor connection, OneRegionHost* host)
-        : connection(std::move(connection)), host(host) {}
+    Guest(FileDescriptor connection, const Answer& answer)
+        : connection(std::move(connection)), answer(answer) {}
     int socket() const override { return connection.get(); }
     short events() const override { return POLLIN; }
     void OnEvent() override {
       FileDescriptor none;
       const auto request = regions::ReceiveRequest(connection.get(), &none);
       gone = !request.has_value();
-      if (gone || request->kind != regions::kTake || host->asked++ > 0) return;
-      const auto region = *SharedRegion::Create("one", request->bytes);
-      regions::Answer answer;
-      answer.region = 1;
-      answer.bytes = request->bytes;
-      EXPECT_TRUE(regions::SendPacket(connection.get(), answer, 0, region->descriptor()));
+      if (!gone) answer(connection.get(), *request);
     }
     bool over() const override { return gone; }
     const FileDescriptor connection;
-    OneRegionHost* const host;
+    const Answer& answer;
     bool gone = false;
   };
+  explicit AnsweringHost(Answer answer) : answer(std::move(answer)) {}
   std::unique_ptr<LocalGuest> Enter(FileDescriptor connection, LocalPeer, LocalServer*) override {
-    return std::make_unique<Guest>(std::move(connection), this);
+    return std::make_unique<Guest>(std::move(connection), answer);
   }
-  std::atomic<int> asked = 0;
+  const Answer answer;
 };
+
+void GiveRegion(int socket, uint64_t name, uint64_t bytes, int file) {
+  regions::Answer answer;
+  answer.region = name;
+  answer.bytes = bytes;
+  EXPECT_TRUE(regions::SendPacket(socket, answer, 0, file));
+}
 
 // Whether a thread of this process sleeps, or is no more.
 bool Sleeps(pid_t thread) {
@@ -388,7 +393,12 @@ bool Sleeps(pid_t thread) {
 
 // What this would catch: a step that waits for a server that is silent though memory is free again.
 TEST(SharedArena, ABlockThatIsGivenBackWakesWhoeverWaits) {
-  OneRegionHost host;
+  std::atomic<int> asked = 0;  // for regions: the first is given, and nothing more is answered
+  AnsweringHost host([&](int socket, const regions::Request& request) {
+    if (request.kind != regions::kTake || asked++ > 0) return;
+    const auto region = *SharedRegion::Create("one", request.bytes);
+    GiveRegion(socket, 1, request.bytes, region->descriptor());
+  });
   auto server =
       *LocalServer::Start({.ticket_life = kLong, .stranger_patience = kLong}, &host, nullptr);
   const LocalInvitation invitation = server->Invite({});
@@ -397,7 +407,7 @@ TEST(SharedArena, ABlockThatIsGivenBackWakesWhoeverWaits) {
   std::shared_ptr<SharedBlock> block = arena->Take(64 * kMegabyte);  // the whole region
   ASSERT_NE(block, nullptr);
   std::thread patient([&] { EXPECT_EQ(arena->Take(100 * kMegabyte), nullptr); });
-  EXPECT_TRUE(Eventually([&] { return host.asked == 2; }));
+  EXPECT_TRUE(Eventually([&] { return asked == 2; }));
   EXPECT_TRUE(Eventually([&] {
     std::atomic<pid_t> waiter = 0;
     std::shared_ptr<SharedBlock> taken;
@@ -416,47 +426,23 @@ TEST(SharedArena, ABlockThatIsGivenBackWakesWhoeverWaits) {
   patient.join();
 }
 
-// Lets one peer in, and gives it files that cannot be mapped: as where a process may have no more
-// addresses (`ulimit -v`), but without one.
-struct UselessHost final : LocalHost {
-  struct Guest final : LocalGuest {
-    Guest(FileDescriptor connection, UselessHost* host)
-        : connection(std::move(connection)), host(host) {}
-    int socket() const override { return connection.get(); }
-    short events() const override { return POLLIN; }
-    void OnEvent() override {
-      FileDescriptor none;
-      const auto request = regions::ReceiveRequest(connection.get(), &none);
-      gone = !request.has_value();
-      if (gone) return;
-      if (request->kind == regions::kDrop) --host->kept;
-      if (request->kind != regions::kTake) return;
-      const FileDescriptor file(memfd_create("not-sealed", MFD_CLOEXEC));
-      regions::Answer answer;
-      answer.region = ++host->kept;
-      answer.bytes = request->bytes;
-      EXPECT_TRUE(regions::SendPacket(connection.get(), answer, 0, file.get()));
-    }
-    bool over() const override { return gone; }
-    const FileDescriptor connection;
-    UselessHost* const host;
-    bool gone = false;
-  };
-  std::unique_ptr<LocalGuest> Enter(FileDescriptor connection, LocalPeer, LocalServer*) override {
-    return std::make_unique<Guest>(std::move(connection), this);
-  }
-  std::atomic<int> kept = 0;  // regions
-};
-
+// Files that cannot be mapped: as where a process may have no more addresses (`ulimit -v`), but
+// without one.
 TEST(SharedArena, GivesBackWhatItCannotMap) {
-  UselessHost host;
+  std::atomic<int> kept = 0;  // regions
+  AnsweringHost host([&](int socket, const regions::Request& request) {
+    if (request.kind == regions::kDrop) --kept;
+    if (request.kind != regions::kTake) return;
+    const FileDescriptor file(memfd_create("not-sealed", MFD_CLOEXEC));
+    GiveRegion(socket, ++kept, request.bytes, file.get());
+  });
   const auto server =
       *LocalServer::Start({.ticket_life = kLong, .stranger_patience = kLong}, &host, nullptr);
   const LocalInvitation invitation = server->Invite({});
   const auto arena =
       *SharedArena::Connect(invitation.socket, invitation.ticket, absl::InfiniteFuture(), kLong);
   EXPECT_EQ(arena->Take(100), nullptr);
-  EXPECT_TRUE(Eventually([&] { return host.kept == 0; }));
+  EXPECT_TRUE(Eventually([&] { return kept == 0; }));
   EXPECT_TRUE(arena->alive());
 }
 

@@ -258,11 +258,8 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
 
 absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetModelRequest& request,
                                                                rpc::CallContext* context) {
-  if (request.name().empty()) {
-    return absl::InvalidArgumentError("name is empty; ResetModel needs that of a model");
-  }
   const auto model = registry_.Reset(request.name(), context);
-  if (absl::IsNotFound(model.status())) {  // FindByName lists the models that there are
+  if (absl::IsNotFound(model.status())) {  // FindByName says which models there are
     RETURN_IF_ERROR(registry_.FindByName(request.name(), context).status());
   }
   RETURN_IF_ERROR(model.status());

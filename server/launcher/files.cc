@@ -110,10 +110,10 @@ absl::Status CheckReadable(const std::string& field, const std::string& folder) 
 // CHECKPOINT: changes that only a log has would be missing, and come back with the next LOG.
 absl::Status CheckHoldsNoLog(const std::string& path) {
   if (access(path.c_str(), F_OK) != 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("storage.durability (--durability): CHECKPOINT would leave out what ", path,
-                   " holds; write LOG (--durability log), or move the folders shard-NNNN away to "
-                   "go on from checkpoints"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "storage.durability (--durability): CHECKPOINT would leave out what ", path,
+      " holds; write LOG (--durability log; in Python durability=\"log\"), or move the "
+      "folders shard-NNNN away to go on from checkpoints"));
 }
 
 }  // namespace
