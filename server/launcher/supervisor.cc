@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <signal.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/ops/logging.h"
@@ -143,14 +146,14 @@ void Supervisor::OnDeath(Process* process) {
 absl::Status Supervisor::Stop() {
   std::set<int, std::greater<>> stages;
   for (const Process& process : processes_) stages.insert(process.spec.stage);
-  std::string killed;
-  for (const int stage : stages) StopStage(stage, &killed);
-  if (killed.empty()) return absl::OkStatus();
-  return absl::DeadlineExceededError(absl::StrCat("killed, as they did not end in time: ", killed,
-                                                  "; what they had not saved may be lost"));
+  std::vector<std::string> ends;
+  for (const int stage : stages) StopStage(stage, &ends);
+  if (ends.empty()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(absl::StrJoin(ends, ", "), "; what was not saved may be lost"));
 }
 
-void Supervisor::StopStage(int stage, std::string* killed) {
+void Supervisor::StopStage(int stage, std::vector<std::string>* ends) {
   const absl::Time deadline = SteadyNow() + options_.stop_timeout;
   for (Process& process : processes_) {
     if (process.spec.stage != stage) continue;
@@ -159,8 +162,15 @@ void Supervisor::StopStage(int stage, std::string* killed) {
   }
   for (Process& process : processes_) {
     if (process.spec.stage != stage || process.child == nullptr) continue;
-    const bool ended = process.child->WaitFor(deadline - SteadyNow());
-    if (!ended) absl::StrAppend(killed, killed->empty() ? "" : ", ", process.spec.name);
+    ChildProcess& child = *process.child;
+    std::string end = "was killed, as it did not end in time";
+    if (child.WaitFor(deadline - SteadyNow())) {
+      // A signal from outside is the business of whoever sent it.
+      const bool as_asked = child.exit_status() == 0 || child.exit_status() == -SIGTERM ||
+                            (child.exit_status() == -SIGKILL && !KilledForMemory());
+      end = as_asked ? "" : child.End();
+    }
+    if (!end.empty()) ends->push_back(absl::StrCat(process.spec.name, " ", end));
     process.child.reset();
   }
 }

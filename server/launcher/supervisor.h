@@ -63,7 +63,8 @@ class Supervisor {
   // restarted (UNAVAILABLE).
   absl::Status Run();
 
-  // SIGTERM, stage after stage. DEADLINE_EXCEEDED: SIGKILL for what still ran after stop_timeout.
+  // SIGTERM, stage after stage. UNAVAILABLE names processes that needed SIGKILL, because they still
+  // ran after stop_timeout, and those that ended with an error.
   absl::Status Stop();
 
   pid_t pid(int process) const;  // 0 while it does not run
@@ -87,7 +88,7 @@ class Supervisor {
   void OnDeath(Process* process);
   // Whether the kernel has killed a process for want of memory since the last look but one.
   bool KilledForMemory();
-  void StopStage(int stage, std::string* killed);  // adds their names
+  void StopStage(int stage, std::vector<std::string>* ends);  // adds a text for each bad one
 
   const SupervisorOptions options_;
   std::vector<Process> processes_;

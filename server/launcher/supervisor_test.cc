@@ -247,10 +247,30 @@ TEST_F(SupervisorTest, KillsWhatIgnoresSigterm) {
   const pid_t pid = supervisor.pid(0);
   // What it had not saved is lost, so that nobody may take this for a clean end.
   const absl::Status stopped = supervisor.Stop();
-  EXPECT_EQ(stopped.code(), absl::StatusCode::kDeadlineExceeded) << stopped;
+  EXPECT_EQ(stopped.code(), absl::StatusCode::kUnavailable) << stopped;
   EXPECT_THAT(std::string(stopped.message()),
-              HasSubstr("killed, as they did not end in time: shard-0; "));
+              HasSubstr("shard-0 was killed, as it did not end in time; "));
   EXPECT_EQ(kill(pid, 0), -1);
+}
+
+// Would catch: a script that goes on as if all had been saved.
+TEST_F(SupervisorTest, NamesWhatEndsWithAnError) {
+  Supervisor supervisor(Options());
+  const auto start = [&](const std::string& name, const std::string& at_term, int stage) {
+    const std::string trap = absl::StrCat("trap '", at_term, "' TERM");
+    const auto process =
+        supervisor.Start(Script(name, "while :; do sleep 0.02; done", trap, stage));
+    ASSERT_TRUE(process.ok() && supervisor.WaitReady(*process).ok());
+  };
+  ASSERT_NO_FATAL_FAILURE(start("shard-0", "exit 0", 0));
+  ASSERT_NO_FATAL_FAILURE(start("shard-1", "exit 1", 0));
+  ASSERT_NO_FATAL_FAILURE(start("coordinator-0", "kill -ABRT $$", 1));
+  const absl::Status stopped = supervisor.Stop();
+  EXPECT_EQ(stopped.code(), absl::StatusCode::kUnavailable) << stopped;
+  EXPECT_EQ(
+      stopped.message(),
+      "coordinator-0 was killed by signal 6 (Aborted), shard-1 exited with status 1; what was "
+      "not saved may be lost");
 }
 
 }  // namespace supervisor_test
