@@ -213,9 +213,12 @@ class ServedGather {
     const int64_t bytes = reply.payload_bytes() + static_cast<int64_t>(reply.header.size());
     answer->elsewhere = bytes > kMaxBody;
     // Nobody will use, or release, the batch of a caller that is gone, or asks again.
-    if (handle != 0 && (answer->elsewhere || cancelled_.load())) {
+    const bool gone = cancelled_.load();
+    if (handle != 0 && (answer->elsewhere || gone)) {
       host_->ReleaseBatch(model_id, handle).IgnoreError();
     }
+    // Only heard where calls are cut short by the end of this process.
+    if (handle != 0 && gone) return absl::UnavailableError("the shard is stopping; retry later");
     if (answer->elsewhere) return absl::OkStatus();
     answer->body = rpc::JoinMessage(reply);
     timer_.AddResponseBytes(result.bytes());

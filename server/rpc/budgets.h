@@ -142,6 +142,21 @@ class Admission {
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+// For whoever looks every second for things that nobody has used for a long time.
+class SweepClock {
+ public:
+  // How long the process stood still before `now`, so that nobody could use what it keeps: all the
+  // time since the last look, where that is longer than kLongestPause, else none.
+  absl::Duration Standstill(absl::Time now) {
+    const absl::Duration pause = now - std::exchange(last_, now);
+    return pause > kLongestPause ? pause : absl::ZeroDuration();
+  }
+
+ private:
+  static constexpr absl::Duration kLongestPause = absl::Seconds(10);
+  absl::Time last_ = absl::InfiniteFuture();  // so that no time has passed before the first look
+};
+
 struct HandleStoreOptions {
   int64_t max_bytes = 0;  // budgets.batch_bytes
   int64_t max_count = 0;  // budgets.max_batches
@@ -156,9 +171,15 @@ class HandleStore {
  public:
   explicit HandleStore(HandleStoreOptions options) : options_(options) {}
 
-  // RESOURCE_EXHAUSTED, with the figures, if the store would be over its budget.
+  // RESOURCE_EXHAUSTED, with the figures, if the store would be over its budget. UNAVAILABLE if it
+  // has the handle: the request was sent twice, and what the first does with its value must not
+  // befall that of the second.
   absl::Status Insert(uint64_t handle, std::shared_ptr<T> value, int64_t bytes, absl::Time expiry) {
     absl::MutexLock lock(&mutex_);
+    if (entries_.contains(handle)) {
+      return absl::UnavailableError(
+          absl::StrCat("batch_handle ", handle, " is kept for an earlier request; retry later"));
+    }
     if (static_cast<int64_t>(entries_.size()) >= options_.max_count) {
       return absl::ResourceExhaustedError(absl::StrCat(
           entries_.size(), " batches are kept; budgets.max_batches is ", options_.max_count));
@@ -222,16 +243,14 @@ class HandleStore {
     return handles;
   }
 
-  // Drops what expired and is not claimed; returns the handles. To be called every second. Where
-  // that took longer than kLongestPause, the process stood still, and nobody could renew, or use,
-  // what it keeps: that time does not count.
-  static constexpr absl::Duration kLongestPause = absl::Seconds(10);
+  // Drops what expired and is not claimed; returns the handles. To be called every second: time in
+  // which this process stood still does not count.
   std::vector<uint64_t> Sweep(absl::Time now) {
     absl::MutexLock lock(&mutex_);
-    const absl::Duration pause = now - std::exchange(swept_, now);
+    const absl::Duration standstill = clock_.Standstill(now);
     std::vector<uint64_t> expired;
     for (auto& [handle, entry] : entries_) {
-      if (pause > kLongestPause) entry.expiry += pause;
+      entry.expiry += standstill;
       if (!entry.claimed && entry.expiry <= now) expired.push_back(handle);
     }
     for (uint64_t handle : expired) entries_.erase(handle);
@@ -257,7 +276,7 @@ class HandleStore {
   const MemoryBudget budget_{options_.max_bytes, "budgets.batch_bytes"};
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  absl::Time swept_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // the last time
+  SweepClock clock_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Asked by a shard before it touches new rows, or loads some. Thread-safe.

@@ -62,6 +62,19 @@ TEST(HandleStoreTest, GivesAValueToOneUserAtATime) {
   EXPECT_EQ(store.bytes(), 0);
 }
 
+// As where a call is made again while its first try is still at work, which may release the batch
+// when it finds its caller gone.
+TEST(HandleStoreTest, RefusesAHandleThatItHas) {
+  HandleStore<std::string> store = MakeStore();
+  ASSERT_TRUE(Insert(store, 7, 10).ok());
+  const absl::Status second = Insert(store, 7, 20);
+  EXPECT_EQ(second.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(second.message(), "batch_handle 7 is kept for an earlier request; retry later");
+  EXPECT_EQ(store.bytes(), 10);
+  store.Erase(7);
+  EXPECT_TRUE(Insert(store, 7, 20).ok());
+}
+
 TEST(HandleStoreTest, SweepsWhatExpiredUnlessItIsInUse) {
   HandleStore<std::string> store = MakeStore();
   ASSERT_TRUE(Insert(store, 1, 10).ok());

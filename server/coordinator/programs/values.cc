@@ -474,6 +474,11 @@ void Handles::Renew(const std::string& client) {
 }
 
 int64_t Handles::Sweep(absl::Time now) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Duration standstill = clock_.Standstill(now);
+    for (auto& [client, heard] : heard_) heard = std::min(heard + standstill, now);
+  }
   return ReleaseClients([&](const auto&, absl::Time heard) { return heard + lease_ <= now; });
 }
 

@@ -167,7 +167,8 @@ class Handles {
 
   // Something was heard of the client.
   void Renew(const std::string& client);
-  // Releases what belongs to clients who were silent for the lease; returns how many there were.
+  // Releases what belongs to clients who were silent for the lease; returns how many there were. To
+  // be called every second: time in which this process stood still does not count.
   int64_t Sweep(absl::Time now);
 
   int64_t count() const;
@@ -187,6 +188,7 @@ class Handles {
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, absl::Time> heard_ ABSL_GUARDED_BY(mutex_);  // by client
+  rpc::SweepClock clock_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::coordinator
