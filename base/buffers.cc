@@ -109,7 +109,7 @@ class BufferPool::Store {
 
   char* Get(int size_class) {
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       std::vector<char*>& idle = idle_[size_class];
       if (!idle.empty()) {
         char* data = idle.back();
@@ -123,7 +123,7 @@ class BufferPool::Store {
 
   void Put(int size_class, char* data) {
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       if (idle_bytes_ + ClassBytes(size_class) <= idle_limit_) {
         idle_bytes_ += ClassBytes(size_class);
         idle_[size_class].push_back(data);
@@ -135,7 +135,7 @@ class BufferPool::Store {
 
  private:
   const size_t idle_limit_;
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::array<std::vector<char*>, kClasses> idle_ ABSL_GUARDED_BY(mutex_);
   size_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

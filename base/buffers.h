@@ -13,8 +13,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
-#include "base/mutex.h"
 
 namespace emberd {
 
@@ -96,7 +96,7 @@ class Recycler {
 
   std::unique_ptr<T> Take() {
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       if (!idle_.empty()) {
         std::unique_ptr<T> object = std::move(idle_.back());
         idle_.pop_back();
@@ -108,7 +108,7 @@ class Recycler {
 
   void Give(std::unique_ptr<T> object) {
     if (object->bytes() > kMostBytes) return;
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (idle_.size() < keep_) idle_.push_back(std::move(object));
   }
 
@@ -116,7 +116,7 @@ class Recycler {
   static constexpr int64_t kMostBytes = int64_t{64} << 20;
 
   const size_t keep_;
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::vector<std::unique_ptr<T>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 

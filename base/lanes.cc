@@ -154,7 +154,7 @@ class LaneServer::Lane final : public LaneCall, public LocalGuest {
   ~Lane() override {
     Cancel();
     thread_.join();
-    MutexLock lock(&host_->mutex_);
+    absl::MutexLock lock(&host_->mutex_);
     host_->lanes_.erase(this);
     host_->lane_left_.SignalAll();
   }
@@ -162,7 +162,7 @@ class LaneServer::Lane final : public LaneCall, public LocalGuest {
   const lanes::Request& request() const override { return request_; }
   const LocalPeer& peer() const override { return peer_; }
   void OnCancel(std::function<void()> cancel) override {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     cancel_ = std::move(cancel);
     if (cancelled_ && cancel_) cancel_();
   }
@@ -183,7 +183,7 @@ class LaneServer::Lane final : public LaneCall, public LocalGuest {
   // Ends the call in progress too.
   void Cancel() {
     shutdown(socket_.get(), SHUT_RD);
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (cancelled_.exchange(true)) return;
     if (cancel_) cancel_();
   }
@@ -228,14 +228,14 @@ class LaneServer::Lane final : public LaneCall, public LocalGuest {
   std::atomic<bool> over_ = false;
   std::atomic<bool> closing_ = false;    // the socket then looks as if the client had gone
   std::atomic<bool> cancelled_ = false;  // set with the mutex
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::function<void()> cancel_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // the last: it uses all others
 };
 
 std::unique_ptr<LocalGuest> LaneServer::Enter(FileDescriptor socket, LocalPeer peer,
                                               LocalServer* server) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (draining_ || static_cast<int>(lanes_.size()) >= max_lanes_) return nullptr;
   try {
     auto lane = std::make_unique<Lane>(this, std::move(socket), std::move(peer), server);
@@ -248,7 +248,7 @@ std::unique_ptr<LocalGuest> LaneServer::Enter(FileDescriptor socket, LocalPeer p
 
 void LaneServer::Drain(absl::Duration grace) {
   const absl::Time end = SteadyNow() + grace;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   draining_ = true;
   for (Lane* const lane : lanes_) lane->CloseSoon();
   while (!lanes_.empty() && WaitSteadily(&lane_left_, &mutex_, end)) {
@@ -258,7 +258,7 @@ void LaneServer::Drain(absl::Duration grace) {
 }
 
 int LaneServer::lanes() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return static_cast<int>(lanes_.size());
 }
 
@@ -358,7 +358,7 @@ std::unique_ptr<LaneClientCall> LanePool::Send(lanes::Request request) {
 }
 
 std::unique_ptr<LanePool::Connection> LanePool::TakeFree() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (free_.empty()) return nullptr;
   // The one that was used last: its server's thread may still be warm.
   std::unique_ptr<Connection> lane = std::move(free_.back());
@@ -367,7 +367,7 @@ std::unique_ptr<LanePool::Connection> LanePool::TakeFree() {
 }
 
 void LanePool::GiveBack(std::unique_ptr<Connection> connection, bool good) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (good) {
     free_.push_back(std::move(connection));
   } else {
@@ -377,7 +377,7 @@ void LanePool::GiveBack(std::unique_ptr<Connection> connection, bool good) {
 
 void LanePool::Lose() {
   std::vector<std::unique_ptr<Connection>> lost;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   lost.swap(free_);
   open_ -= static_cast<int>(lost.size());
   // Whoever serves there next may be asked at once.
@@ -387,12 +387,12 @@ void LanePool::Lose() {
 
 void LanePool::Grow(absl::Time deadline) {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (growing_ || open_ >= max_lanes_ || !free_.empty() || SteadyNow() < next_try_) return;
     growing_ = true;
   }
   std::unique_ptr<Connection> lane = Open(std::min(deadline, SteadyNow() + patience_));
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   growing_ = false;
   if (lane == nullptr) {
     pause_ = std::clamp(2 * pause_, kFirstLanePause, kLongestLanePause);
@@ -416,7 +416,7 @@ std::unique_ptr<LanePool::Connection> LanePool::Open(absl::Time deadline) {
 }
 
 int LanePool::lanes() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return open_;
 }
 

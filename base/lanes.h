@@ -23,10 +23,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
 #include "base/local_server.h"
-#include "base/mutex.h"
 
 namespace emberd {
 
@@ -109,8 +109,8 @@ class LaneServer final : public LocalHost {
 
   const Handler handler_;
   const int max_lanes_;
-  mutable Mutex mutex_;
-  CondVar lane_left_;
+  mutable absl::Mutex mutex_;
+  absl::CondVar lane_left_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   absl::flat_hash_set<Lane*> lanes_ ABSL_GUARDED_BY(mutex_);
 };
@@ -202,7 +202,7 @@ class LanePool {
   const absl::Duration patience_;
   std::atomic<int> waiting_ = 0;  // threads that wait for an answer
   std::atomic<int64_t> watches_ = 0;
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::vector<std::unique_ptr<Connection>> free_ ABSL_GUARDED_BY(mutex_);
   int open_ ABSL_GUARDED_BY(mutex_) = 0;  // free ones, and those in use
   bool growing_ ABSL_GUARDED_BY(mutex_) = false;

@@ -84,7 +84,7 @@ LocalServer::~LocalServer() {
 LocalInvitation LocalServer::Invite(LocalPeer peer) {
   LocalInvitation invitation{socket_name_, RandomBytes(kLocalTicketBytes).value_or("")};
   if (invitation.ticket.empty()) return {};
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (tickets_.size() == kMaxTickets) tickets_.pop_front();
   tickets_.push_back({invitation.ticket, std::move(peer), SteadyNow() + options_.ticket_life});
   return invitation;
@@ -155,7 +155,7 @@ void LocalServer::Admit(FileDescriptor socket) {
 }
 
 bool LocalServer::TakeTicket(const char* half, Ticket* ticket) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const absl::Time now = SteadyNow();
   while (!tickets_.empty() && tickets_.front().expiry < now) tickets_.pop_front();
   const auto found = std::find_if(tickets_.begin(), tickets_.end(), [half](const Ticket& held) {

@@ -23,9 +23,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
-#include "base/mutex.h"
 
 namespace emberd {
 
@@ -124,7 +124,7 @@ class LocalServer {
   std::atomic<bool> stopping_ = false;
   std::atomic<int> connections_ = 0;
 
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::deque<Ticket> tickets_ ABSL_GUARDED_BY(mutex_);
   // The thread's.
   std::vector<Stranger> strangers_;

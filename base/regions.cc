@@ -180,13 +180,13 @@ absl::StatusOr<std::shared_ptr<char>> RegionServer::Find(uint64_t region, uint64
 }
 
 std::shared_ptr<SharedRegion> RegionServer::Region(uint64_t region) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto held = regions_.find(region);
   return held == regions_.end() ? nullptr : held->second.region;
 }
 
 int RegionServer::regions() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return static_cast<int>(regions_.size());
 }
 
@@ -216,7 +216,7 @@ bool RegionServer::Answer(Peer* peer) {
 regions::Answer RegionServer::Give(Peer* peer, uint64_t bytes,
                                    std::shared_ptr<SharedRegion>* given) {
   const uint64_t left = options_.max_bytes - std::min(options_.max_bytes, bytes_->load());
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (bytes == 0 || bytes > left || peer->regions == options_.max_regions_of_peer ||
       !MayHaveRegion()) {
     return {0, left};
@@ -240,7 +240,7 @@ regions::Answer RegionServer::Give(Peer* peer, uint64_t bytes,
 
 regions::Answer RegionServer::Borrow(Peer* peer, const regions::Request& request,
                                      FileDescriptor file) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (request.region == 0 || request.bytes == 0 || file.get() < 0 ||
       peer->lent >= options_.max_lent_by_peer || !MayHaveRegion() ||
       regions_.contains(request.region)) {
@@ -255,7 +255,7 @@ regions::Answer RegionServer::Borrow(Peer* peer, const regions::Request& request
 
 void RegionServer::Drop(Peer* peer, uint64_t region) {
   std::shared_ptr<SharedRegion> dropped;  // unmapped while nobody waits for the mutex
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end() || found->second.owner != peer) return;
   --(found->second.lent ? peer->lent : peer->regions);
@@ -265,7 +265,7 @@ void RegionServer::Drop(Peer* peer, uint64_t region) {
 
 void RegionServer::Forget(Peer* peer) {
   std::vector<std::shared_ptr<SharedRegion>> forgotten;  // as in Drop
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   absl::erase_if(regions_, [&](auto& held) {
     if (held.second.owner != peer) return false;
     forgotten.push_back(std::move(held.second.region));
@@ -305,13 +305,13 @@ bool SharedArena::alive() const {
 }
 
 int SharedArena::regions() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return static_cast<int>(regions_.size());
 }
 
 std::shared_ptr<SharedBlock> SharedArena::Take(size_t bytes, absl::Time deadline) {
   bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   std::shared_ptr<SharedBlock> block;
   while ((block = TakeFree(bytes)) == nullptr && asking_) {  // the answer may be enough for both
     if (!WaitSteadily(&asked_, &mutex_, deadline)) return nullptr;
@@ -371,13 +371,13 @@ bool SharedArena::LendRegion(uint64_t name, const SharedRegion& region, absl::Ti
   request.region = name;
   request.bytes = region.size();
   FileDescriptor none;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const std::optional<regions::Answer> answer = Ask(request, region.descriptor(), deadline, &none);
   return answer.has_value() && answer->region != 0 && answer->region == name;
 }
 
 void SharedArena::TakeBack(uint64_t name) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   SendDrop(name);
 }
 
@@ -411,7 +411,7 @@ bool SharedArena::AddRegion(size_t bytes, absl::Time deadline) {
 }
 
 void SharedArena::Return(Region* region, size_t offset, size_t bytes, bool reusable) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   --region->blocks;
   region->retired |= !reusable;
   if (region->retired) {
@@ -449,7 +449,7 @@ void SharedBlock::Part() {
 
 std::shared_ptr<SharedArena> ArenaLink::Get(absl::Time deadline) {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     while (asking_) {
       if (!WaitSteadily(&asked_, &mutex_, deadline)) return nullptr;
     }
@@ -466,7 +466,7 @@ std::shared_ptr<SharedArena> ArenaLink::Get(absl::Time deadline) {
     arena = SharedArena::Connect(invitation->socket, invitation->ticket, deadline, patience_)
                 .value_or(nullptr);
   }
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   asking_ = false;
   asked_.SignalAll();
   arena_ = std::move(arena);

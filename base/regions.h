@@ -22,10 +22,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
 #include "base/local_server.h"
-#include "base/mutex.h"
 
 namespace emberd {
 
@@ -157,7 +157,7 @@ class RegionServer final : public LocalHost {
   const std::shared_ptr<std::atomic<int64_t>> bytes_ = std::make_shared<std::atomic<int64_t>>(0);
   std::atomic<int> peers_ = 0;
 
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Held> regions_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -215,9 +215,9 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   const FileDescriptor socket_;
   const absl::Duration patience_;
   std::atomic<bool> silent_ = false;  // a request has not been answered
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   bool asking_ ABSL_GUARDED_BY(mutex_) = false;  // some thread waits for an answer
-  CondVar asked_;
+  absl::CondVar asked_;
   std::vector<std::unique_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -277,9 +277,9 @@ class ArenaLink {
  private:
   const Ask ask_;
   const absl::Duration patience_;
-  Mutex mutex_;
+  absl::Mutex mutex_;
   bool asking_ ABSL_GUARDED_BY(mutex_) = false;  // some thread does
-  CondVar asked_;
+  absl::CondVar asked_;
   std::shared_ptr<SharedArena> arena_ ABSL_GUARDED_BY(mutex_);
   absl::Time next_try_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Duration pause_ ABSL_GUARDED_BY(mutex_);  // before next_try_

@@ -8,7 +8,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 
 namespace emberd {
 
@@ -53,10 +52,11 @@ inline bool AwaitSteadily(const absl::Notification& notification, absl::Duration
   });
 }
 
-// As CondVar::WaitUntil, but for a time by SteadyNow; may return without a signal, as that.
-inline bool WaitSteadily(CondVar* condition, Mutex* mutex, absl::Time until)
+// Until a signal, or `until` by SteadyNow; may return without either: wait in a loop. False: it is
+// `until`.
+inline bool WaitSteadily(absl::CondVar* condition, absl::Mutex* mutex, absl::Time until)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-  condition->WaitUntil(mutex, ToSystemTime(std::min(until, SteadyNow() + kLongestWait)));
+  condition->WaitWithTimeout(mutex, std::min(until - SteadyNow(), kLongestWait));
   return SteadyNow() < until;
 }
 

@@ -4,8 +4,8 @@
 
 #include <thread>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "base/mutex.h"
 #include "gtest/gtest.h"
 
 namespace emberd {
@@ -51,9 +51,9 @@ TEST(SteadyTimeTest, WaitsEndWithTheirTimeOrTheirEvent) {
   done = true;
   EXPECT_TRUE(AwaitSteadily(&mutex, absl::Condition(&done), absl::InfiniteDuration()));
 
-  Mutex plain;
-  CondVar never;
-  MutexLock plain_lock(&plain);
+  absl::Mutex plain;
+  absl::CondVar never;
+  absl::MutexLock plain_lock(&plain);
   const absl::Time end = SteadyNow() + absl::Milliseconds(10);
   while (WaitSteadily(&never, &plain, end)) {
   }

@@ -21,7 +21,7 @@ CpuPool::CpuPool(int threads) : threads_(std::max(threads, 1)) {
 
 CpuPool::~CpuPool() {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     stopping_ = true;
     work_or_stop_.SignalAll();
   }
@@ -30,7 +30,7 @@ CpuPool::~CpuPool() {
 
 void CpuPool::Submit(Job job) {
   auto* const submitted = new SubmittedJob{std::move(job)};
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   jobs_.push_back(submitted);
   jobs_wait_.store(true, std::memory_order_relaxed);
   Wake(submitted->job.chunks);
@@ -40,14 +40,14 @@ void CpuPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> task) 
   Loop loop{task, tasks};
   const int64_t helpers = runs_loops_alone ? 0 : std::min<int64_t>(tasks, threads()) - 1;
   if (helpers > 0) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     loop.after = loops_;
     loops_ = &loop;
     Wake(helpers);
   }
   for (int64_t i; (i = loop.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) task(i);
   if (helpers <= 0) return;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   Loop** link = &loops_;
   while (*link != &loop) link = &(*link)->after;
   *link = loop.after;
@@ -68,7 +68,7 @@ CpuPool::Loop* CpuPool::FirstThatNeedsHelp() {
 }
 
 void CpuPool::Work() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (true) {
     if (!jobs_.empty()) {
       RunChunk();
@@ -120,7 +120,7 @@ struct Strand::Work {
 };
 
 Executor::~Executor() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (unfinished_ > 0) all_finished_.Wait(&mutex_);
 }
 
@@ -132,7 +132,7 @@ void Executor::Submit(std::vector<Job> jobs) {
   }
   Works here;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     for (std::unique_ptr<Work>& work : works) Enqueue(std::move(work), &here);
   }
   for (Work* work : here) {
@@ -187,19 +187,19 @@ void Executor::MakeReady(Work* work, Works* here) {
 
 void Executor::Finish(Work* work) {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     LeaveLines(*work);
   }
   if (work->job.done) work->job.done();
   delete work;  // may free what the job kept alive: not under the mutex
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (--unfinished_ == 0) all_finished_.SignalAll();
 }
 
 BlockingPool::~BlockingPool() {
   std::vector<std::thread> threads;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     stopping_ = true;
     work_or_stop_.SignalAll();
     threads.swap(threads_);
@@ -208,7 +208,7 @@ BlockingPool::~BlockingPool() {
 }
 
 bool BlockingPool::RunAll(absl::Span<std::function<void()>> tasks) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   try {
     // Threads first: if one cannot be had, nothing is queued.
     for (int idle = std::max(idle_ - static_cast<int>(tasks_.size()), 0);
@@ -226,34 +226,34 @@ bool BlockingPool::RunAll(absl::Span<std::function<void()>> tasks) {
 }
 
 void BlockingPool::RunEach(int count, absl::FunctionRef<void(int)> call) {
-  Mutex mutex;
-  CondVar all_done;
+  absl::Mutex mutex;
+  absl::CondVar all_done;
   int left = count - 1;
   for (int i = 1; i < count; ++i) {
     const auto run = [&, i] {
       call(i);
-      MutexLock lock(&mutex);
+      absl::MutexLock lock(&mutex);
       if (--left == 0) all_done.Signal();
     };
     if (!Run(run)) run();
   }
   if (count > 0) call(0);
-  MutexLock lock(&mutex);
+  absl::MutexLock lock(&mutex);
   while (left > 0) all_done.Wait(&mutex);
 }
 
 int BlockingPool::threads() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return static_cast<int>(threads_.size());
 }
 
 int BlockingPool::idle() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return idle_ - static_cast<int>(tasks_.size());
 }
 
 void BlockingPool::Work() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (true) {
     if (!tasks_.empty()) {
       std::function<void()> task = std::move(tasks_.front());
@@ -280,12 +280,12 @@ TaskQueue::TaskQueue(BlockingPool* pool, int max_running, int max_queued,
       on_queued_(std::move(on_queued)) {}
 
 TaskQueue::~TaskQueue() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (running_ > 0) none_runs_.Wait(&mutex_);
 }
 
 absl::Status TaskQueue::Submit(std::function<void()> task, Text full) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (running_ < max_running_) return Start(absl::MakeSpan(&task, 1));
   if (static_cast<int>(queue_.size()) >= max_queued_) return absl::ResourceExhaustedError(full());
   queue_.push_back(std::move(task));
@@ -295,7 +295,7 @@ absl::Status TaskQueue::Submit(std::function<void()> task, Text full) {
 
 absl::Status TaskQueue::SubmitPair(std::function<void()> first, std::function<void()> second,
                                    Text full) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (running_ + 2 > max_running_) return absl::ResourceExhaustedError(full());
   std::array<std::function<void()>, 2> pair = {std::move(first), std::move(second)};
   return Start(absl::MakeSpan(pair));
@@ -321,7 +321,7 @@ absl::Status TaskQueue::Start(absl::Span<std::function<void()>> tasks) {
 }
 
 std::function<void()> TaskQueue::Next() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (queue_.empty()) {
     if (--running_ == 0) none_runs_.SignalAll();
     return nullptr;
@@ -333,28 +333,28 @@ std::function<void()> TaskQueue::Next() {
 }
 
 int TaskQueue::queued() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return static_cast<int>(queue_.size());
 }
 
 int TaskQueue::tasks() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return static_cast<int>(queue_.size()) + running_;
 }
 
 absl::Duration TaskQueue::ExpectedTime() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return mean_share_ * (static_cast<int64_t>(queue_.size()) + running_ + 1);
 }
 
 absl::Duration TaskQueue::ExpectedRunTime() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return mean_share_ * static_cast<int64_t>(running_);
 }
 
 void TaskQueue::RecordDuration(absl::Duration took) {
   constexpr double kWeight = 1.0 / 16;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   mean_share_ += (took / std::max(running_, 1) - mean_share_) * kWeight;
 }
 

@@ -18,9 +18,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/mutex.h"
 
 namespace emberd {
 
@@ -74,7 +74,7 @@ class CpuPool {
     const int64_t tasks;
     std::atomic<int64_t> next{0};
     int helpers = 0;  // threads of the pool inside; guarded by mutex_
-    CondVar helper_left{};
+    absl::CondVar helper_left{};
     Loop* after = nullptr;
   };
 
@@ -84,8 +84,8 @@ class CpuPool {
   Loop* FirstThatNeedsHelp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Wake(int64_t threads) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Mutex mutex_;
-  CondVar work_or_stop_;
+  absl::Mutex mutex_;
+  absl::CondVar work_or_stop_;
   // Those with chunks that nobody has begun. The thread that ends a job's last chunk deletes it.
   std::deque<SubmittedJob*> jobs_ ABSL_GUARDED_BY(mutex_);
   // As jobs_.empty(), for threads that work on a loop.
@@ -154,8 +154,8 @@ class Executor {
 
   CpuPool* const cpu_;
   std::atomic<int> queued_{0};
-  Mutex mutex_;
-  CondVar all_finished_;
+  absl::Mutex mutex_;
+  absl::CondVar all_finished_;
   int64_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
@@ -181,8 +181,8 @@ class BlockingPool {
  private:
   void Work();
 
-  mutable Mutex mutex_;
-  CondVar work_or_stop_;
+  mutable absl::Mutex mutex_;
+  absl::CondVar work_or_stop_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);  // each has a thread waking up
   int idle_ ABSL_GUARDED_BY(mutex_) = 0;                             // those that wake up count
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -232,8 +232,8 @@ class TaskQueue {
   const int max_running_;
   const int max_queued_;
   const std::function<void(int)> on_queued_;
-  mutable Mutex mutex_;
-  CondVar none_runs_;
+  mutable absl::Mutex mutex_;
+  absl::CondVar none_runs_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
   // For how long a task kept the others waiting, of late: its duration divided by the tasks that

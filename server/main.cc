@@ -300,11 +300,6 @@ int Main(int argc, char** argv) {
   // that nobody reads any more (`emberd up 2>&1 | head`) is none: neither ends the process.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
-#ifdef NDEBUG
-  // Where Abseil is packaged as for debugging, each lock of its mutexes is noted in a graph, which
-  // has one lock for all threads.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-#endif
   Flags flags;
   CLI::App app("emberd, a sparse embedding parameter server", "emberd");
   app.set_version_flag("--version", "emberd " EMBERD_VERSION);

@@ -72,7 +72,7 @@ Engine::Engine(const EngineOptions& options)
       executor_(options.cpu) {}
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end()) return absl::NotFoundError(IdText(model_id) + " is not known");
   return it->second;
@@ -99,7 +99,7 @@ absl::Status Engine::AddModel(std::shared_ptr<Model> model) {
   for (int i = 0; i < model->stack_count(); ++i) model->stack(i).FillIfSmall(options_);
   const uint64_t id = model->spec().model_id;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (!models_.emplace(id, model).second) return absl::AlreadyExistsError(IdText(id) + " exists");
   }
   model->OpenShared();
@@ -124,7 +124,7 @@ absl::StatusOr<std::shared_ptr<Snapshot>> Engine::MakeSnapshot(absl::Span<const 
   }
   auto snapshot =
       std::make_shared<Snapshot>(std::move(models), std::move(uses), options, &executor_, &pool_);
-  MutexLock lock(&order_mutex_);
+  absl::MutexLock lock(&order_mutex_);
   for (const StackStore* stack : snapshot->stores()) {
     if (!in_snapshots_.contains(stack)) continue;
     return absl::AbortedError(absl::StrCat("another checkpoint with the rows of stack '",
@@ -135,13 +135,13 @@ absl::StatusOr<std::shared_ptr<Snapshot>> Engine::MakeSnapshot(absl::Span<const 
 }
 
 void Engine::StartSnapshot(Snapshot& snapshot) {
-  MutexLock lock(&order_mutex_);
+  absl::MutexLock lock(&order_mutex_);
   executor_.Submit(snapshot.BeginJobs());
 }
 
 void Engine::EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept) {
   snapshot->Cancel();  // writers that still wait for its reader
-  MutexLock lock(&order_mutex_);
+  absl::MutexLock lock(&order_mutex_);
   for (const StackStore* stack : snapshot->stores()) in_snapshots_.erase(stack);
   executor_.Submit(snapshot->EndJobs(kept));
 }
@@ -149,7 +149,7 @@ void Engine::EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept) {
 absl::StatusOr<std::shared_ptr<Model>> Engine::TakeModel(uint64_t model_id) {
   std::shared_ptr<Model> model;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     const auto it = models_.find(model_id);
     if (it == models_.end()) return absl::NotFoundError(IdText(model_id) + " is not known");
     model = std::move(it->second);
@@ -225,7 +225,7 @@ void Engine::Apply(StagedUpdate update, ApplyCallback done) {
   work->jobs_left = static_cast<int>(jobs.size());
   const bool nothing_to_do = jobs.empty();
   {
-    MutexLock lock(&order_mutex_);
+    absl::MutexLock lock(&order_mutex_);
     work->TakePlace();
     executor_.Submit(std::move(jobs));
   }
@@ -357,7 +357,7 @@ EngineStatistics Engine::Statistics() const {
   EngineStatistics statistics;
   statistics.queued = executor_.queued();
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     statistics.models = static_cast<int>(models_.size());
     for (const auto& [id, model] : models_) {
       statistics.table_bytes += model->own_bytes_per_partition() * model->spec().partition_count;
@@ -387,7 +387,7 @@ EngineStatistics Engine::Statistics() const {
 std::vector<HotTable> Engine::HotRows(int count) const {
   std::vector<std::shared_ptr<Model>> models;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     for (const auto& [id, model] : models_) models.push_back(model);
   }
   std::vector<HotTable> tables;

@@ -17,9 +17,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/mutex.h"
 #include "base/thread_pools.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
@@ -156,13 +156,13 @@ class Engine {
   const std::shared_ptr<SharedStacks> shared_;
   BufferPool pool_;
 
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Model>> models_ ABSL_GUARDED_BY(mutex_);
 
   std::atomic<uint64_t> epoch_ = ~uint64_t{0};
 
   // Held while an update takes its place and its strands, so that both have one order.
-  Mutex order_mutex_;
+  absl::Mutex order_mutex_;
   // Stacks of which a snapshot was made and not ended.
   absl::flat_hash_set<const StackStore*> in_snapshots_ ABSL_GUARDED_BY(order_mutex_);
 

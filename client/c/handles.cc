@@ -133,7 +133,7 @@ int32_t emberd_lookup_block(const emberd_lookup* lookup, emberd_block* block) {
 }
 int64_t emberd_lookup_step(const emberd_lookup* lookup) { return lookup->step; }
 const char* emberd_lookup_statistics_json(emberd_lookup* lookup) {
-  emberd::MutexLock lock(&lookup->mutex);
+  absl::MutexLock lock(&lookup->mutex);
   if (lookup->json.empty()) {
     lookup->json =
         emberd::c::Describe(lookup->statistics, lookup->step >= 0 ? &lookup->times : nullptr);
@@ -164,7 +164,7 @@ int32_t emberd_answer_tensors(const emberd_answer* answer, emberd_bytes* tensors
   return count;
 }
 emberd_kept* emberd_answer_take_kept(emberd_answer* answer, int32_t place) {
-  emberd::MutexLock lock(&answer->mutex);
+  absl::MutexLock lock(&answer->mutex);
   auto& kept = answer->answer.kept;
   const bool there = place >= 0 && place < static_cast<int32_t>(kept.size()) && kept[place];
   return there ? new emberd_kept{std::move(kept[place])} : nullptr;

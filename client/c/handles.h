@@ -17,9 +17,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "client/c/emberd.h"
@@ -43,17 +43,17 @@ absl::Status Guarded(const Work& work) {
 class LastProgress {
  public:
   void Set(const client::CheckpointProgress& progress) ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     progress_ = progress;
   }
   // None if it has been taken.
   std::optional<client::CheckpointProgress> Take() ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     return std::exchange(progress_, std::nullopt);
   }
 
  private:
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::optional<client::CheckpointProgress> progress_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -81,7 +81,7 @@ struct emberd_lookup {
   emberd::client::StepTimes times;
   int64_t step = -1;
   std::shared_ptr<const void> memory;
-  emberd::Mutex mutex;
+  absl::Mutex mutex;
   std::string json ABSL_GUARDED_BY(mutex);  // of the statistics, once somebody has asked
 };
 
@@ -97,14 +97,14 @@ struct emberd_stream {
   // Behind the stream, which has to go first.
   std::shared_ptr<emberd::client::Client> client;
   std::shared_ptr<emberd::client::TrainStream> stream;
-  emberd::Mutex mutex = {};
+  absl::Mutex mutex = {};
   // Ends of checkpoints that nobody has taken.
   std::deque<std::string> checkpoints ABSL_GUARDED_BY(mutex) = {};
 };
 
 struct emberd_answer {
   emberd::client::ServiceAnswer answer;
-  emberd::Mutex mutex = {};  // while something is taken
+  absl::Mutex mutex = {};  // while something is taken
 };
 
 struct emberd_kept {
@@ -148,7 +148,7 @@ struct emberd_call {
   }
   template <typename T>
   T* Take() {
-    emberd::MutexLock lock(&take_mutex_);
+    absl::MutexLock lock(&take_mutex_);
     std::unique_ptr<T>* held = Get<std::unique_ptr<T>>();
     return held != nullptr ? held->release() : nullptr;
   }
@@ -157,7 +157,7 @@ struct emberd_call {
   void Run(Work* work);
 
   std::shared_ptr<emberd::c::LastProgress> progress_;
-  emberd::Mutex take_mutex_;
+  absl::Mutex take_mutex_;
   Result result_;
   absl::Status status_;
   absl::Notification ended_;  // from then on, the two above stay as they are

@@ -144,7 +144,7 @@ int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds
     ASSIGN_OR_RETURN(const TrainUpdateResult updated, stream->stream->ReceiveUpdate());
     *update = {updated.step, updated.rows_updated, updated.rows_skipped, 0};
     if (!updated.checkpoint.empty()) {
-      emberd::MutexLock lock(&stream->mutex);
+      absl::MutexLock lock(&stream->mutex);
       stream->checkpoints.push_back(emberd::c::DescribeEnd(updated));
     }
     return absl::OkStatus();
@@ -153,7 +153,7 @@ int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds
 }
 
 emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream) {
-  emberd::MutexLock lock(&stream->mutex);
+  absl::MutexLock lock(&stream->mutex);
   if (stream->checkpoints.empty()) return nullptr;
   auto* end = new emberd_text{std::move(stream->checkpoints.front())};
   stream->checkpoints.pop_front();

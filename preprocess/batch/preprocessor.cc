@@ -326,12 +326,12 @@ Preprocessor::Preprocessor(const v1::ModelConfig* model, const Plan* plan, CpuPo
 
 void Preprocessor::SetLimits(std::vector<PartitionLimits> limits) {
   Limits shared = std::make_shared<const std::vector<PartitionLimits>>(std::move(limits));
-  MutexLock lock(&limits_mutex_);
+  absl::MutexLock lock(&limits_mutex_);
   limits_.swap(shared);
 }
 
 Preprocessor::Limits Preprocessor::CurrentLimits() const {
-  MutexLock lock(&limits_mutex_);
+  absl::MutexLock lock(&limits_mutex_);
   return limits_;
 }
 

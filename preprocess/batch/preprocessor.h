@@ -17,6 +17,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
 #include "base/thread_pools.h"
@@ -166,7 +167,7 @@ class Preprocessor {
   const Plan& plan_;
   const DropRule drop_rule_;
   std::vector<StackInfo> stacks_;
-  mutable Mutex limits_mutex_;
+  mutable absl::Mutex limits_mutex_;
   Limits limits_ ABSL_GUARDED_BY(limits_mutex_);
   std::shared_ptr<const MappedMemory> bucket_memory_;  // of all stacks that remember buckets
   // Whether the batch before was cut. The next one then fills its buckets while its slots are still

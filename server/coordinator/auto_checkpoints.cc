@@ -109,7 +109,7 @@ absl::Status AutoCheckpoints::ExplainLost(const std::string& model, const absl::
   const auto serves = ReadOnly(model);
   if (!recovers() && serves == nullptr) return lost;
   const bool under_way = [&] {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     return recoveries_.contains(model);
   }();
   if (!under_way) {
@@ -123,7 +123,7 @@ absl::Status AutoCheckpoints::ExplainLost(const std::string& model, const absl::
 }
 
 std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto found = recoveries_.find(model);
   const auto failed = failures_.find(model);
   const Failure failure = failed == failures_.end() ? Failure() : failed->second;
@@ -149,18 +149,18 @@ std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {
 
 void AutoCheckpoints::StartRecovery(const std::string& model) {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (SteadyNow() < failures_[model].again || !recoveries_.try_emplace(model).second) return;
   }
   const auto over = [this, model] {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     recoveries_.erase(model);
   };
   const auto recover = [this, model, over] {
     const absl::Time began = SteadyNow();
     const absl::Status status = Recover(model);
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       // All were read for nothing: most of the time, the disk is for others.
       const absl::Duration pause = std::max(kSavePause, 3 * (SteadyNow() - began));
       failures_[model] = {std::string(status.message()),
@@ -186,7 +186,7 @@ absl::Status AutoCheckpoints::ServeAgain(const step::ServedModel& model) {
                    checkpoints_->store().Chain(model.serves.model(), model.serves.checkpoint()));
   const int64_t total = checkpoint::BytesOf(chain);
   const auto tell = [&](int64_t bytes, int64_t) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     Recovery& recovery = recoveries_[model.config.name()];
     recovery.checkpoint = step::ServesText(model.serves);
     recovery.bytes = std::min(bytes, total);
@@ -219,7 +219,7 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
   ASSIGN_OR_RETURN(RowSource source, FindRowsUnlessGivenUp(model, checkpoint.name()));
   const int64_t total = checkpoint::BytesOf(source.chain);
   const auto tell = [&](int64_t bytes) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     Recovery& recovery = recoveries_[model];
     recovery.checkpoint = checkpoint.name();
     recovery.groups = {checkpoint.groups().begin(), checkpoint.groups().end()};
@@ -296,7 +296,7 @@ bool AutoCheckpoints::Due(const Saved& saved, const step::ServedModel& model, Re
 void AutoCheckpoints::SaveIfDue(const step::ServedModelPtr& model) {
   const std::string& name = model->config.name();
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     Saved& saved = saved_[name];
     if (saved.saving || SteadyNow() < saved.tried + kSavePause ||
         !Due(saved, *model, Reason::kDue)) {
@@ -305,7 +305,7 @@ void AutoCheckpoints::SaveIfDue(const step::ServedModelPtr& model) {
     saved.saving = true;
   }
   const auto over = [this, name](const absl::Status& status) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     saved_[name].saving = false;
     saved_[name].tried = status.ok() ? absl::InfinitePast() : SteadyNow();
   };
@@ -324,7 +324,7 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
                                    rpc::CallContext* context) {
   const std::string& name = model->config.name();
   const auto remember = [&](uint64_t history, int64_t changes, int64_t saved_at_ms) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     Saved& saved = saved_[name];
     // By the clock of whoever saved it. What that has dated ahead of this one's gets older, too.
     const absl::Duration age = absl::Now() - absl::FromUnixMillis(saved_at_ms);  // a date
@@ -386,7 +386,7 @@ void AutoCheckpoints::SaveAtStop(absl::Time end) {
 void AutoCheckpoints::Watch() {
   for (const ModelRegistry::Known& known : registry_->models()) {
     if (known.lost.empty()) {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       failures_.erase(known.model->config.name());
     }
     if (known.model->read_only()) {

@@ -14,8 +14,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "base/steady_time.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/embedding_service.pb.h"
@@ -117,7 +117,7 @@ class AutoCheckpoints {
   Checkpoints* const checkpoints_;
   ModelRegistry* const registry_;
   rpc::CallContext stopping_{absl::InfiniteFuture()};
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::map<std::string, Recovery> recoveries_ ABSL_GUARDED_BY(mutex_);  // under way
   std::map<std::string, Failure> failures_ ABSL_GUARDED_BY(mutex_);     // of the last attempts
   std::map<std::string, Saved> saved_ ABSL_GUARDED_BY(mutex_);

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "base/mutex.h"
 #include "base/testing/seed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -79,7 +79,7 @@ class Network {
 // Gate and votes of a shard whose rows are a set of changes.
 class ScheduledShard : public TestingShard {
  public:
-  ScheduledShard(int index, Network* network, Mutex* turn, Mistake mistake)
+  ScheduledShard(int index, Network* network, absl::Mutex* turn, Mistake mistake)
       : TestingShard(index), network_(network), turn_(turn), mistake_(mistake) {
     Answer(host::ShardVerb::kPauseChanges, &ScheduledShard::OnPause);
     Answer(host::ShardVerb::kResumeChanges, &ScheduledShard::OnResume);
@@ -122,7 +122,7 @@ class ScheduledShard : public TestingShard {
   // What a pause asks. Anything may happen before and after each answer.
   absl::StatusOr<internal::v1::PauseChangesResponse> OnPause(
       const internal::v1::PauseChangesRequest& request) {
-    const MutexLock lock(turn_);
+    const absl::MutexLock lock(turn_);
     if (network_->empty() && on_idle_ != nullptr) on_idle_();
     network_->DeliverSome(12);
     internal::v1::PauseChangesResponse response;
@@ -141,13 +141,13 @@ class ScheduledShard : public TestingShard {
   }
   absl::StatusOr<internal::v1::ResumeChangesResponse> OnResume(
       const internal::v1::ResumeChangesRequest& request) {
-    const MutexLock lock(turn_);
+    const absl::MutexLock lock(turn_);
     gate_.Resume(request.model_id(), request.pause_id());
     return internal::v1::ResumeChangesResponse();
   }
   absl::StatusOr<internal::v1::FindMutationResponse> OnFind(
       const internal::v1::FindMutationRequest& request) {
-    const MutexLock lock(turn_);
+    const absl::MutexLock lock(turn_);
     internal::v1::FindMutationResponse response;
     if (mistake_ == Mistake::kMadeElsewhereMissed) return response;
     std::optional<absl::StatusOr<host::MutationVotes::Found>> found;
@@ -162,7 +162,7 @@ class ScheduledShard : public TestingShard {
   }
   absl::StatusOr<internal::v1::DecideMutationResponse> OnDecide(
       const internal::v1::DecideMutationRequest& request) {
-    const MutexLock lock(turn_);
+    const absl::MutexLock lock(turn_);
     std::optional<absl::StatusOr<host::RowCounts>> rows;
     votes_.Decide(*host::MutationOf(request.mutation()), request.attempt(), request.commit(),
                   [&](auto answer) { rows = std::move(answer); });
@@ -175,7 +175,7 @@ class ScheduledShard : public TestingShard {
 
  private:
   Network* const network_;
-  Mutex* const turn_;
+  absl::Mutex* const turn_;
   const Mistake mistake_;
   std::function<void()> on_idle_;
   std::set<int> made_;
@@ -205,7 +205,7 @@ class PauseSchedule {
     std::string wrong;
     for (int i = 0; i < pauses && wrong.empty(); ++i) {
       {
-        const MutexLock lock(&turn_);
+        const absl::MutexLock lock(&turn_);
         for (int c = static_cast<int>(network_.random()() % 4); c >= 0; --c) {
           StartVote(changes_++, 10);
           network_.DeliverSome(20);
@@ -231,7 +231,7 @@ class PauseSchedule {
     rpc::CallContext context(absl::Now() + absl::Seconds(30));
     const auto settled = pause.Settle(&context);
     if (!settled.ok()) return settled.status().ToString();
-    const MutexLock lock(&turn_);
+    const absl::MutexLock lock(&turn_);
     const std::set<int> moment = shards_[0]->made();
     for (const auto& shard : shards_) {
       if (shard->made() != moment) return "shards were cut at different moments";
@@ -284,7 +284,7 @@ class PauseSchedule {
     }
   }
 
-  Mutex turn_;
+  absl::Mutex turn_;
   Network network_;
   BlockingPool threads_;
   const std::shared_ptr<step::ServedModel> model_ = std::make_shared<step::ServedModel>();

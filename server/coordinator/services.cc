@@ -23,7 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
-#include "base/mutex.h"
+#include "absl/synchronization/mutex.h"
 #include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -378,7 +378,7 @@ class ProgressStream final : public SendingStream {
 
   // When the caller has taken those before.
   absl::Status Send(ByteBuffer message) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (gone_ || call_.context.cancelled()) return absl::CancelledError("the caller is gone");
     if (waiting_.size() == kMaxWaiting) waiting_.pop_back();
     waiting_.push_back(std::move(message));
@@ -396,7 +396,7 @@ class ProgressStream final : public SendingStream {
   void OnWriteDone(bool ok) override {
     absl::Status end;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       watched_.SetSending(false);
       writing_ = false;
       gone_ = gone_ || !ok;
@@ -414,14 +414,14 @@ class ProgressStream final : public SendingStream {
     call_.grant = rpc::Admission::Grant();
     call_.timer.Finish(status.code());
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       end_ = status;
       if (writing_) return;  // after what is on its way
     }
     Finish(rpc::ToGrpcStatus(status));
   }
 
-  Mutex mutex_;
+  absl::Mutex mutex_;
   ByteBuffer message_ ABSL_GUARDED_BY(mutex_);
   std::deque<ByteBuffer> waiting_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

@@ -21,7 +21,7 @@ CollectiveRouter::CollectiveRouter(std::vector<std::shared_ptr<ShardBackend>> sh
     : shards_(std::move(shards)), threads_(threads) {}
 
 CollectiveRouter::~CollectiveRouter() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (const auto& [generation, context] : watches_) context->Cancel();
   while (!watches_.empty()) watch_over_.Wait(&mutex_);
 }
@@ -46,7 +46,7 @@ absl::StatusOr<internal::v1::JoinResponse> CollectiveRouter::Join(
   const Generation generation = {group::IdOf(request.name()), membership.generation()};
 
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     std::shared_ptr<rpc::CallContext>& watch = watches_[generation];
     if (watch != nullptr) return membership;  // another rank's join was answered first
     // Without room the host exchanges the values.
@@ -74,14 +74,14 @@ void CollectiveRouter::Watch(const internal::v1::WatchRequest& request, rpc::Cal
   const absl::Status end = HostOf(request.name()).Watch(request, context).status();
   local_.End(generation.first, generation.second, end);
   context->Cancel();
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   watches_.erase(generation);
   watch_over_.Signal();
 }
 
 std::shared_ptr<const rpc::CallContext> CollectiveRouter::WatchOf(
     const internal::v1::GroupName& name, uint64_t generation) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto found = watches_.find({group::IdOf(name), generation});
   if (found != watches_.end()) return found->second;
   auto over = std::make_shared<rpc::CallContext>(absl::InfiniteFuture());
@@ -121,7 +121,7 @@ void CollectiveRouter::Leave(const internal::v1::LeaveRequest& request,
 void CollectiveRouter::Retry() {
   std::vector<std::pair<size_t, std::vector<Leaving>>> unheard;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     unheard.assign(unheard_.begin(), unheard_.end());
     unheard_.clear();
   }
@@ -149,7 +149,7 @@ void CollectiveRouter::Tell(size_t shard, Leaving leaving, rpc::CallContext* con
               {"rank", request.rank()},
               {"reason", std::string(told.message())}});
   }
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   unheard_[shard].push_back(std::move(leaving));
 }
 

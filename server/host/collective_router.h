@@ -14,7 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "base/mutex.h"
+#include "absl/synchronization/mutex.h"
 #include "base/thread_pools.h"
 #include "server/group/rendezvous.h"
 #include "server/host/shard_backend.h"
@@ -70,8 +70,8 @@ class CollectiveRouter {
   BlockingPool* const threads_;
   group::Rendezvous local_;
   ShardVerbs local_verbs_{/*host=*/nullptr, &local_};
-  Mutex mutex_;
-  CondVar watch_over_;
+  absl::Mutex mutex_;
+  absl::CondVar watch_over_;
   // Watches under way: of the generations with members here.
   std::map<Generation, std::shared_ptr<rpc::CallContext>> watches_ ABSL_GUARDED_BY(mutex_);
   ByShard unheard_ ABSL_GUARDED_BY(mutex_);

@@ -110,7 +110,7 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
   std::vector<uint64_t> released;
   internal::v1::OpenGroupResponse response;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     const Key key(request.model_id(), request.group());
     auto found = groups_.find(key);
     if (request.generation() == 0) {
@@ -283,7 +283,7 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
   std::vector<uint64_t> released;
   absl::Status status;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     const auto found = groups_.find(Key(command.model_id, part.group()));
     if (found == groups_.end()) {
       return GroupError(absl::StatusCode::kAborted, part.group(),
@@ -343,7 +343,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
   std::vector<uint64_t> released;
   absl::StatusOr<RowCounts> answer = RowCounts();
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     const auto found = groups_.find(key);
     Group* const group = found == groups_.end() ? nullptr : &found->second;
     Step* const waiting = group == nullptr ? nullptr : &group->waiting;
@@ -398,7 +398,7 @@ void GroupSteps::Applied(const Key& key, const Waiting& waiting,
 void GroupSteps::Finish(const Key& key, Waiting waiting, const absl::StatusOr<RowCounts>& rows) {
   std::vector<RowsCallback> answered;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     const auto found = groups_.find(key);
     Group* const group = found == groups_.end() ? nullptr : &found->second;
     if (waiting == nullptr && group != nullptr) waiting = group->waiting_rows;
@@ -430,7 +430,7 @@ void GroupSteps::Release(const std::vector<uint64_t>& handles) {
 void GroupSteps::Sweep(absl::Time now) {
   std::vector<uint64_t> released;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
       Group& group = entry.second;
       const absl::Duration patience = std::max(options_.part_ttl, 2 * group.step_timeout());
@@ -454,7 +454,7 @@ void GroupSteps::Sweep(absl::Time now) {
 }
 
 std::function<void()> GroupSteps::DropModel(uint64_t model_id) {
-  order_->mutex.AssumeHeld();
+  order_->mutex.AssertHeld();
   std::vector<uint64_t> released;
   std::vector<RowsCallback> waiting;
   absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
@@ -492,7 +492,7 @@ absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
   const absl::Cleanup release = [&] { Release(released); };  // of those that went before an error
   internal::v1::DropGroupsResponse response;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     for (const std::string& name : request.groups()) {
       const auto found = groups_.find(Key(request.model_id(), name));
       if (found == groups_.end()) continue;
@@ -512,7 +512,7 @@ absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
 }
 
 void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   for (const auto& [key, group] : groups_) {
     if (key.first != model_id) continue;
     internal::v1::HeldStep* to = held->Add();
@@ -528,14 +528,14 @@ void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
 }
 
 uint64_t GroupSteps::forgotten_generation() const {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   return forgotten_generation_;
 }
 
 // What checkpoints and the log keep of the groups on a shard, and how it comes back.
 
 void GroupSteps::Save(uint64_t model_id, internal::v1::ShardState* state) const {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   uint64_t forgotten = forgotten_generation_;
   for (const auto& [key, group] : groups_) {
     if (key.first != model_id) continue;
@@ -557,7 +557,7 @@ void GroupSteps::Save(uint64_t model_id, internal::v1::ShardState* state) const 
 
 std::set<std::string> GroupSteps::Finished(uint64_t model_id) const {
   std::set<std::string> finished;
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   for (const auto& [key, group] : groups_) {
     if (key.first == model_id && group.kept.finished()) finished.insert(key.second);
   }
@@ -566,7 +566,7 @@ std::set<std::string> GroupSteps::Finished(uint64_t model_id) const {
 
 std::function<void()> GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& state,
                                           const std::set<std::string>& finished) {
-  order_->mutex.AssumeHeld();
+  order_->mutex.AssertHeld();
   std::function<void()> dropped = DropModel(model_id);
   forgotten_generation_ = std::max(forgotten_generation_, state.forgotten_generation());
   for (const internal::v1::GroupState& from : state.groups()) {
@@ -592,7 +592,7 @@ std::function<void()> GroupSteps::Restore(uint64_t model_id, const internal::v1:
 }
 
 void GroupSteps::Describe(internal::v1::LogState* state) const {
-  order_->mutex.AssumeHeld();
+  order_->mutex.AssertHeld();
   state->set_forgotten_generation(forgotten_generation_);
   for (const auto& [key, group] : groups_) {
     internal::v1::LogGroup* to = state->add_groups();
@@ -610,7 +610,7 @@ void GroupSteps::Describe(internal::v1::LogState* state) const {
 }
 
 absl::Status GroupSteps::Remember(const internal::v1::LogState& state, const PartOf& part_of) {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   forgotten_generation_ = state.forgotten_generation();
   for (const internal::v1::LogGroup& from : state.groups()) {
     Group& group = groups_[Key(from.model_id(), from.group())];
@@ -635,13 +635,13 @@ absl::Status GroupSteps::Remember(const internal::v1::LogState& state, const Par
 }
 
 void GroupSteps::SetReplaying(Skips skips) {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   skips_ = std::move(skips);
 }
 
 void GroupSteps::EndGeneration(uint64_t model_id, const std::string& group, bool forget) {
   std::vector<uint64_t> released;
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   const auto found = groups_.find(Key(model_id, group));
   if (found == groups_.end()) return;
   Drop(&found->second, &released);

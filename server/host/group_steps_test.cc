@@ -382,13 +382,13 @@ TEST_F(HeldPartsTest, ItIsKnownInWhichGenerationTheLastStepWasMade) {
   steps_->Save(5, &saved);
   internal::v1::LogState logged;
   {
-    const MutexLock lock(&order_.mutex);
+    const absl::MutexLock lock(&order_.mutex);
     steps_->Describe(&logged);
   }
   const auto locked = [&](const std::function<std::function<void()>()>& change) {
     std::function<void()> after;
     {
-      const MutexLock lock(&order_.mutex);
+      const absl::MutexLock lock(&order_.mutex);
       after = change();
     }
     after();
@@ -421,7 +421,7 @@ TEST_F(HeldPartsTest, AStepOfBeforeAResetDoesNotEndOneOfAfterIt) {
   commit(1, /*skip=*/false, [&](const auto& rows) { before = rows.status(); });
   std::function<void()> dropped;
   {
-    const MutexLock lock(&order_.mutex);
+    const absl::MutexLock lock(&order_.mutex);
     dropped = steps_->DropModel(5);
   }
   dropped();

@@ -300,7 +300,7 @@ absl::Status HostedModels::RecordRestore(const internal::v1::LogModelMade& made,
                                          std::function<void()>* after) {
   const internal::v1::CreateModelRequest& request = made.create();
   const ShardLog::Stay stay(log_);
-  const MutexLock order(&order_->mutex);
+  const absl::MutexLock order(&order_->mutex);
   // Models that serve a checkpoint get it again from coordinators, without a log.
   if (!request.has_serves()) {
     LogRecord record;
@@ -516,7 +516,7 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     const ShardLog::Stay stay(log_);
     // A change that is decided after the record must not be made: the log would not make it again,
     // and models that share a table would miss it.
-    const MutexLock order(&order_->mutex);
+    const absl::MutexLock order(&order_->mutex);
     absl::MutexLock lock(&mutex_);
     const auto found = models_.find(engine_id);
     if (found == models_.end()) return absl::OkStatus();

@@ -120,7 +120,7 @@ absl::StatusOr<std::optional<RowCounts>> MutationRecord::FindIn(const Client& cl
 }
 
 absl::StatusOr<std::optional<RowCounts>> MutationRecord::Find(const Mutation& mutation) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto client = clients_.find(mutation.client_id);
   if (client != clients_.end()) return FindIn(Touch(mutation.client_id), mutation);
   Client unknown;
@@ -144,13 +144,13 @@ void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry)
 
 void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id,
                             uint64_t history) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   Keep(&Touch(mutation.client_id), mutation.sequence, {mutation.tag, model_id, result, history});
   MakeRoom();
 }
 
 void MutationRecord::ListNewest(uint64_t model_id, uint64_t history, Names* names) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (const std::string& client_id : recency_) {
     const Client& client = clients_.at(client_id);
     int listed = 0;
@@ -164,7 +164,7 @@ void MutationRecord::ListNewest(uint64_t model_id, uint64_t history, Names* name
 }
 
 void MutationRecord::Save(uint64_t model_id, Clients* clients) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
     const Client& client = clients_.at(*quiet);
     internal::v1::ClientState to;
@@ -184,7 +184,7 @@ void MutationRecord::Save(uint64_t model_id, Clients* clients) {
 }
 
 void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (auto& entry : clients_) {
     Client& client = entry.second;
     std::erase_if(client.finished, [&](uint64_t sequence) {
@@ -211,7 +211,7 @@ void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
 }
 
 void MutationRecord::Describe(internal::v1::LogState* state) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
     const Client& client = clients_.at(*quiet);
     internal::v1::LogClient* to = state->add_clients();
@@ -235,7 +235,7 @@ void MutationRecord::Describe(internal::v1::LogState* state) const {
 }
 
 void MutationRecord::Remember(const internal::v1::LogState& state) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (const internal::v1::LogForgottenClient& from : state.forgotten_clients()) {
     forgotten_[from.name_hash()] = from.highest();
     forgotten_order_.push_back(from.name_hash());
@@ -251,7 +251,7 @@ void MutationRecord::Remember(const internal::v1::LogState& state) {
 }
 
 void MutationRecord::Refuse(const Mutation& mutation) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   Client& client = Touch(mutation.client_id);
   client.forgotten_up_to = std::max(client.forgotten_up_to, mutation.sequence);
 }
@@ -345,13 +345,13 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::CheckStage(const Mutatio
 
 absl::StatusOr<std::optional<RowCounts>> MutationVotes::MayStage(const Mutation& mutation,
                                                                  uint64_t attempt) {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   return CheckStage(mutation, attempt);
 }
 
 absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mutation,
                                                               uint64_t attempt, Change change) {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   ASSIGN_OR_RETURN(const std::optional<RowCounts> before, CheckStage(mutation, attempt));
   if (before.has_value()) return before;
   // A reader of the log would give it to the rows that have come since under the model's name.
@@ -386,7 +386,7 @@ void MutationVotes::Hold(const Mutation& mutation, uint64_t attempt, Change chan
 void MutationVotes::Find(const Mutation& mutation, uint64_t attempt, FoundCallback done) {
   absl::StatusOr<std::optional<Found>> found = std::nullopt;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     found = TryFind(mutation, attempt, &done);
   }
   if (!found.ok()) return done(found.status());
@@ -431,7 +431,7 @@ void MutationVotes::Decide(const Mutation& mutation, uint64_t attempt, bool comm
   absl::StatusOr<std::optional<RowCounts>> rows = std::nullopt;
   std::function<void()> drop;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     rows = TryDecide(mutation, attempt, commit, &done, &drop);
   }
   if (drop != nullptr) drop();
@@ -486,7 +486,7 @@ void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCount
   uint64_t model_id = 0, history = 0;
   bool keep = false;
   {
-    MutexLock lock(&order_->mutex);
+    absl::MutexLock lock(&order_->mutex);
     const auto vote = votes_.find(KeyOf(mutation));
     waiting.swap(vote->second.waiting);
     model_id = vote->second.model_id;
@@ -530,7 +530,7 @@ void MutationVotes::KeepFence(const Mutation& mutation) {
 }
 
 std::vector<Mutation> MutationVotes::Undecided(absl::Time since) const {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   std::vector<Mutation> undecided;
   for (const auto& [key, vote] : votes_) {
     if (vote.change.has_value() && vote.since <= since) {
@@ -541,7 +541,7 @@ std::vector<Mutation> MutationVotes::Undecided(absl::Time since) const {
 }
 
 void MutationVotes::ListHeld(uint64_t model_id, HeldList* held) const {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   for (const auto& [key, vote] : votes_) {
     if (vote.model_id != model_id || (!vote.making && !vote.change.has_value())) continue;
     internal::v1::HeldMutation* to = held->Add();
@@ -551,18 +551,18 @@ void MutationVotes::ListHeld(uint64_t model_id, HeldList* held) const {
 }
 
 void MutationVotes::SetReplaying(bool replaying) {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   replaying_ = replaying;
 }
 
 uint64_t MutationVotes::ModelOf(const Mutation& mutation) const {
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   const auto vote = votes_.find(KeyOf(mutation));
   return vote == votes_.end() ? 0 : vote->second.model_id;
 }
 
 void MutationVotes::Describe(internal::v1::LogState* state) const {
-  order_->mutex.AssumeHeld();
+  order_->mutex.AssertHeld();
   if (!Mistake("log.records_not_in_state")) record_.Describe(state);
   for (const auto& [key, vote] : votes_) {
     if (!vote.making && !vote.change.has_value()) continue;
@@ -589,7 +589,7 @@ void MutationVotes::Describe(internal::v1::LogState* state) const {
 void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf& change_of,
                              const Finish& made) {
   record_.Remember(state);
-  MutexLock lock(&order_->mutex);
+  absl::MutexLock lock(&order_->mutex);
   for (const internal::v1::LogHeldVote& from : state.votes()) {
     const Mutation mutation = NameFromProto(from.vote().mutation());
     std::optional<Change> change = from.making() ? std::nullopt : change_of(from.vote());
@@ -616,7 +616,7 @@ void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf
 }
 
 std::function<void()> MutationVotes::DropModel(uint64_t model_id, bool rows_stay) {
-  order_->mutex.AssumeHeld();
+  order_->mutex.AssertHeld();
   if (!rows_stay) record_.Restore(model_id, {});
   std::vector<std::function<void()>> dropped;
   absl::erase_if(votes_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
@@ -639,7 +639,7 @@ bool ChangeGate::HoldsBack(const Gate& gate, const std::optional<internal::v1::G
 }
 
 void ChangeGate::Leave(uint64_t model_id) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto found = gates_.find(model_id);
   --found->second.entered;
   if (found->second.entered == 0 && found->second.pause_id == 0) gates_.erase(found);
@@ -649,7 +649,7 @@ void ChangeGate::Enter(uint64_t model_id, const std::optional<internal::v1::Grou
                        Go go) {
   Pass pass;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     Gate& gate = gates_[model_id];
     if (HoldsBack(gate, part)) {
       gate.waiting.push_back({part, std::move(go)});
@@ -666,7 +666,7 @@ absl::StatusOr<int> ChangeGate::Pause(const internal::v1::PauseChangesRequest& r
     return absl::InvalidArgumentError("pause_id is 0; it must be random");
   }
   RETURN_IF_ERROR(group::CheckInRange("lease_ms", request.lease_ms(), int64_t{1}, kMostLeaseMs));
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   Gate& gate = gates_[request.model_id()];
   if (gate.pause_id != 0 && gate.pause_id != request.pause_id()) {
     if (!gate.group.empty() && gate.group == request.group() &&
@@ -688,7 +688,7 @@ absl::StatusOr<int> ChangeGate::Pause(const internal::v1::PauseChangesRequest& r
 void ChangeGate::Resume(uint64_t model_id, uint64_t pause_id) {
   std::vector<Waiting> waiting;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     const auto found = gates_.find(model_id);
     if (found == gates_.end() || found->second.pause_id != pause_id) return;
     found->second.pause_id = 0;
@@ -699,7 +699,7 @@ void ChangeGate::Resume(uint64_t model_id, uint64_t pause_id) {
 }
 
 bool ChangeGate::Closed(uint64_t model_id, uint64_t pause_id) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto found = gates_.find(model_id);
   if (found == gates_.end()) return false;
   const Gate& gate = found->second;
@@ -710,7 +710,7 @@ bool ChangeGate::Closed(uint64_t model_id, uint64_t pause_id) {
 void ChangeGate::Sweep(absl::Time now) {
   std::vector<std::pair<uint64_t, uint64_t>> over;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     for (const auto& [model_id, gate] : gates_) {
       if (gate.pause_id != 0 && gate.until <= now) over.emplace_back(model_id, gate.pause_id);
     }

@@ -28,8 +28,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "base/steady_time.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "emberd/internal/v1/shard_service.pb.h"
@@ -172,7 +172,7 @@ class MutationRecord {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MutationRecordOptions options_;
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Client> clients_ ABSL_GUARDED_BY(mutex_);
   std::list<std::string> recency_ ABSL_GUARDED_BY(mutex_);  // most recent first
   int entries_ ABSL_GUARDED_BY(mutex_) = 0;                 // of all clients
@@ -356,7 +356,7 @@ class ChangeGate {
   static bool HoldsBack(const Gate& gate, const std::optional<internal::v1::GroupPart>& part);
   void Leave(uint64_t model_id);
 
-  Mutex mutex_;
+  absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Gate> gates_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -56,7 +56,7 @@ struct VotingShard {
   void DropModel(bool rows_stay = false) {
     std::function<void()> drop;
     {
-      const MutexLock lock(&order.mutex);
+      const absl::MutexLock lock(&order.mutex);
       drop = votes.DropModel(5, rows_stay);
     }
     drop();
@@ -147,7 +147,7 @@ TEST(MutationVotesTest, WhatIsOnItsWayAsASegmentBeginsKeepsItsHistory) {
   shard.votes.Decide(kMutation, 10, true, [](const auto&) {});
   internal::v1::LogState state;
   {
-    const MutexLock lock(&shard.order.mutex);
+    const absl::MutexLock lock(&shard.order.mutex);
     shard.votes.Describe(&state);
   }
   shard.Arrive();
@@ -204,7 +204,7 @@ TEST(MutationVotesTest, ARequestThatIsTriedAgainAndAgainTakesOnePlace) {
   }
   internal::v1::LogState state;
   {
-    const MutexLock lock(&shard.order.mutex);
+    const absl::MutexLock lock(&shard.order.mutex);
     shard.votes.Describe(&state);
   }
   EXPECT_EQ(state.fenced_size(), 2);
@@ -220,7 +220,7 @@ TEST(MutationVotesTest, AModelThatIsDroppedTakesItsVotesWithIt) {
   const auto drop_model = [&](uint64_t model_id) {
     std::function<void()> dropped;
     {
-      const MutexLock lock(&shard.order.mutex);
+      const absl::MutexLock lock(&shard.order.mutex);
       dropped = shard.votes.DropModel(model_id);
     }
     EXPECT_EQ(shard.dropped, 0) << "under the lock";

@@ -18,8 +18,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/lanes.h"
-#include "base/mutex.h"
 #include "base/regions.h"
 #include "base/rpc/wire.h"
 #include "base/status.h"
@@ -193,7 +193,7 @@ class ShardMemory {
     if (from_bytes_ == 0 || region.memory == nullptr) return false;
     const std::shared_ptr<SharedArena> arena = link_.Get(deadline);
     if (arena == nullptr) return false;
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (lent_to_.lock() != arena) {
       lent_.clear();
       lent_to_ = arena;
@@ -205,7 +205,7 @@ class ShardMemory {
     return true;
   }
   void TakeBackRegions() {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     TakeBackUnused();
   }
 
@@ -230,7 +230,7 @@ class ShardMemory {
   const rpc::MemoryBudget budget_;
   ArenaLink link_;
 
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::weak_ptr<SharedArena> lent_to_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, std::weak_ptr<SharedRegion>> lent_ ABSL_GUARDED_BY(mutex_);
 };

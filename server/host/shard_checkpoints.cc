@@ -42,7 +42,7 @@ checkpoint::CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& req
 ShardCheckpoints::~ShardCheckpoints() {
   std::vector<TransferPtr> transfers;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     for (auto& [id, transfer] : transfers_) transfers.push_back(transfer);
   }
   for (const TransferPtr& transfer : transfers) {
@@ -54,7 +54,7 @@ ShardCheckpoints::~ShardCheckpoints() {
 absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
                                      std::function<absl::Status(Transfer&)> work) {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (!transfers_.emplace(transfer_id, transfer).second) {
       return absl::AlreadyExistsError("transfer_id is in use; it must be random");
     }
@@ -62,7 +62,7 @@ absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
   TaskQueue& tasks = transfer->saves.empty() ? restores_ : saves_;
   auto run = [transfer, work = std::move(work)] {
     const absl::Status status = work(*transfer);
-    MutexLock lock(&transfer->mutex);
+    absl::MutexLock lock(&transfer->mutex);
     transfer->state.set_state(status.ok() ? GetTransferResponse::DONE
                                           : GetTransferResponse::FAILED);
     transfer->state.set_code(static_cast<int>(status.code()));
@@ -101,10 +101,10 @@ absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::PauseChange
 absl::Status ShardCheckpoints::MakeWayForSave(uint64_t model_id) {
   std::vector<uint64_t> left;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     for (const auto& [id, other] : transfers_) {
       if (other->snapshot == nullptr || !IsSaved(other->saves, model_id)) continue;
-      MutexLock transfer_lock(&other->mutex);
+      absl::MutexLock transfer_lock(&other->mutex);
       if (SteadyNow() < other->asked + kSavePatience) {
         return absl::AbortedError("another checkpoint of the model is being saved; try again");
       }
@@ -190,7 +190,7 @@ absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& r
 absl::Status ShardCheckpoints::Save(const std::vector<internal::v1::ShardState>& states,
                                     Transfer& transfer) {
   const std::shared_ptr<shard::Snapshot> snapshot = [&] {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     return transfer.snapshot;
   }();
   if (snapshot == nullptr) return absl::CancelledError("the save was cancelled");
@@ -212,7 +212,7 @@ absl::Status ShardCheckpoints::Save(const std::vector<internal::v1::ShardState>&
         files::WriteListedFile(folders[m], absl::StrFormat("state.s%04d.pb", place_.index),
                                states[m].SerializeAsString()));
   }
-  MutexLock lock(&transfer.mutex);
+  absl::MutexLock lock(&transfer.mutex);
   transfer.state.MergeFrom(saved);
   return absl::OkStatus();
 }
@@ -220,7 +220,7 @@ absl::Status ShardCheckpoints::Save(const std::vector<internal::v1::ShardState>&
 void ShardCheckpoints::End(Transfer& transfer, bool kept) {
   std::shared_ptr<shard::Snapshot> snapshot;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     snapshot.swap(transfer.snapshot);
   }
   if (snapshot != nullptr) parts_.engine->EndSnapshot(snapshot, kept);
@@ -230,7 +230,7 @@ absl::Status ShardCheckpoints::CompleteSave(const internal::v1::CompleteSaveRequ
   ReachFailpoint("save.is_a_checkpoint_now");
   TransferPtr save;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& entry) {
       return IsSaved(entry.second->saves, request.model_id()) &&
              entry.second->saves[0].checkpoint_id() == request.checkpoint_id();
@@ -264,7 +264,7 @@ absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequ
   const std::set<std::string> finished = parts_.groups->Finished(transfer->model_id);
   ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->BeginRestore(request.create()));
   if (!request.create().has_serves()) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     finished_[transfer->model_id].insert(finished.begin(), finished.end());
   }
   const auto model = Reserve(request, spec);
@@ -315,7 +315,7 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   ReachFailpoint("restore.rows_are_here");
   std::set<std::string> finished;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     finished = finished_[transfer.model_id];
   }
   internal::v1::LogModelMade made;
@@ -332,7 +332,7 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   RETURN_IF_ERROR(parts_.models->EndRestore(made, model, state.changes(),
                                             equal ? newest.manifest().checkpoint_id() : 0, rest));
   if (serves) return absl::OkStatus();
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   finished_.erase(transfer.model_id);
   return absl::OkStatus();
 }
@@ -341,7 +341,7 @@ absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
     const internal::v1::GetTransferRequest& request) {
   TransferPtr transfer;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     const auto found = transfers_.find(request.transfer_id());
     if (found == transfers_.end()) {
       return absl::NotFoundError(
@@ -354,7 +354,7 @@ absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
   for (const auto& save : transfer->saves) {
     RETURN_IF_ERROR(parts_.models->Check(save.model_id(), save.history()));
   }
-  MutexLock lock(&transfer->mutex);
+  absl::MutexLock lock(&transfer->mutex);
   transfer->asked = SteadyNow();
   GetTransferResponse response = transfer->state;
   if (response.state() == GetTransferResponse::STATE_UNSPECIFIED) {
@@ -368,7 +368,7 @@ absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
 void ShardCheckpoints::GiveUp(uint64_t transfer_id) {
   TransferPtr transfer;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     const auto found = transfers_.find(transfer_id);
     if (found == transfers_.end()) return;
     transfer = found->second;
@@ -384,9 +384,9 @@ void ShardCheckpoints::Sweep(absl::Time now) {
   parts_.gate->Sweep(now);
   std::vector<uint64_t> old;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     for (auto& [id, transfer] : transfers_) {
-      MutexLock transfer_lock(&transfer->mutex);
+      absl::MutexLock transfer_lock(&transfer->mutex);
       if (transfer->asked + kTransferPatience <= now) old.push_back(id);
     }
   }

@@ -14,8 +14,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "base/steady_time.h"
 #include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
@@ -76,7 +76,7 @@ class ShardCheckpoints {
   }
   // The model begins anew, or is dropped: what has finished is no longer in its groups.
   void ForgetFinished(uint64_t model_id) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     finished_.erase(model_id);
   }
   // Gives up what nobody asks about.
@@ -91,7 +91,7 @@ class ShardCheckpoints {
     uint64_t segment = 0;                       // of a save: of the log, which begins here
     std::shared_ptr<shard::Snapshot> snapshot;  // of a save, until it is over
     ShardProgress progress;
-    Mutex mutex;
+    absl::Mutex mutex;
     absl::Time asked ABSL_GUARDED_BY(mutex) = SteadyNow();
     internal::v1::GetTransferResponse state ABSL_GUARDED_BY(mutex);
   };
@@ -118,7 +118,7 @@ class ShardCheckpoints {
   const ShardPlace place_;
   const int64_t copy_bytes_;
   const Parts parts_;
-  Mutex mutex_;
+  absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, TransferPtr> transfers_ ABSL_GUARDED_BY(mutex_);
   // By model, groups that had finished before a restore that is not over, or came to nothing.
   absl::flat_hash_map<uint64_t, std::set<std::string>> finished_ ABSL_GUARDED_BY(mutex_);

@@ -161,7 +161,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                     },
                 .assignment = [this](const AssignCommand& command) { return ChangeOf(command); }},
                [this](uint64_t segment, internal::v1::LogState* state) {
-                 MutexLock lock(&order_.mutex);
+                 absl::MutexLock lock(&order_.mutex);
                  DescribeForLog(segment, state);
                }),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {

@@ -11,8 +11,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/failpoint.h"
-#include "base/mutex.h"
 #include "base/rpc/wire.h"
 #include "base/status.h"
 #include "base/steady_time.h"
@@ -264,7 +264,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   }
   // What to do when the caller goes away. Set before gRPC has the call, which tells only then.
   void OnCallerGone(ShardVerbs::Withdraw withdraw) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     withdraw_ = std::move(withdraw);
   }
 
@@ -280,7 +280,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void OnCancel() override {
     ShardVerbs::Withdraw withdraw;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       withdraw = withdraw_;
     }
     if (withdraw != nullptr) withdraw(absl::CancelledError("the caller went away"));
@@ -289,7 +289,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   const Message* const response_;
   std::optional<ops::RpcTimer> timer_;
-  Mutex mutex_;  // gRPC's own, which orders the two, is not seen by ThreadSanitizer
+  absl::Mutex mutex_;  // gRPC's own, which orders the two, is not seen by ThreadSanitizer
   ShardVerbs::Withdraw withdraw_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -52,7 +52,7 @@ bool SpareBlobs::HasRoom(int64_t bytes) const {
 void SpareBlobs::Find() {
   const absl::StatusOr<LogFolder> found = ListLog(folder_);
   if (!found.ok()) return;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (const uint64_t segment : found->spares) {
     const std::string path = files::PathIn(folder_, SpareName(segment));
     const int64_t bytes = LogFileBytes(path);
@@ -66,7 +66,7 @@ void SpareBlobs::Find() {
 
 absl::Status SpareBlobs::Keep(uint64_t segment) {
   const std::string path = files::PathIn(folder_, BlobsName(segment));
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const int64_t bytes = LogFileBytes(path);  // 0 if another call has kept it
   if (bytes == 0 || !HasRoom(bytes)) return files_.Remove(path);
   RETURN_IF_ERROR(files_.Rename(path, files::PathIn(folder_, SpareName(segment))));
@@ -76,7 +76,7 @@ absl::Status SpareBlobs::Keep(uint64_t segment) {
 
 absl::StatusOr<std::unique_ptr<LogFile>> SpareBlobs::Take(uint64_t segment) {
   const std::string path = files::PathIn(folder_, BlobsName(segment));
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (!spares_.empty()) {
     const std::string spare = files::PathIn(folder_, SpareName(spares_.back().segment));
     spares_.pop_back();
@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<LogFile>> SpareBlobs::Take(uint64_t segment) {
 }
 
 bool SpareBlobs::Clear() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const bool any = !spares_.empty();
   for (const Spare& spare : spares_) {
     files_.Remove(files::PathIn(folder_, SpareName(spare.segment))).IgnoreError();
@@ -228,17 +228,17 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
                                             found.newest()));
   }
   for (const auto& [segment, name] : found.files()) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     older_bytes_[name] = LogFileBytes(files::PathIn(folder, name));
   }
   spares_.Find();
-  MutexLock round(&sync_mutex_);
+  absl::MutexLock round(&sync_mutex_);
   older_ = found;
   const bool sync = options_.fsync != v1::StorageConfig::NEVER;
   // After a sync that failed, the next one may say that the disk has what it has not. So, other
   // than on a full disk, there is no second try.
   absl::Status synced = sync ? SyncOlder() : absl::OkStatus();
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!synced.ok()) return Fail(synced);
   durable_ = sync ? next_sequence_ - 1 : 0;
   ASSIGN_OR_RETURN(current_, NewSegment(next_segment, state));
@@ -264,7 +264,7 @@ absl::Status LogWriter::SyncOlder() {
 
 LogWriter::~LogWriter() {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     stopping_ = true;
     changed_.SignalAll();
   }
@@ -340,14 +340,14 @@ absl::StatusOr<LogBlob> LogWriter::AppendBlob(absl::Span<const absl::Span<const 
   std::shared_ptr<LogSegment> segment;
   int64_t offset;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     segment = current_;
     offset = segment->BeginBlob(bytes);
   }
   absl::Status status = segment->WriteBlob(offset, pieces);
   if (MadeSpace(status)) status = segment->WriteBlob(offset, pieces);
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   segment->EndBlob(offset, bytes, status.ok());
   blob_failure_ = status.ok() ? status : Refusal(status);
   RETURN_IF_ERROR(blob_failure_);
@@ -361,7 +361,7 @@ absl::StatusOr<LogBlob> LogWriter::AppendBlob(absl::Span<const absl::Span<const 
 absl::StatusOr<uint64_t> LogWriter::Append(const LogRecord& record) {
   RETURN_IF_ERROR(CheckRecord(record));
   const std::string frame = FrameFor(record);
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!failed_.ok()) return failed_;
   absl::Status status = current_->Append(next_sequence_, durable_, frame);
   if (MadeSpace(status)) status = current_->Append(next_sequence_, durable_, frame);
@@ -372,7 +372,7 @@ absl::StatusOr<uint64_t> LogWriter::Append(const LogRecord& record) {
 }
 
 absl::StatusOr<uint64_t> LogWriter::StartSegment(const LogRecord& state) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!failed_.ok()) return failed_;
   const uint64_t number = current_->number() + 1;
   // Of an attempt that failed.
@@ -393,13 +393,13 @@ absl::StatusOr<uint64_t> LogWriter::StartSegment(const LogRecord& state) {
 }
 
 bool LogWriter::SegmentFull() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return current_->blob_bytes() > options_.segment_bytes ||
          current_->record_bytes() > options_.record_bytes;
 }
 
 uint64_t LogWriter::BlobsNeededFrom(uint64_t segment) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (auto it = older_blobs_.lower_bound(segment); it != older_blobs_.end(); ++it) {
     segment = std::min(segment, it->second);
   }
@@ -412,7 +412,7 @@ absl::Status LogWriter::Dropped(const std::string& name, const absl::Status& sta
   if (absl::Status synced = files_.SyncFolder(options_.folder); !synced.ok()) {
     return Refusal(synced);
   }
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   older_bytes_.erase(name);
   return absl::OkStatus();
 }
@@ -437,35 +437,35 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
     if (old >= blobs) break;
     RETURN_IF_ERROR(Dropped(BlobsName(old), spares_.Keep(old)));
   }
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   older_blobs_.erase(older_blobs_.begin(), older_blobs_.lower_bound(segment));
   return absl::OkStatus();
 }
 
 uint64_t LogWriter::segment() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return current_->number();
 }
 
 int64_t LogWriter::bytes() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   int64_t bytes = current_->bytes();
   for (const auto& [name, older] : older_bytes_) bytes += older;
   return bytes;
 }
 
 uint64_t LogWriter::records() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return next_sequence_ - 1;
 }
 
 uint64_t LogWriter::durable() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return durable_;
 }
 
 absl::Status LogWriter::failure() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!failed_.ok()) return failed_;
   return record_failure_.ok() ? blob_failure_ : record_failure_;
 }
@@ -475,7 +475,7 @@ absl::Status LogWriter::failure() const {
 void LogWriter::WhenDurable(uint64_t sequence, std::function<void(absl::Status)> done) {
   absl::Status status;
   if (options_.fsync == v1::StorageConfig::ALWAYS) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (sequence > durable_ && failed_.ok()) {
       waiting_.push_back({sequence, std::move(done)});
       changed_.SignalAll();
@@ -489,7 +489,7 @@ void LogWriter::WhenDurable(uint64_t sequence, std::function<void(absl::Status)>
 void LogWriter::SyncForWaiters() {
   while (true) {
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       while (waiting_.empty() && !stopping_) changed_.Wait(&mutex_);
       if (waiting_.empty()) return;
     }
@@ -501,7 +501,7 @@ void LogWriter::SyncForWaiters() {
 void LogWriter::SyncRound() {
   std::vector<Waiter> waiting;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     waiting.swap(waiting_);
   }
   const absl::Status status = Sync();
@@ -512,11 +512,11 @@ void LogWriter::SyncRound() {
 }
 
 absl::Status LogWriter::Sync() {
-  MutexLock round(&sync_mutex_);
+  absl::MutexLock round(&sync_mutex_);
   absl::Status status = SyncOlder();
   if (status.ok()) status = SyncAppended();
   if (status.ok()) return status;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return Fail(status);
 }
 
@@ -524,7 +524,7 @@ absl::Status LogWriter::SyncAppended() {
   std::vector<std::shared_ptr<LogSegment>> segments;
   uint64_t newest;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     RETURN_IF_ERROR(failed_);
     newest = next_sequence_ - 1;
     if (newest == durable_) return absl::OkStatus();
@@ -532,7 +532,7 @@ absl::Status LogWriter::SyncAppended() {
     segments.push_back(current_);
   }
   RETURN_IF_ERROR(SyncSegments(segments));
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   durable_ = newest;
   std::erase_if(unsynced_, [](const auto& segment) { return segment->Synced(); });
   return absl::OkStatus();

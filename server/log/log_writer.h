@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/mutex.h"
 #include "base/periodic_task.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -53,7 +53,7 @@ class SpareBlobs {
   LogFiles& files_;
   const std::string folder_;
   const int64_t most_bytes_;
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::vector<Spare> spares_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -218,12 +218,12 @@ class LogWriter {
   LogFiles& files_;
   SpareBlobs spares_;
   bool open_ = false;
-  Mutex sync_mutex_;                              // one round at a time; taken before mutex_
+  absl::Mutex sync_mutex_;                        // one round at a time; taken before mutex_
   LogFolder older_ ABSL_GUARDED_BY(sync_mutex_);  // of earlier processes, until they are synced
   // The segment whose files' names survive a loss of power.
   uint64_t folder_synced_ ABSL_GUARDED_BY(sync_mutex_) = 0;
-  mutable Mutex mutex_;
-  CondVar changed_;
+  mutable absl::Mutex mutex_;
+  absl::CondVar changed_;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_);
   uint64_t durable_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<LogSegment> current_ ABSL_GUARDED_BY(mutex_);

@@ -166,7 +166,7 @@ MemoryGuard::MemoryGuard(int shards, Reader read)
       reserve_(std::clamp(limit_ / 16, kMinReserve, kMaxReserve)) {}
 
 int64_t MemoryGuard::Available() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const absl::Time now = SteadyNow();
   if (now - read_at_ >= kMaxAge) {
     available_ = read_().available;

@@ -25,7 +25,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/machine_memory.h"
-#include "base/mutex.h"
 #include "base/status.h"
 #include "emberd/v1/cluster.pb.h"
 
@@ -308,7 +307,7 @@ class MemoryGuard {
   const int64_t reserve_;  // for everything but rows
   const MemoryBudget promised_;
 
-  Mutex mutex_;
+  absl::Mutex mutex_;
   int64_t available_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time read_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };

@@ -371,7 +371,7 @@ absl::StatusOr<std::shared_ptr<Security>> Security::Create(const v1::SecurityCon
   security->cluster_token_ = std::make_shared<Replaceable<std::string>>(std::move(tokens.own));
   security->tokens_ = std::make_shared<TokenCheck>(tokens.table, metrics);
   NameClientsBy(std::move(tokens.table));
-  MutexLock lock(&security->mutex_);
+  absl::MutexLock lock(&security->mutex_);
   security->token_file_ = std::move(tokens.text);
   return security;
 }
@@ -387,7 +387,7 @@ std::vector<std::string> Security::Files() const {
 }
 
 absl::StatusOr<bool> Security::Reload() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   // One that is broken does not keep the other from being read.
   const absl::StatusOr<bool> certificates = tls_ == nullptr ? false : tls_->Reload();
   const absl::StatusOr<bool> tokens = ReloadTokens();

@@ -17,8 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "base/periodic_task.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
@@ -42,16 +42,16 @@ class Replaceable {
  public:
   explicit Replaceable(T value = T()) : value_(std::move(value)) {}
   T Get() const {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     return value_;
   }
   void Set(T value) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     value_ = std::move(value);
   }
 
  private:
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   T value_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -228,7 +228,7 @@ class Security {
   std::shared_ptr<TokenCheck> tokens_;      // null: no tokens
   // The token that this process shows to others of the cluster; null with `tokens_`.
   std::shared_ptr<Replaceable<std::string>> cluster_token_;
-  Mutex mutex_;                                     // one Reload at a time
+  absl::Mutex mutex_;                               // one Reload at a time
   std::string token_file_ ABSL_GUARDED_BY(mutex_);  // what was read last, as text
 };
 

@@ -16,8 +16,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "base/file_descriptor.h"
-#include "base/mutex.h"
 #include "base/status.h"
 #include "config/address.h"
 #include "config/credentials.h"
@@ -139,14 +139,14 @@ class TlsTransport final : public TransportSecurity {
     return grpc::experimental::TlsCredentials(options);
   }
   ops::HttpTls Http() const override {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     return ops::HttpTls{.certificate = files_.certificate,
                         .key = files_.key,
                         .client_ca = mutual() ? files_.ca : ""};
   }
   absl::StatusOr<bool> Reload() override {
     ASSIGN_OR_RETURN(config::PemFiles files, LoadFiles(config_));
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (files.certificate == files_.certificate && files.key == files_.key &&
         files.ca == files_.ca) {
       WarnOfEnd(files.days_left);
@@ -175,7 +175,7 @@ class TlsTransport final : public TransportSecurity {
 
   const v1::TlsConfig config_;
   const std::unique_ptr<RenewableFiles> renewable_;
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   config::PemFiles files_ ABSL_GUARDED_BY(mutex_);
   int warned_days_ ABSL_GUARDED_BY(mutex_) = kWarnDays;  // left when it was said last
 };

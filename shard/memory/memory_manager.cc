@@ -183,14 +183,14 @@ absl::StatusOr<std::shared_ptr<MemoryManager::Room>> MemoryManager::Take(const s
     return room;
   };
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (Place(*room).ok()) return enlist();
   }
-  MutexLock swapping(&swapping_);
+  absl::MutexLock swapping(&swapping_);
   stays_ = owner;
   const absl::Status placed = PlaceOrWait(*room);
   stays_ = nullptr;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (placed.ok()) return enlist();
   ++sums_.failures;
   return Annotate(placed, absl::StrCat(owner == nullptr ? "" : "a batch of ",
@@ -198,7 +198,7 @@ absl::StatusOr<std::shared_ptr<MemoryManager::Room>> MemoryManager::Take(const s
 }
 
 void MemoryManager::MayEvict(Room& room, std::weak_ptr<Evictable> rows) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (evicts()) room.rows = std::move(rows);
   room.moving = false;
   ++ends_;
@@ -206,7 +206,7 @@ void MemoryManager::MayEvict(Room& room, std::weak_ptr<Evictable> rows) {
 }
 
 void MemoryManager::Return(Room& room, bool soon) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   room.pinned = false;
   if (soon) ++room.uses;
   if (soon || std::exchange(room.gone, true)) return;
@@ -220,14 +220,14 @@ void MemoryManager::Return(Room& room, bool soon) {
 
 absl::StatusOr<MemoryManager::Use> MemoryManager::Hold(const std::shared_ptr<Room>& room) {
   const auto use_in_place = [&] {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     room->last_use = ++clock_;
     const bool in_place = room->place == v1::MemoryTable::SPARSECORE && !room->moving;
     if (in_place) ++room->uses;
     return in_place;
   };
   if (!use_in_place()) {
-    MutexLock swapping(&swapping_);
+    absl::MutexLock swapping(&swapping_);
     RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
   }
   return Counted(room);
@@ -236,7 +236,7 @@ absl::StatusOr<MemoryManager::Use> MemoryManager::Hold(const std::shared_ptr<Roo
 MemoryManager::Use MemoryManager::Counted(const std::shared_ptr<Room>& room) {
   return Use(room.get(), [room](const void*) {
     MemoryManager& manager = *room->manager;
-    MutexLock lock(&manager.mutex_);
+    absl::MutexLock lock(&manager.mutex_);
     if (--room->uses > 0) return;
     ++manager.ends_;
     manager.use_ended_.SignalAll();
@@ -245,7 +245,7 @@ MemoryManager::Use MemoryManager::Counted(const std::shared_ptr<Room>& room) {
 
 bool MemoryManager::WaitForUse(int64_t ends, absl::Time until) {
   const auto used = [stays = stays_](const Room* room) { return room->uses > 0 && room != stays; };
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (ends_ == ends) {
     if (std::none_of(rooms_.begin(), rooms_.end(), used)) return false;
     if (!WaitSteadily(&use_ended_, &mutex_, until)) return false;
@@ -279,7 +279,7 @@ absl::Status MemoryManager::TooLarge(int64_t needed, int64_t used) const {
 absl::Status MemoryManager::Enter(Room& room) {
   v1::MemoryTable::Place from;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     // Nobody makes room for rows that do not come.
     if (!room.damage.ok()) return room.damage;
     from = room.place;
@@ -296,7 +296,7 @@ absl::Status MemoryManager::Enter(Room& room) {
     status = rows == nullptr ? absl::NotFoundError("it was dropped") : rows->Fetch(*room.file);
     if (status.ok()) room.file.reset();
   }
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   room.moving = false;
   if (!status.ok()) {
     Unplace(room);
@@ -313,7 +313,7 @@ absl::Status MemoryManager::Enter(Room& room) {
 }
 
 absl::Status MemoryManager::DamageOf(const Room& room) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return room.damage;
 }
 
@@ -322,7 +322,7 @@ absl::Status MemoryManager::PlaceOrWait(Room& room) {
   while (true) {
     int64_t free = 0, ends = 0;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       // It never fits, so nobody leaves for it, and it waits for nobody.
       const int64_t stay = PinnedBytes(stays_), used = map_.bytes() - map_.free_bytes();
       if (room.bytes > map_.bytes() - stay) return TooLarge(room.bytes, evicts() ? stay : used);
@@ -330,7 +330,7 @@ absl::Status MemoryManager::PlaceOrWait(Room& room) {
       ends = ends_;
     }
     const auto place = [&] {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       return Place(room);
     };
     // What lies in pieces needs nobody's memory.
@@ -399,12 +399,12 @@ int64_t MemoryManager::Free(int64_t bytes, absl::Status* why) {
     std::shared_ptr<Evictable> rows;  // may be the last to hold them, and lets go without the mutex
     Room* victim = nullptr;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       victim = Oldest(v1::MemoryTable::SPARSECORE, &rows);
     }
     if (victim == nullptr) break;
     *why = Evict(*victim, *rows);
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     victim->moving = false;
     if (!why->ok()) break;
     freed += victim->bytes;
@@ -423,21 +423,21 @@ absl::Status MemoryManager::Evict(Room& victim, Evictable& rows) {
     std::shared_ptr<Evictable> older_rows;
     Room* older = nullptr;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       if (sums_.host_bytes + victim.bytes <= options_.host_bytes) break;
       older = Oldest(v1::MemoryTable::HOST, &older_rows);
     }
     to_host = older != nullptr;
     if (!to_host) break;
     const absl::Status spilled = SpillRows(*older, *older_rows);
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     older->moving = false;
     RETURN_IF_ERROR(spilled);
     older->place = v1::MemoryTable::SPILLED;
     sums_.host_bytes -= older->bytes;
   }
   if (!to_host) RETURN_IF_ERROR(SpillRows(victim, rows));
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   Unplace(victim);
   victim.place = to_host ? v1::MemoryTable::HOST : v1::MemoryTable::SPILLED;
   if (to_host) sums_.host_bytes += victim.bytes;
@@ -447,12 +447,12 @@ absl::Status MemoryManager::Evict(Room& victim, Evictable& rows) {
 absl::Status MemoryManager::SpillRows(Room& room, Evictable& rows) {
   ASSIGN_OR_RETURN(SpillFile file, SpillFile::Create(options_.folder));
   if (options_.spill_bytes > 0) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     file.set_limit(options_.spill_bytes - sums_.spilled_bytes);
   }
   RETURN_IF_ERROR(rows.Spill(file));
   rows.DropRows();
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   room.file_bytes = file.bytes();
   sums_.spilled_bytes += room.file_bytes;
   room.file = std::move(file);
@@ -461,7 +461,7 @@ absl::Status MemoryManager::SpillRows(Room& room, Evictable& rows) {
 
 void MemoryManager::CompactNow() {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     std::vector<Room*> placed = rooms_;
     std::sort(placed.begin(), placed.end(),
               [](const Room* a, const Room* b) { return a->last_use > b->last_use; });
@@ -487,7 +487,7 @@ void MemoryManager::CompactNow() {
 
 absl::StatusOr<MemoryManager::Held> MemoryManager::MarkPinned(absl::string_view model,
                                                               bool pinned) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   bool found = false;
   Held others;  // that are not as they are to be
   int64_t bytes = 0;
@@ -515,7 +515,7 @@ absl::Status MemoryManager::BringIn(const Held& rooms) {
     // On its way out, it may give its room back while others leave for it.
     if (rows == nullptr) continue;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       if (room->place == v1::MemoryTable::SPARSECORE) continue;
     }
     RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
@@ -528,20 +528,20 @@ absl::Status MemoryManager::BringIn(const Held& rooms) {
 absl::StatusOr<v1::ShardMemoryChange> MemoryManager::SetPinned(absl::string_view model,
                                                                bool pinned) {
   Held marked;  // may be the last to hold rows, and lets go without the mutexes
-  MutexLock swapping(&swapping_);
+  absl::MutexLock swapping(&swapping_);
   ASSIGN_OR_RETURN(marked, MarkPinned(model, pinned));
   change_.emplace();
   const absl::Status in = pinned ? BringIn(marked) : absl::OkStatus();
   v1::ShardMemoryChange change = *std::exchange(change_, std::nullopt);
   change.set_changed(!marked.empty());
   if (in.ok()) return change;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   for (const auto& [room, rows] : marked) room->pinned = false;
   return in;
 }
 
 v1::ShardMemoryChange MemoryManager::Compact() {
-  MutexLock swapping(&swapping_);
+  absl::MutexLock swapping(&swapping_);
   change_.emplace();
   CompactNow();
   v1::ShardMemoryChange change = *std::exchange(change_, std::nullopt);
@@ -550,7 +550,7 @@ v1::ShardMemoryChange MemoryManager::Compact() {
 }
 
 absl::StatusOr<v1::ShardMemoryChange> MemoryManager::ReleaseAll() {
-  MutexLock swapping(&swapping_);
+  absl::MutexLock swapping(&swapping_);
   absl::Status disk;
   change_.emplace();
   Free(std::numeric_limits<int64_t>::max(), &disk);
@@ -561,7 +561,7 @@ absl::StatusOr<v1::ShardMemoryChange> MemoryManager::ReleaseAll() {
 }
 
 v1::MemoryStatus MemoryManager::Figures() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   v1::MemoryStatus figures;
   figures.set_bytes(map_.bytes());
   figures.set_free_bytes(map_.free_bytes());

@@ -24,9 +24,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "base/file_descriptor.h"
-#include "base/mutex.h"
 #include "emberd/v1/admin_service.pb.h"
 
 namespace emberd::shard {
@@ -202,13 +202,13 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   absl::Status BringIn(const Held& rooms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
 
   const MemoryOptions options_;
-  Mutex swapping_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while rows move
+  absl::Mutex swapping_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while rows move
   // What the command of an operator has done so far, while one is carried out.
   std::optional<v1::ShardMemoryChange> change_ ABSL_GUARDED_BY(swapping_);
   // The model of a batch, while room is made for the batch; null otherwise.
   const Room* stays_ ABSL_GUARDED_BY(swapping_) = nullptr;
-  mutable Mutex mutex_;  // never held for long
-  CondVar use_ended_;
+  mutable absl::Mutex mutex_;  // never held for long
+  absl::CondVar use_ended_;
   AddressMap map_ ABSL_GUARDED_BY(mutex_);
   std::vector<Room*> rooms_ ABSL_GUARDED_BY(mutex_);
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -117,7 +117,7 @@ void Snapshot::Copy(const Part& part, int64_t chunk) {
   const int64_t count = local.end - local.begin;
   const int64_t bytes = count * part.store.state_bytes();
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     // One copy is always let in, or a small bound would stop updates for good.
     while (!cancelled_ && copied_bytes_ > 0 && copied_bytes_ + bytes > options_.copy_bytes) {
       changed_.Wait(&mutex_);
@@ -127,7 +127,7 @@ void Snapshot::Copy(const Part& part, int64_t chunk) {
   }
   SnapshotRows rows{part.stack, part.k, {{local.begin, count}}, MakeArrays(part.store, count)};
   CopyRows(part.store, part.k, local.begin, count, 0, rows.arrays);
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   copies_.push_back(std::move(rows));
   changed_.SignalAll();
 }
@@ -166,7 +166,7 @@ void Snapshot::StartReading(Part* part) {
   job.mode = Job::Mode::kRead;
   job.run = [this, self = shared_from_this(), part](int) {
     SnapshotRows rows = ReadBlock(part);
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     block_ = std::move(rows);
     reading_ = false;
     changed_.SignalAll();
@@ -188,7 +188,7 @@ absl::StatusOr<std::optional<SnapshotRows>> Snapshot::Next() {
     std::optional<SnapshotRows> rows;
     Part* to_read = nullptr;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       while (!cancelled_ && copies_.empty() && reading_) changed_.Wait(&mutex_);
       if (cancelled_) return absl::CancelledError("the snapshot was cancelled");
       if (!copies_.empty()) {
@@ -213,7 +213,7 @@ absl::StatusOr<std::optional<SnapshotRows>> Snapshot::Next() {
 }
 
 void Snapshot::Cancel() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   cancelled_ = true;
   changed_.SignalAll();
 }

@@ -16,8 +16,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "base/buffers.h"
-#include "base/mutex.h"
 #include "base/thread_pools.h"
 #include "shard/store/model.h"
 #include "shard/store/stack_store.h"
@@ -84,8 +84,8 @@ class Snapshot : public std::enable_shared_from_this<Snapshot> {
   std::vector<std::shared_ptr<Part>> parts_;  // by stack, then partition
   size_t current_ = 0;                        // the part that is being read
 
-  Mutex mutex_;
-  CondVar changed_;
+  absl::Mutex mutex_;
+  absl::CondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<SnapshotRows> block_ ABSL_GUARDED_BY(mutex_);

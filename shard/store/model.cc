@@ -120,7 +120,7 @@ std::shared_ptr<StackStore> SharedStacks::Share::store() const {
 
 void SharedStacks::Share::Open() {
   if (all_ == nullptr) return;
-  MutexLock lock(&all_->mutex_);
+  absl::MutexLock lock(&all_->mutex_);
   stack_->closed = false;
 }
 
@@ -128,7 +128,7 @@ void SharedStacks::Share::Leave() {
   const std::shared_ptr<SharedStacks> all = std::move(all_);
   all_ = nullptr;
   if (all == nullptr) return;
-  MutexLock lock(&all->mutex_);
+  absl::MutexLock lock(&all->mutex_);
   std::vector<std::string>& models = stack_->models;
   models.erase(std::find(models.begin(), models.end(), model_));
   // `stack_` holds it still: its memory does not go under the mutex.
@@ -138,13 +138,13 @@ void SharedStacks::Share::Leave() {
 absl::StatusOr<SharedStacks::Share> SharedStacks::Take(const ModelSpec& model,
                                                        const StackSpec& stack, bool alone) {
   RETURN_IF_ERROR(CheckSharable(stack));
-  MutexLock making(&making_);
+  absl::MutexLock making(&making_);
   ASSIGN_OR_RETURN(std::shared_ptr<Stack> here, Join(model, stack, alone));
   if (here == nullptr) {
     ASSIGN_OR_RETURN(here, Make(model, stack));
     here->models = {model.name};
     here->closed = alone;
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     stacks_[stack.resource] = here;
   }
   return Share(shared_from_this(), std::move(here), model.name);
@@ -153,7 +153,7 @@ absl::StatusOr<SharedStacks::Share> SharedStacks::Take(const ModelSpec& model,
 absl::StatusOr<std::shared_ptr<SharedStacks::Stack>> SharedStacks::Join(const ModelSpec& model,
                                                                         const StackSpec& stack,
                                                                         bool alone) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto found = stacks_.find(stack.resource);
   if (found == stacks_.end()) return nullptr;
   Stack& here = *found->second;
@@ -196,7 +196,7 @@ absl::StatusOr<std::shared_ptr<SharedStacks::Stack>> SharedStacks::Make(
 }
 
 int64_t SharedStacks::bytes_per_partition() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   int64_t bytes = 0;
   for (const auto& [resource, stack] : stacks_) bytes += stack->bytes_per_partition;
   return bytes;
@@ -388,7 +388,7 @@ int64_t HotRowSketches::NextDistance() {
 void HotRowSketches::Sample(const StackEntries& entries) {
   std::vector<uint32_t> full;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     int64_t at = to_next_;
     for (; at < entries.entry_count; at += NextDistance()) {
       noted_.push_back(entries.entries[at].row);
@@ -397,7 +397,7 @@ void HotRowSketches::Sample(const StackEntries& entries) {
     if (noted_.size() >= kMaxNoted) full.swap(noted_);
   }
   if (full.empty()) return;
-  MutexLock lock(&sketches_mutex_);
+  absl::MutexLock lock(&sketches_mutex_);
   Count(full);
 }
 
@@ -415,11 +415,11 @@ void HotRowSketches::Count(const std::vector<uint32_t>& rows) {
 std::vector<HotTable> HotRowSketches::Top(int count) {
   std::vector<uint32_t> noted;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     noted.swap(noted_);
   }
   std::vector<HotTable> tables;
-  MutexLock lock(&sketches_mutex_);
+  absl::MutexLock lock(&sketches_mutex_);
   Count(noted);
   for (size_t t = 0; t < sketches_.size(); ++t) {
     HotTable& table = tables.emplace_back();

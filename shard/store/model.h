@@ -15,7 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/mutex.h"
+#include "absl/synchronization/mutex.h"
 #include "shard/batch/batch.h"
 #include "shard/memory/memory_manager.h"
 #include "shard/store/stack_store.h"
@@ -78,8 +78,9 @@ class SharedStacks : public std::enable_shared_from_this<SharedStacks> {
   absl::StatusOr<std::shared_ptr<Stack>> Make(const ModelSpec& model, const StackSpec& stack) const;
 
   const EngineOptions options_;
-  Mutex making_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while a stack is made, which may take long
-  mutable Mutex mutex_;                        // never held for long
+  absl::Mutex making_
+      ABSL_ACQUIRED_BEFORE(mutex_);  // held while a stack is made, which may take long
+  mutable absl::Mutex mutex_;        // never held for long
   std::map<std::string, std::shared_ptr<Stack>> stacks_ ABSL_GUARDED_BY(mutex_);  // by resource
 };
 
@@ -154,12 +155,12 @@ class HotRowSketches {
   const int64_t sampling_;
 
   // Taken once for a gather of the stack, for a moment.
-  Mutex mutex_;
+  absl::Mutex mutex_;
   uint64_t distances_ ABSL_GUARDED_BY(mutex_) = 0;  // drawn so far
   int64_t to_next_ ABSL_GUARDED_BY(mutex_);         // entries before the next that counts
   std::vector<uint32_t> noted_ ABSL_GUARDED_BY(mutex_);
 
-  Mutex sketches_mutex_;
+  absl::Mutex sketches_mutex_;
   std::vector<SpaceSaving> sketches_ ABSL_GUARDED_BY(sketches_mutex_);  // by table
 };
 

@@ -228,7 +228,7 @@ StackStore::LocalRows StackStore::RowsOfChunk(int k, int64_t chunk) const {
 }
 
 void StackStore::InitializeChunk(int64_t chunk) {
-  const MutexLock lock(&locks_[chunk % kLocks]);
+  const absl::MutexLock lock(&locks_[chunk % kLocks]);
   const uint64_t bit = uint64_t{1} << (chunk % 64);
   if (Word(chunk).load(std::memory_order_relaxed) & bit) return;
   std::vector<float> values(width());
@@ -257,7 +257,7 @@ void StackStore::LoadWeights(int k, int64_t first, absl::Span<const char> rows) 
       EnsureRow(chunk_begin);  // others of its rows are not among these
       continue;
     }
-    const MutexLock lock(&locks_[chunk % kLocks]);
+    const absl::MutexLock lock(&locks_[chunk % kLocks]);
     if (ChunkTouched(chunk)) continue;
     for (int64_t row = chunk_begin; row < chunk_end; ++row) {
       InitializeSlots(row, RangeOf(row).columns);

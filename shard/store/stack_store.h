@@ -15,9 +15,9 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/mutex.h"
 #include "base/thread_pools.h"
 #include "config/optimizers.h"
 #include "shard/kernel_types.h"
@@ -260,7 +260,7 @@ class StackStore {
   MappedMemory bitmap_;
   std::atomic<int64_t> missing_chunks_{0};
   static constexpr int kLocks = 64;
-  Mutex locks_[kLocks];  // chunk c is initialised under lock c mod 64
+  absl::Mutex locks_[kLocks];  // chunk c is initialised under lock c mod 64
 };
 
 // How much memory rows will take that nobody has touched yet.

@@ -46,14 +46,14 @@ void TrainingLoad::Run() {
     DieUnless(stream_->ReceiveLookup().status());
     DieUnless(stream_->SendUpdate(step, gradients));
     DieUnless(stream_->ReceiveUpdate().status());
-    const MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     steps_.push_back(absl::ToDoubleSeconds(absl::Now() - start));
   }
   DieUnless(stream_->Finish());
 }
 
 std::vector<double> TrainingLoad::TakeSteps() {
-  const MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return std::exchange(steps_, {});
 }
 

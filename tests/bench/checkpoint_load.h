@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "client/cpp/client.h"
 #include "tests/bench/step_trainer.h"
 
@@ -35,7 +35,7 @@ class TrainingLoad {
   std::vector<std::vector<int32_t>> ids_;  // by batch, then feature
   std::vector<std::string> names_;
   std::atomic<bool> stop_{false};
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::vector<double> steps_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
+#include "absl/synchronization/mutex.h"
 #include "server/log/testing/records.h"
 
 namespace emberd::log {
@@ -38,11 +38,11 @@ class Load {
   void StartSegment(std::mt19937_64& random);
 
   LogWriter& writer_;
-  Mutex mutex_;  // a state stands where the caller says
+  absl::Mutex mutex_;  // a state stands where the caller says
 };
 
 void Load::StartSegment(std::mt19937_64& random) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!writer_.SegmentFull()) return;
   const absl::StatusOr<uint64_t> segment = writer_.StartSegment(StateRecord(random() >> 1));
   if (!segment.ok()) End(segment.status());

@@ -50,7 +50,7 @@ MODULES = {
 MODULES["tests"] = ({"proto", "grpc", "internal", *MODULES}, set())
 
 MAX_LINES = 800
-# base/mutex.h stands for them: clang's analysis follows it.
+# absl::Mutex stands for them: clang's analysis follows it.
 MUTEXES = {"mutex", "shared_mutex", "condition_variable"}
 LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
 # Of std::filesystem, what throws without a std::error_code as the last argument.
@@ -154,8 +154,8 @@ class Linter(Tree):
             quote, include = found.groups()
             if quote == '"' and "/" not in include:
                 self.fault(path, number, f'"{include}": include by the path from the root')
-            if quote == "<" and include in MUTEXES and path != "base/mutex.h":
-                self.fault(path, number, f"<{include}>: include base/mutex.h, which clang checks")
+            if quote == "<" and include in MUTEXES:
+                self.fault(path, number, f"<{include}>: use absl::Mutex, which clang checks")
             if path.endswith("_test.cc") and include.startswith("tests/testing/"):
                 continue
             target = target_of(include)

@@ -78,7 +78,7 @@ BAD = {
     "include by bare name": ("config/a.cc", '#include "config/b.h"\n#include "x.h"\n',
                              'config/a.cc:2: "x.h": include by the path from the root'),
     "mutex that clang does not follow": ("config/a.cc", '#include <mutex>\n#include "config/b.h"\n',
-                                         "config/a.cc:1: <mutex>: include base/mutex.h"),
+                                         "config/a.cc:1: <mutex>: use absl::Mutex"),
     "no pragma once": ("config/b.h", "#ifndef B_H\n#define B_H\n#endif\n",
                        "config/b.h:1: the header has no #pragma once"),
     "module that the image lacks": (".dockerignore", "*\n!shard\n!tests/testing/x.cc\n",
@@ -257,22 +257,22 @@ class ChangedTest(unittest.TestCase):
 GUARDED = """#include <string>
 #include <vector>
 
-#include "base/mutex.h"
+#include "absl/synchronization/mutex.h"
 
 class Counter {
  public:
   void Add(int n) {
-    emberd::MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     sum_ += n;
   }
 
  private:
-  emberd::Mutex mutex_;
+  absl::Mutex mutex_;
   int sum_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 """
 MISTAKES = {
-    "thread-safety": GUARDED.replace("    emberd::MutexLock lock(&mutex_);\n", ""),
+    "thread-safety": GUARDED.replace("    absl::MutexLock lock(&mutex_);\n", ""),
     "bugprone-use-after-move": GUARDED + "std::string Twice(std::string s, std::vector<std::string>* to) {\n"
                                "  to->push_back(std::move(s));\n  return s;\n}\n",
     "performance-unnecessary-copy-initialization": GUARDED + "size_t Length(const std::vector<std::string>& all) {\n"

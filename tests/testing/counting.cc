@@ -165,7 +165,7 @@ void CountingTrainers::Start(const std::string& table, const std::string& client
     options.client_id = client_id;
     auto client = client::Client::Connect(options);
     const absl::Status status = client.ok() ? work(**client, trainer) : client.status();
-    const MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     if (error_.ok()) error_ = Annotate(status, absl::StrCat("trainer of ", trainer.table));
   });
 }
@@ -225,7 +225,7 @@ absl::Status CountingTrainers::TrainRank(client::Client& client, Trainer& traine
 bool CountingTrainers::Await(int64_t updates) {
   const Counts begin = made();
   const auto error = [&] {
-    const MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     return error_;
   };
   const bool done = Eventually([&] {
@@ -243,7 +243,7 @@ absl::Status CountingTrainers::Stop() {
   for (const auto& trainer : trainers_) {
     if (trainer->thread.joinable()) trainer->thread.join();
   }
-  const MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return error_;
 }
 

@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "client/cpp/client.h"
 #include "tests/testing/cluster.h"
 
@@ -73,7 +73,7 @@ class CountingTrainers {
   std::atomic<bool> stopping_{false};
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 

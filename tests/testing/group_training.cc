@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "base/mutex.h"
+#include "absl/synchronization/mutex.h"
 
 namespace emberd::testing {
 namespace {
@@ -154,10 +154,10 @@ absl::Status RunSteps(client::TrainStream& stream, int rank, int size, int64_t b
 absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
                         const client::TrainOptions& options, int coordinators, int64_t steps,
                         const LookupObserver& saw, const SkippedSteps& skips) {
-  Mutex mutex;
+  absl::Mutex mutex;
   absl::Status error;
   const auto observe = [&](const client::TrainLookupResult& found) {
-    const MutexLock lock(&mutex);
+    const absl::MutexLock lock(&mutex);
     if (saw != nullptr) saw(found);
   };
   const auto train = [&](int rank) -> absl::Status {
@@ -180,7 +180,7 @@ absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
   for (int rank = 0; rank < options.size; ++rank) {
     threads.emplace_back([&, rank] {
       const absl::Status status = train(rank);
-      const MutexLock lock(&mutex);
+      const absl::MutexLock lock(&mutex);
       if (error.ok()) error = status;
     });
   }

@@ -16,7 +16,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "client/cpp/testing/fake_checkpoints.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
@@ -35,17 +34,17 @@ template <typename Message>
 class Damage {
  public:
   Damage& operator=(std::function<void(Message*)> damage) ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     damage_ = std::move(damage);
     return *this;
   }
   void operator()(Message* message) const ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (damage_) damage_(message);
   }
 
  private:
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::function<void(Message*)> damage_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -10,8 +10,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "base/mutex.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/checkpoint/manifest.h"
@@ -428,7 +428,7 @@ class StreamCheckpoints {
   }
   // Tells the outcome of one checkpoint, if there is one that has not been told.
   void Tell(v1::TrainUpdateResult* result) {
-    MutexLock lock(&outcomes_->mutex);
+    absl::MutexLock lock(&outcomes_->mutex);
     if (outcomes_->known.empty()) return;
     const Outcome outcome = std::move(outcomes_->known.front());
     outcomes_->known.pop_front();
@@ -447,7 +447,7 @@ class StreamCheckpoints {
   };
   // Shared with the background, which may outlive the stream.
   struct Outcomes {
-    Mutex mutex;
+    absl::Mutex mutex;
     std::deque<Outcome> known ABSL_GUARDED_BY(mutex);
     ops::KeyedLog log{absl::Seconds(5)};  // a stream may ask for a bad name in each step
     // A failure goes to the log, too: no later result of the stream may tell of it.
@@ -460,7 +460,7 @@ class StreamCheckpoints {
                  {"step", outcome.step},
                  {"reason", outcome.status.message()}});
       }
-      MutexLock lock(&mutex);
+      absl::MutexLock lock(&mutex);
       known.push_back(outcome);
     }
   };

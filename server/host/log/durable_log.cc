@@ -116,7 +116,7 @@ class ShardRecovery {
     }
     if (Mistake("log.vote_lost")) {
       for (const auto& [model_id, segment] : begins_) {
-        const MutexLock lock(&parts_.order->mutex);
+        const absl::MutexLock lock(&parts_.order->mutex);
         (void)parts_.votes->DropModel(model_id, /*rows_stay=*/true);
       }
     }
@@ -309,7 +309,7 @@ class ShardRecovery {
     parts_.votes->record().Restore(model_id, made.state().clients());
     std::function<void()> dropped;
     {
-      const MutexLock lock(&parts_.order->mutex);
+      const absl::MutexLock lock(&parts_.order->mutex);
       dropped = parts_.groups->Restore(
           model_id, made.state(), {made.finished_groups().begin(), made.finished_groups().end()});
     }
@@ -550,18 +550,18 @@ class ShardRecovery {
 
   void ChangeBegins(uint64_t model_id) ABSL_LOCKS_EXCLUDED(mutex_) {
     parts_.log->NoteChange(model_id, segment_);
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     ++changing_;
   }
 
   void ChangeEnds() ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     --changing_;
     ended_.SignalAll();
   }
 
   void WaitForChanges(int at_most) ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     while (changing_ > at_most) ended_.Wait(&mutex_);
   }
 
@@ -588,8 +588,8 @@ class ShardRecovery {
   std::map<MutationKey, MutationVotes::RowsCallback> made_before_;
   std::set<std::pair<uint64_t, std::string>> steps_made_before_;
   std::optional<internal::v1::LogDecision> late_decision_;  // of a mistake (base/failpoint.h)
-  Mutex mutex_;
-  CondVar ended_;
+  absl::Mutex mutex_;
+  absl::CondVar ended_;
   int changing_ ABSL_GUARDED_BY(mutex_) = 0;  // changes on their way to the rows
 };
 
@@ -612,7 +612,7 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
     // Not before: every model had to be able to make room for the next one, and the log takes down
     // what is not pinned any more.
     if (status.ok()) models->PinAgain();
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (!status.ok()) {
       ops::Log(ops::LogLevel::kError, "the shard cannot recover from its log; it serves nothing",
                {{"folder", folder_}, {"reason", std::string(status.message())}});
@@ -672,7 +672,7 @@ absl::StatusOr<std::unique_ptr<log::LogWriter>> DurableLog::OpenWriter(const log
     // From here on nothing changes what the shard knows.
     log_->Refuse(writer.status());
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       over_ = true;
       ended_.SignalAll();
     }
@@ -685,7 +685,7 @@ absl::Status DurableLog::AwaitRoom(absl::FunctionRef<absl::Status()> work) {
     const absl::Status status = work();
     const bool waits = absl::IsResourceExhausted(status);
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       if (waits && waits_for_.empty()) {
         ops::Log(ops::LogLevel::kError, "the shard cannot go on with its recovery yet",
                  {{"folder", folder_}, {"reason", std::string(status.message())}});
@@ -720,7 +720,7 @@ absl::Status DurableLog::Recover() {
 
 absl::Status DurableLog::CheckReady() const {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     if (over_) return result_;
     if (!waits_for_.empty()) {
       return absl::UnavailableError(absl::StrCat("recovering: ", waits_for_));
@@ -738,7 +738,7 @@ absl::Status DurableLog::CheckReady() const {
 }
 
 void DurableLog::Wait() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (!over_) ended_.Wait(&mutex_);
 }
 

@@ -12,9 +12,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
-#include "base/mutex.h"
 #include "base/thread_pools.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "emberd/v1/admin_service.pb.h"
@@ -83,8 +83,8 @@ class DurableLog {
   const absl::Time start_;
   FileDescriptor lock_;
   std::unique_ptr<ShardRecovery> recovery_;  // what it brought back refers to it
-  mutable Mutex mutex_;
-  CondVar ended_;
+  mutable absl::Mutex mutex_;
+  absl::CondVar ended_;
   bool over_ ABSL_GUARDED_BY(mutex_) = true;
   std::string waits_for_ ABSL_GUARDED_BY(mutex_);  // before it is over; empty: nothing
   absl::Status result_ ABSL_GUARDED_BY(mutex_);

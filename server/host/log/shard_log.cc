@@ -121,7 +121,7 @@ void ShardLog::Start(std::unique_ptr<log::LogWriter> writer, int64_t log_bytes) 
 
 void ShardLog::Refuse(const absl::Status& reason) {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     reason_ = reason;
   }
   on_ = true;
@@ -130,7 +130,7 @@ void ShardLog::Refuse(const absl::Status& reason) {
 
 absl::StatusOr<log::LogWriter*> ShardLog::Writer() const {
   if (log::LogWriter* const writer = writer_; writer != nullptr) return writer;
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return reason_;
 }
 
@@ -183,13 +183,13 @@ absl::Status ShardLog::AppendChange(uint64_t model_id, const internal::v1::LogRe
 }
 
 void ShardLog::NoteChange(uint64_t model_id, uint64_t segment) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   uint64_t& last = last_change_[model_id];
   last = std::max(last, segment);
 }
 
 std::optional<uint64_t> ShardLog::LastChange(uint64_t model_id) const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const auto found = last_change_.find(model_id);
   return found == last_change_.end() ? std::nullopt : std::optional(found->second);
 }
@@ -206,13 +206,13 @@ absl::Status ShardLog::WaitDurable() {
 }
 
 void ShardLog::Enter() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   while (beginning_) moved_.Wait(&mutex_);
   ++staying_;
 }
 
 void ShardLog::Leave() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (--staying_ == 0) moved_.SignalAll();
 }
 
@@ -220,7 +220,7 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
   if (!on()) return 0;
   ASSIGN_OR_RETURN(log::LogWriter* const writer, Writer());
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     while (beginning_) moved_.Wait(&mutex_);
     beginning_ = true;
     while (staying_ > 0) moved_.Wait(&mutex_);
@@ -228,12 +228,12 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
   absl::StatusOr<uint64_t> segment;
   internal::v1::LogRecord record;
   {
-    MutexLock lock(&order->mutex);
+    absl::MutexLock lock(&order->mutex);
     const absl::Status composed = compose(writer->segment() + 1, record.mutable_state());
     segment = composed.ok() ? writer->StartSegment(record) : composed;
   }
   NoteDisk(segment.status());
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   beginning_ = false;
   moved_.SignalAll();
   return segment;
@@ -243,7 +243,7 @@ void ShardLog::NoteDisk(const absl::Status& status) {
   if (status.ok() && !refuses_.load(std::memory_order_relaxed)) return;
   const absl::Status failure = this->failure();
   const absl::Time now = SteadyNow();
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (failure.ok() == !refuses_ || (!failure.ok() && now < quiet_until_)) return;
   refuses_ = !failure.ok();
   if (refuses_) {

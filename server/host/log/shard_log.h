@@ -21,10 +21,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/buffers.h"
-#include "base/mutex.h"
 #include "emberd/internal/v1/log.pb.h"
 #include "server/log/log_writer.h"
 #include "shard/update/update.h"
@@ -39,7 +39,7 @@ namespace emberd::host {
 // groups and assignments alike. Under it a change gets its number, is marked as made, and is handed
 // to the engine: who looks under the lock sees all three or none of them.
 struct Sequencer {
-  Mutex mutex;
+  absl::Mutex mutex;
   uint64_t changes ABSL_GUARDED_BY(mutex) = 0;  // handed to the engine so far
 };
 
@@ -130,9 +130,9 @@ class ShardLog {
   std::atomic<log::LogWriter*> writer_ = nullptr;
   std::atomic<bool> on_ = false;
   int64_t log_bytes_ = 0;
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::Status reason_ ABSL_GUARDED_BY(mutex_);  // of Refuse
-  CondVar moved_;
+  absl::CondVar moved_;
   int staying_ ABSL_GUARDED_BY(mutex_) = 0;
   bool beginning_ ABSL_GUARDED_BY(mutex_) = false;                    // a segment: nobody may enter
   std::map<uint64_t, uint64_t> last_change_ ABSL_GUARDED_BY(mutex_);  // by model

@@ -51,29 +51,29 @@ class FaultyFile : public LogFile {
 };
 
 void FaultyFiles::FailFrom(int64_t n, int error) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   first_ = calls_ + n;
   error_ = error;
 }
 
 void FaultyFiles::FailSyncs(int error) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   sync_error_ = error;
 }
 
 void FaultyFiles::Heal() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   first_ = std::numeric_limits<int64_t>::max();
   sync_error_ = 0;
 }
 
 int64_t FaultyFiles::calls() const {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return calls_;
 }
 
 int FaultyFiles::Next(Call call) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   const bool fails = calls_++ >= first_;
   if (call == Call::kSyncs && sync_error_ != 0) return sync_error_;
   if (!fails || (error_ == ENOSPC && call != Call::kMakes)) return 0;

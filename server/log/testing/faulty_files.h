@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/mutex.h"
+#include "absl/synchronization/mutex.h"
 #include "server/log/log_files.h"
 
 namespace emberd::log {
@@ -42,7 +42,7 @@ class FaultyFiles : public LogFiles {
   int Next(Call call);
 
   LogFiles& files_;
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t first_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<int64_t>::max();
   int error_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -45,7 +45,7 @@ class ForgetfulFile : public LogFile {
       return Dead(path_);
     }
     absl::Status status = file_->Write(offset, pieces);
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     done_.push_back(write);
     return status;
   }
@@ -60,7 +60,7 @@ class ForgetfulFile : public LogFile {
   absl::Status Sync() override {
     std::vector<int64_t> done;
     {
-      MutexLock lock(&mutex_);
+      absl::MutexLock lock(&mutex_);
       done.swap(done_);
     }
     if (machine_.Note(absl::StrCat("synced ", absl::StrJoin(done, " ")))) return absl::OkStatus();
@@ -72,7 +72,7 @@ class ForgetfulFile : public LogFile {
   const std::string path_;
   const std::string id_;
   const std::unique_ptr<LogFile> file_;
-  Mutex mutex_;
+  absl::Mutex mutex_;
   std::vector<int64_t> done_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -80,7 +80,7 @@ ForgetfulFiles::ForgetfulFiles(const std::string& machine) : machine_(machine) {
   const auto prepare = [&]() -> absl::Status {
     RETURN_IF_ERROR(files::MakeFolders(machine_));
     ASSIGN_OR_RETURN(boot_id_, BootOf(machine_));
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     ASSIGN_OR_RETURN(journal_, NewJournal(machine_));
     return absl::OkStatus();
   };
@@ -91,12 +91,12 @@ ForgetfulFiles::ForgetfulFiles(const std::string& machine) : machine_(machine) {
 }
 
 int64_t ForgetfulFiles::NextId() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return next_id_++;
 }
 
 bool ForgetfulFiles::Note(absl::string_view line) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return NoteLocked(line);
 }
 
@@ -114,23 +114,23 @@ bool ForgetfulFiles::NoteLocked(absl::string_view line) {
 }
 
 void ForgetfulFiles::Die() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   dead_ = true;
 }
 
 void ForgetfulFiles::DieAfter(int64_t n) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   left_ = n;
 }
 
 bool ForgetfulFiles::dead() {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   return dead_;
 }
 
 absl::StatusOr<std::unique_ptr<LogFile>> ForgetfulFiles::Create(const std::string& path) {
   const std::string id = absl::StrCat(NextId());
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!NoteLocked("")) return Dead(path);
   absl::StatusOr<std::unique_ptr<LogFile>> file = DiskLogFiles().Create(path);
   if (!file.ok()) return file.status();
@@ -151,7 +151,7 @@ absl::Status ForgetfulFiles::SyncFolder(const std::string& folder) {
 
 absl::Status ForgetfulFiles::Remove(const std::string& path) {
   const std::string name = files::RandomName("", "removed-").substr(1);
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!NoteLocked(absl::StrCat("removing ", name, " ", path))) return Dead(path);
   if (rename(path.c_str(), files::PathIn(machine_, name).c_str()) != 0) {
     return errno == ENOENT ? absl::OkStatus() : files::FileError(errno, path, "cannot be removed");
@@ -170,7 +170,7 @@ absl::Status ForgetfulFiles::Rename(const std::string& from, const std::string& 
 }
 
 absl::StatusOr<std::unique_ptr<LogFile>> ForgetfulFiles::Open(const std::string& path) {
-  MutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   if (!NoteLocked("")) return Dead(path);
   const auto id = made_.find(path);
   if (id == made_.end()) return files::FileError(ENOENT, path, "cannot be opened");

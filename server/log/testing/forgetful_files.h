@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "base/file_descriptor.h"
-#include "base/mutex.h"
 #include "server/log/log_files.h"
 
 namespace emberd::log {
@@ -50,7 +50,7 @@ class ForgetfulFiles : public LogFiles {
 
   const std::string machine_;
   std::string boot_id_;
-  Mutex mutex_;
+  absl::Mutex mutex_;
   FileDescriptor journal_ ABSL_GUARDED_BY(mutex_);
   std::string journal_name_;
   std::map<std::string, std::string> made_ ABSL_GUARDED_BY(mutex_);  // ids by path
