@@ -167,8 +167,9 @@ class CoordinatorServerImpl final : public CoordinatorServer {
  private:
   void Sweep() {
     coordinator_.resources().server_metrics->Set(ops::MetricId::kInFlightBytes, admission_.bytes());
-    train_streams_.EndSilent();
-    streams_.EndStuck();
+    const absl::Duration standstill = clock_.Standstill(SteadyNow());
+    train_streams_.EndSilent(standstill);
+    streams_.EndStuck(standstill);
   }
   // Brings the health service up to date.
   void ShowHealth() {
@@ -215,7 +216,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   absl::Mutex health_mutex_;
   std::atomic<rpc::GrpcServer*> health_ = nullptr;  // once there is a server
   std::unique_ptr<rpc::GrpcServer> server_;
-  PeriodicTask sweeper_;
+  rpc::SweepClock clock_;
+  PeriodicTask sweeper_;  // the last: it uses the others
 };
 
 }  // namespace

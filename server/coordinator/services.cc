@@ -710,10 +710,11 @@ LaneServer::Handler MakeLookupHandler(const CoordinatorResources* resources,
   return rpc::ServeOnLanes(v1::LOOKUP, "/emberd.v1.EmbeddingService/Lookup", security, serve);
 }
 
-void StreamWatch::EndStuck() {
+void StreamWatch::EndStuck(absl::Duration standstill) {
   absl::MutexLock lock(&mutex_);
   const absl::Time latest = SteadyNow() - patience_;
   for (Place* place : places_) {
+    place->since_ += standstill;
     if (place->since_ > latest) continue;
     place->since_ = absl::InfiniteFuture();
     place->context_->TryCancel();

@@ -73,8 +73,9 @@ class StreamWatch {
     absl::Time since_ = absl::InfiniteFuture();  // guarded by the watch's mutex
   };
 
-  // Cancels the calls whose message has waited for longer than the patience.
-  void EndStuck();
+  // Cancels the calls whose message has waited for longer than the patience; `standstill`: see
+  // TrainStreams::EndSilent.
+  void EndStuck(absl::Duration standstill);
 
  private:
   const absl::Duration patience_;

@@ -398,7 +398,16 @@ MutationVotes::Change ShardHost::ChangeOf(uint64_t model_id, uint64_t handle,
 }
 
 absl::StatusOr<StageOutcome> ShardHost::StagePart(ApplyCommand& command) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
+  const auto claimed = ClaimChecked(command);
+  if (absl::IsNotFound(claimed.status()) && models_.Check(command.model_id, command.history).ok()) {
+    // A stream's batch stays as long as the coordinator says so.
+    return absl::AbortedError(
+        absl::StrCat("group '", command.group_part->group(),
+                     "': the shard does not have the batch of step ", command.group_part->step(),
+                     " any more: it was started again, or its coordinator was "
+                     "silent for timeouts.batch_ttl_ms; join again"));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, claimed);
   const ShardLog::Stay stay(&log_);
   const absl::StatusOr<internal::v1::LogBlob> blob = log_.AppendPart(*part);
   const absl::Status status = blob.ok() ? group_steps_.Hold(command, part, *blob) : blob.status();

@@ -217,6 +217,27 @@ TEST_F(AloneRestartTest, ARankAloneJoinsAgain) {
   }
 }
 
+// Its batch went with the shards.
+TEST_F(AloneRestartTest, ShardsThatAreStartedAgainBeforeAnUpdateMeanJoinAgain) {
+  auto stream = client_->Train(model_, {.group = "alone"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE(RunSteps(**stream, 0, 1, 0, 1, /*pipelined=*/false).ok());
+  const auto restart = [&](const client::TrainLookupResult&) {
+    for (int shard = 0; shard < kShards; ++shard) {
+      cluster_->KillShard(shard);
+      EXPECT_TRUE(cluster_->RestartShard(shard).ok());
+    }
+    EXPECT_TRUE(Await([&] { return Digest(*client_, model_); }).ok());
+  };
+  const absl::Status refused = RunSteps(**stream, 0, 1, 1, 2, /*pipelined=*/false, restart);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted) << refused;
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("join again"));
+  stream = client_->Train(model_, {.group = "alone"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  EXPECT_EQ((*stream)->next_step(), 1);
+  EXPECT_TRUE(RunSteps(**stream, 0, 1, 1, 2, /*pipelined=*/false).ok());
+}
+
 // Nobody hears that the rank leaves, nor that it has finished, as long as the shards stand still.
 TEST_F(GroupRestartTest, ARankMayFinishWhileTheShardsStandStill) {
   auto first = Join(0);

@@ -389,5 +389,26 @@ TEST_F(SilentStreamTest, WaitsForWhatItHasToAnswer) {
   EXPECT_TRUE(response.has_lookup());
 }
 
+class PausedStreamTest : public HostileClientTest {
+ protected:
+  PausedStreamTest() { silence_ms_ = 14'000; }
+};
+
+// As by `docker pause` of all: when they go on, the coordinator may look at its streams before it
+// reads what the trainer has sent.
+TEST_F(PausedStreamTest, TimeInWhichTheCoordinatorStoodStillDoesNotCount) {
+  RawStream stream(*api_, model_.id, "paused");
+  v1::TrainResponse response;
+  ASSERT_TRUE(stream.stream->Read(&response));
+  absl::SleepFor(absl::Seconds(2));  // it looks each second
+  cluster_->SuspendCoordinator(0);
+  absl::SleepFor(absl::Seconds(15));
+  cluster_->ResumeCoordinator(0);
+  absl::SleepFor(absl::Seconds(2));
+  SendLookup(stream, 0, 10);
+  EXPECT_TRUE(stream.stream->Read(&response)) << stream.Finish().error_message();
+  EXPECT_TRUE(response.has_lookup());
+}
+
 }  // namespace hostile_client_test
 }  // namespace emberd::testing

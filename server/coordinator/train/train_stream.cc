@@ -124,10 +124,11 @@ void TrainStream::SetDraining(bool draining) {
   if (end.has_value()) End(*end);
 }
 
-void TrainStream::EndIfSilent(absl::Duration silence) {
+void TrainStream::EndIfSilent(absl::Duration silence, absl::Duration standstill) {
   bool has_start = false;
   {
     absl::MutexLock lock(&mutex_);
+    last_sign_ = std::min(last_sign_ + standstill, SteadyNow());  // some came after it
     has_start = has_start_;
     if (!has_start) silence = std::min(silence, kMaxSilenceBeforeStart);
     if (done_ || working_ > 0 || SteadyNow() - last_sign_ < silence) return;
@@ -488,9 +489,9 @@ void TrainStreams::SetDraining(bool draining) {
   for (TrainStream* stream : streams_) stream->SetDraining(draining);
 }
 
-void TrainStreams::EndSilent() {
+void TrainStreams::EndSilent(absl::Duration standstill) {
   absl::MutexLock lock(&mutex_);
-  for (TrainStream* stream : streams_) stream->EndIfSilent(limits_.silence);
+  for (TrainStream* stream : streams_) stream->EndIfSilent(limits_.silence, standstill);
 }
 
 int TrainStreams::count() const {

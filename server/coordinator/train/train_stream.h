@@ -45,8 +45,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // begins when its lookup is taken, and is done when its update has been answered.
   void SetDraining(bool draining);
   // Ends the stream with DEADLINE_EXCEEDED if the trainer has neither sent nor taken anything for
-  // so long, and no request of it is being worked on.
-  void EndIfSilent(absl::Duration silence);
+  // so long, and no request of it is being worked on. `standstill`: see TrainStreams.
+  void EndIfSilent(absl::Duration silence, absl::Duration standstill);
 
  private:
   // A request in its place in the order of answers.
@@ -163,8 +163,8 @@ class TrainStreams {
   // While draining, streams end with UNAVAILABLE between two steps, and new ones at once.
   void SetDraining(bool draining);
   // Ends those that only wait for their trainer, if it has been silent for too long. To be called
-  // often.
-  void EndSilent();
+  // often, with the time in which this process stood still since the last call.
+  void EndSilent(absl::Duration standstill);
   // Those that have begun and are not over.
   int count() const;
   // Waits until there are none, for at most `limit`.
