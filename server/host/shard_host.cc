@@ -310,6 +310,7 @@ absl::StatusOr<internal::v1::ListMadeResponse> ShardHost::ListMade(
 }
 
 void ShardHost::DescribeForLog(uint64_t segment, internal::v1::LogState* state) const {
+  state->set_begins(log_.begins());
   models_.Describe(segment, state);
   votes_.Describe(state);
   group_steps_.Describe(state);

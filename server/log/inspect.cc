@@ -95,6 +95,10 @@ std::string DetailsOf(const Kind& kind) {
   return "";
 }
 
+std::string DetailsOf(const internal::v1::LogBegins& begins) {
+  return absl::StrCat("with segment ", begins.segment());
+}
+
 std::string DetailsOf(const internal::v1::LogState& state) {
   int64_t changes = 0;
   for (const auto& client : state.clients()) changes += client.made_size();
@@ -284,6 +288,7 @@ void EntryWriter::Describe(const LogRecord& record, LogEntry* entry) const {
     EMBERD_KIND(kStepMade, step_made);
     EMBERD_KIND(kGroupEnded, group_ended);
     EMBERD_KIND(kGroupForgotten, group_forgotten);
+    EMBERD_KIND(kBegins, begins);
 #undef EMBERD_KIND
     case LogRecord::kCheckpoints:
       for (const auto& made : record.checkpoints().made()) DescribeKind(made, entry);

@@ -38,6 +38,11 @@ class LogLossTest : public ::testing::TestWithParam<v1::StorageConfig::Fsync> {
   void Check();
   void CheckBlobs(const WholeLog& log);
   void CutOffTail(const WholeLog& log);
+  LogRecord State() {
+    LogRecord state = StateRecord(next_number_);
+    state.mutable_state()->set_begins(begins_);
+    return state;
+  }
   int Below(int count) { return std::uniform_int_distribution<int>(0, count - 1)(random_); }
 
   const TempDir dir_ = *TempDir::Create();
@@ -50,6 +55,7 @@ class LogLossTest : public ::testing::TestWithParam<v1::StorageConfig::Fsync> {
   std::unique_ptr<LogWriter> writer_;
   WholeLog read_;
   // Of this process.
+  uint64_t begins_ = 0;  // the log's first segment, as its records say
   End end_ = End::kClosed;
   uint64_t known_durable_ = 0;         // as the writer said before it was killed
   std::atomic<uint64_t> reported_{0};  // by WhenDurable
@@ -69,8 +75,8 @@ void LogLossTest::Open() {
   options.older_blobs = read_.end.older_blobs;
   options.files = files_.get();
   const uint64_t sequence = read_.end.next_sequence;
-  auto writer =
-      LogWriter::Open(options, read_.end.next_segment, sequence, StateRecord(next_number_));
+  begins_ = read_.end.first_segment == 0 ? read_.end.next_segment : read_.end.first_segment;
+  auto writer = LogWriter::Open(options, read_.end.next_segment, sequence, State());
   ASSERT_TRUE(writer.ok()) << writer.status();
   writer_ = *std::move(writer);
   model_[sequence] = next_number_++;
@@ -113,7 +119,7 @@ void LogLossTest::Work() {
     AppendOne();
     if (files_->dead()) return;
     if (writer_->SegmentFull() || Below(20) == 0) {
-      const absl::StatusOr<uint64_t> started = writer_->StartSegment(StateRecord(next_number_));
+      const absl::StatusOr<uint64_t> started = writer_->StartSegment(State());
       if (started.ok()) model_[writer_->records()] = next_number_++;
       if (files_->dead()) return;
       ASSERT_TRUE(started.ok()) << started.status();
@@ -123,6 +129,14 @@ void LogLossTest::Work() {
           writer_->segment() - std::min<uint64_t>(writer_->segment(), Below(3));
       // A blob that no record named by now may be gone.
       if (old_blob_.has_value() && old_blob_->segment() < segment) old_blob_.reset();
+      if (segment > begins_) {
+        LogRecord begins;
+        begins.mutable_begins()->set_segment(begins_ = segment);
+        const absl::StatusOr<uint64_t> said = writer_->Append(begins);
+        if (said.ok()) model_[*said] = NumberOf(begins);
+        if (files_->dead()) return;
+        ASSERT_TRUE(said.ok()) << said.status();
+      }
       const absl::Status dropped = writer_->DropBefore(segment);
       if (files_->dead()) return;
       ASSERT_TRUE(dropped.ok()) << dropped;

@@ -449,6 +449,7 @@ absl::StatusOr<LogEnd> ReadLog(const std::string& folder, absl::string_view boot
   LogRecord record;
   LogPosition position;
   std::map<uint64_t, uint64_t> older_blobs;
+  uint64_t begins = 0;
   RETURN_IF_ERROR(
       scan.ForEach([&](const LogScan::Segment& segment, int64_t offset, const Frame& frame) {
         const auto damaged = [&](absl::string_view what) {
@@ -463,10 +464,18 @@ absl::StatusOr<LogEnd> ReadLog(const std::string& folder, absl::string_view boot
           return damaged(status.message());
         }
         NoteOlderBlob(segment.number, OldestBlobSegment(record), &older_blobs);
+        // A program of before has gone on with the log, and may have removed segments.
+        if (record.has_state() && record.state().begins() == 0) begins = 0;
+        begins = std::max({begins, record.begins().segment(), record.state().begins()});
         position = {segment.number, offset, frame.bytes, frame.sequence, frame.durable};
         return visit(record, position);
       }));
   LogEnd end = scan.End();
+  if (begins != 0 && begins < end.first_segment) {
+    return files::DamagedFile(
+        files::PathIn(folder, RecordsName(begins)),
+        absl::StrCat("is missing, but the log says that it begins there", LogAdvice(folder)));
+  }
   end.older_blobs = std::move(older_blobs);
   return end;
 }

@@ -47,7 +47,8 @@ using LogVisitor = absl::FunctionRef<absl::Status(const internal::v1::LogRecord&
 
 // Calls `visit` with each record of the log in a folder, in order; an error of it ends the call and
 // is returned. No folder, or one without a segment: an empty log. Nothing is visited before the
-// whole log is known to be good; blobs are looked at only where a loss of power may have taken one.
+// whole log is known to be good, except that a segment that is missing at its beginning is reported
+// after the last record. Blobs are looked at only where a loss of power may have taken one.
 //
 // A log may end in the middle of a record (LogEnd says so). It has lost nothing then that was
 // answered, except for what a loss of power takes with NEVER or INTERVAL: then also records with

@@ -307,6 +307,41 @@ TEST_F(LogReaderTest, AFileThatIsMissingOrAnothersIsNamed) {
   ExpectDamage(Path(2), "the header of the segment is damaged");
 }
 
+// As in a folder that was copied without it, or while the log went on.
+TEST_F(LogReaderTest, TheSegmentThatTheLogBeginsWithIsMissing) {
+  {
+    const auto writer = *LogWriter::Open({.folder = folder_}, 1, 1, StateRecord(1));
+    EXPECT_EQ(*writer->StartSegment(StateRecord(2)), 2u);
+    LogRecord begins;
+    begins.mutable_begins()->set_segment(2);
+    EXPECT_TRUE(writer->Append(begins).ok());
+    EXPECT_EQ(Read()->end.first_segment, 1u);  // not removed yet
+    EXPECT_TRUE(writer->DropBefore(2).ok());
+    LogRecord state = StateRecord(4);
+    state.mutable_state()->set_begins(2);
+    EXPECT_EQ(*writer->StartSegment(state), 3u);
+  }
+  EXPECT_EQ(Read()->end.first_segment, 2u);
+  std::filesystem::remove(Path(2));
+  ExpectDamageAnyhow(Path(2), "is missing, but the log says that it begins there");
+  std::filesystem::remove(BlobPath(2));
+  ExpectDamageAnyhow(Path(2), "is missing, but the log says that it begins there");
+}
+
+// Would catch: a log that is refused because a program of before, which does not say where a log
+// begins, went on with it for a while.
+TEST_F(LogReaderTest, AStateThatDoesNotSayWhereTheLogBeginsEndsWhatWasSaidBefore) {
+  {
+    const auto writer = *LogWriter::Open({.folder = folder_}, 1, 1, StateRecord(1));
+    LogRecord state = StateRecord(2);
+    state.mutable_state()->set_begins(1);
+    EXPECT_EQ(*writer->StartSegment(state), 2u);
+    EXPECT_EQ(*writer->StartSegment(StateRecord(3)), 3u);
+    EXPECT_TRUE(writer->DropBefore(2).ok());
+  }
+  EXPECT_EQ(Read()->end.first_segment, 2u);
+}
+
 // What nobody had synced may be gone after the power was, and nothing else; then the log ends
 // there.
 TEST_F(LogReaderTest, OnlyWhatWasNotSyncedMayBeGoneAfterALossOfPower) {

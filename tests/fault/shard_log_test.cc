@@ -87,6 +87,14 @@ class LogTest : public ClusterFixture {
     for (int i = 0; i < kShards; ++i) ASSERT_TRUE(cluster_->RestartShard(i).ok());
     for (const int i : {0, 1}) ASSERT_TRUE(cluster_->RestartCoordinator(i).ok());
   }
+  // Starts shard 1 again, which serves nothing.
+  void ExpectRefusalThatNames(const std::string& file) {
+    ASSERT_TRUE(cluster_->RestartShard(1).ok());
+    const absl::Status status =
+        emberd::Await([&] { return Digest(*client_, model_).status(); }, Answered);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("shard 1"), HasSubstr(file)));
+  }
   // What the same steps make of the tables on a cluster that nobody disturbs.
   std::string Undisturbed(int steps) {
     auto calm = Cluster::Start({.shards = 1, .sparsecores_per_shard = 4, .embedded = true});
@@ -501,12 +509,22 @@ TEST_F(LogTest, ADamagedRecordIsNamedAndNothingIsServed) {
     bytes.seekp(5000);
     bytes.put(flipped);
   }
-  ASSERT_TRUE(cluster_->RestartShard(1).ok());
-  const absl::Status status =
-      emberd::Await([&] { return Digest(*client_, model_).status(); }, Answered);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("shard 1"), HasSubstr(file.filename().string())));
+  ExpectRefusalThatNames(file.filename());
+}
+
+// Would catch: rows without the updates of a file that was not copied with the others.
+TEST_F(LogTest, TheOldestFileIsMissedThatIsNeeded) {
+  Start();
+  AwaitFirstCheckpoint();
+  const auto oldest = [&] { return LogFiles(1, ".records").front(); };
+  ASSERT_TRUE(Eventually([&] { return oldest().filename() != "0000000001.records"; }));
+  for (int step = 0; step < 4; ++step) ASSERT_NO_FATAL_FAILURE(Train(step));
+  ASSERT_NO_FATAL_FAILURE(LoseShard(1));
+  ASSERT_NO_FATAL_FAILURE(Train(4));
+  cluster_->KillShard(1);
+  const std::filesystem::path file = oldest();
+  std::filesystem::remove(file);
+  ExpectRefusalThatNames(file.filename());
 }
 
 TEST_F(LogTest, ADamagedManifestOfTheCheckpointThatALogNeedsIsNamed) {
@@ -517,11 +535,7 @@ TEST_F(LogTest, ADamagedManifestOfTheCheckpointThatALogNeedsIsNamed) {
   cluster_->KillShard(1);
   const std::string manifest = storage_.Path("checkpoints/mixed/a/manifest.json");
   std::filesystem::resize_file(manifest, 9);
-  ASSERT_TRUE(cluster_->RestartShard(1).ok());
-  const absl::Status status =
-      emberd::Await([&] { return Digest(*client_, model_).status(); }, Answered);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("shard 1"), HasSubstr(manifest)));
+  ExpectRefusalThatNames(manifest);
 }
 
 // Limits that were set in training are in the log, and in the state that the next segment begins

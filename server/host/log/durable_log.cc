@@ -264,6 +264,7 @@ class ShardRecovery {
         break;
       case Record::kCheckpoint:
       case Record::kCheckpoints:
+      case Record::kBegins:
       case Record::KIND_NOT_SET:
         break;
     }
@@ -706,6 +707,7 @@ absl::Status DurableLog::Recover() {
              "the log ends in the middle of a record; the bytes from there on are ignored",
              {{"folder", folder_}, {"bytes", end.torn_bytes}, {"what", end.torn}});
   }
+  log_->SetBegins(end.first_segment == 0 ? end.next_segment : end.first_segment);
   ASSIGN_OR_RETURN(auto writer, OpenWriter(end));
   log_->Start(std::move(writer), storage_.log_bytes());
   if (end.first_segment == 0) return absl::OkStatus();

@@ -260,7 +260,15 @@ void ShardLog::NoteDisk(const absl::Status& status) {
 
 void ShardLog::DropBefore(uint64_t segment) {
   if (!started()) return;
-  const absl::Status status = writer_.load()->DropBefore(segment);
+  segment = std::min(segment, this->segment());
+  absl::Status status;
+  if (segment > begins_) {
+    internal::v1::LogRecord record;
+    record.mutable_begins()->set_segment(segment);
+    status = Append(record);
+    if (status.ok()) begins_ = segment;
+  }
+  if (status.ok()) status = writer_.load()->DropBefore(segment);  // which syncs the record first
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kWarning, "old segments of the log could not be removed",
            {{"before", segment}, {"reason", std::string(status.message())}});

@@ -103,8 +103,12 @@ class ShardLog {
   using Compose = std::function<absl::Status(uint64_t segment, internal::v1::LogState* state)>;
   absl::StatusOr<uint64_t> BeginSegment(Sequencer* order, const Compose& compose);
   bool SegmentFull() const { return started() && writer_.load()->SegmentFull(); }
-  // Segments before this one are no longer needed for rows.
+  // Segments before this one are no longer needed for rows. The log says so first, so that a reader
+  // can tell a segment that was dropped from one that somebody has lost.
   void DropBefore(uint64_t segment);
+  // The log's first segment, for its states. A recovery says which it is.
+  uint64_t begins() const { return begins_; }
+  void SetBegins(uint64_t segment) { begins_ = segment; }
 
   // The newest segment; 0: there is none.
   uint64_t segment() const { return started() ? writer_.load()->segment() : 0; }
@@ -130,6 +134,7 @@ class ShardLog {
   std::atomic<log::LogWriter*> writer_ = nullptr;
   std::atomic<bool> on_ = false;
   int64_t log_bytes_ = 0;
+  std::atomic<uint64_t> begins_ = 0;
   mutable absl::Mutex mutex_;
   absl::Status reason_ ABSL_GUARDED_BY(mutex_);  // of Refuse
   absl::CondVar moved_;
