@@ -80,6 +80,23 @@ TEST(MutationRecordTest, ACheckpointTellsWhatIsForgotten) {
   EXPECT_FALSE(fresh.Find({"a", 2, 0})->has_value());
 }
 
+// So must be those of a client that made room for others.
+TEST(MutationRecordTest, ACheckpointTellsWhoIsForgotten) {
+  MutationRecord record({.per_client = 2, .clients = 1});
+  record.Finish({"a", 4, 0}, {}, /*model_id=*/5);
+  record.Finish({"b", 1, 0}, {}, /*model_id=*/5);
+  MutationRecord::Clients saved;
+  record.Save(5, &saved);
+  for (const bool known : {false, true}) {  // by what it has done to another model
+    MutationRecord fresh;
+    if (known) fresh.Finish({"a", 1, 0}, {}, /*model_id=*/6);
+    fresh.Restore(5, saved);
+    EXPECT_EQ(fresh.Find({"a", 4, 0}).status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_FALSE(fresh.Find({"a", 5, 0})->has_value());
+    EXPECT_TRUE(fresh.Find({"b", 1, 0})->has_value());
+  }
+}
+
 TEST(MutationRecordTest, ForgetsTheLeastRecentClientFirst) {
   MutationRecord record({.per_client = 2, .clients = 2});
   for (const char* client : {"a", "b"}) {

@@ -86,11 +86,10 @@ void MutationRecord::Forget(const std::string& client_id) {
   for (const auto& [sequence, entry] : client.entries) highest = std::max(highest, sequence);
   entries_ -= static_cast<int>(client.entries.size());
   clients_.erase(client_id);
-  NoteForgotten(client_id, highest);
+  NoteForgotten(std::hash<std::string>()(client_id), highest);
 }
 
-void MutationRecord::NoteForgotten(const std::string& client_id, uint64_t highest) {
-  const size_t hash = std::hash<std::string>()(client_id);
+void MutationRecord::NoteForgotten(size_t hash, uint64_t highest) {
   const auto [found, is_new] = forgotten_.try_emplace(hash, highest);
   found->second = std::max(found->second, highest);
   if (!is_new) return;
@@ -165,6 +164,11 @@ void MutationRecord::ListNewest(uint64_t model_id, uint64_t history, Names* name
 
 void MutationRecord::Save(uint64_t model_id, Clients* clients) {
   absl::MutexLock lock(&mutex_);
+  for (const size_t hash : forgotten_order_) {  // what they have made may have been of this model
+    internal::v1::ClientState* const to = clients->Add();
+    to->set_name_hash(hash);
+    to->set_forgotten_up_to(forgotten_.at(hash));
+  }
   for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
     const Client& client = clients_.at(*quiet);
     internal::v1::ClientState to;
@@ -196,7 +200,10 @@ void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
   }
   for (const internal::v1::ClientState& from : clients) {
     if (from.mutations().empty() && !clients_.contains(from.client_id())) {
-      NoteForgotten(from.client_id(), from.forgotten_up_to());  // takes nobody's place
+      // Takes nobody's place.
+      NoteForgotten(
+          from.client_id().empty() ? from.name_hash() : std::hash<std::string>()(from.client_id()),
+          from.forgotten_up_to());
       continue;
     }
     Client& client = Touch(from.client_id());
@@ -207,6 +214,12 @@ void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
       Keep(&client, mutation.sequence(), {mutation.tag(), model_id, RowCountsOf(mutation)});
     }
     MakeRoom();
+  }
+  // Also of those that are known here.
+  for (auto& [client_id, client] : clients_) {
+    const auto before = forgotten_.find(std::hash<std::string>()(client_id));
+    if (before == forgotten_.end()) continue;
+    client.forgotten_up_to = std::max(client.forgotten_up_to, before->second);
   }
 }
 

@@ -168,8 +168,8 @@ class MutationRecord {
   // Forgets clients until the record is within its limits. The most recent one stays.
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const std::string& client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteForgotten(const std::string& client_id, uint64_t highest)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `hash`: of the client's id.
+  void NoteForgotten(size_t hash, uint64_t highest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MutationRecordOptions options_;
   mutable absl::Mutex mutex_;

@@ -313,9 +313,10 @@ class StateMerger {
   }
 
   void AddClient(const internal::v1::ClientState& from) {
-    internal::v1::ClientState*& client = clients_[from.client_id()];
+    internal::v1::ClientState*& client = clients_[{from.client_id(), from.name_hash()}];
     if (client == nullptr) client = merged_.add_clients();
     client->set_client_id(from.client_id());
+    client->set_name_hash(from.name_hash());
     client->set_forgotten_up_to(std::max(client->forgotten_up_to(), from.forgotten_up_to()));
     for (const internal::v1::MutationState& made : from.mutations()) {
       internal::v1::MutationState*& mutation = mutations_[{from.client_id(), made.sequence()}];
@@ -341,7 +342,7 @@ class StateMerger {
   const bool count_rows_;
   ShardState merged_;
   // Where they stand in merged_.
-  std::map<std::string, internal::v1::ClientState*> clients_;
+  std::map<std::pair<std::string, uint64_t>, internal::v1::ClientState*> clients_;
   std::map<std::pair<std::string, uint64_t>, internal::v1::MutationState*> mutations_;
   std::map<std::string, internal::v1::GroupState*> groups_;
 };
