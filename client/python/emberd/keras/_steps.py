@@ -64,7 +64,7 @@ class HostTurns(Turns):
     def begin(self, ids: Mapping[str, Any], number: Optional[int] = None) -> Tuple[int, Any]:
         """The same ids once more, before the update, are the same step: keras.RematScope, and what TensorFlow and PyTorch have like it, make the forward
         pass again for the backward pass."""
-        of_open = self._trainer.ids_in_progress(self._open)
+        of_open = self._ids_of_open()
         if of_open is not None and (are_same(of_open, ids) if number is None else number == self._open):
             return self._open, self._trainer.look_up(of_open)
         self._open = -1
@@ -72,6 +72,12 @@ class HostTurns(Turns):
         self._open = begun[0]
         self.begun += 1
         return begun
+
+    def _ids_of_open(self) -> Optional[Mapping[str, Any]]:
+        """Of what has begun and has no gradient yet: a step, or a part of one."""
+        if self._calls == 1:
+            return self._trainer.ids_in_progress(self._open)
+        return self._parts[-1][0] if self._open >= 0 and self._parts and not self._parts[-1][1] else None
 
     def begin_late(self, ids: Mapping[str, Ids], number: Optional[int], begun: int) -> int:
         """In the backward pass. begun: what it was when the rows were looked up. A gradient that comes behind that of another call, or a
@@ -81,8 +87,14 @@ class HostTurns(Turns):
                              "all features, and one gradient")
         return self.begin(ids, number)[0]
 
-    def end(self, number: int, gradients: Mapping[str, Any]) -> None:
+    def end(self, number: int, gradients: Mapping[str, Any], begun: int) -> None:
+        """begun: what it was when the call had begun whose gradients these are. Calls that make a step together have its number in common."""
         self._open = -1  # where the update is refused, too
+        if self._calls > 1 and begun != self.begun:
+            for part in self._parts[-1:]:
+                part[1].clear()  # both gradients may be of one loss: that of the last call, if it has come, counts no more
+            raise ValueError("another gradient is not allowed, for a call has begun since these rows were looked up. A call has one lookup, of all "
+                             "features, and one gradient")
         hyper: Optional[Hyper] = None if self._hyper is None else {
             table: {name: float(to_numpy(value)) for name, value in values.items()}
             for table, values in self._hyper(number).items()}
@@ -122,6 +134,7 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
         def forward(context: Any, token: Any, ids: Any, step: Any, training: bool, refused: Any) -> Any:
             if training:
                 context.number, found = turns.begin(ids, step)
+                context.begun = turns.begun
             else:
                 context.number, found = None, turns.look_up(ids)
                 context.later = (ids, step, turns.begun, refused)
@@ -134,8 +147,8 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
                 ids, step, begun, refused = context.later
                 if refused is not None:
                     raise refused
-                context.number = turns.begin_late(ids, step, begun)
-            turns.end(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)})
+                context.number, context.begun = turns.begin_late(ids, step, begun), turns.begun
+            turns.end(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)}, context.begun)
             return gradients[0].new_zeros(()), None, None, None, None
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None, refused: Refusal = None) -> Found:
@@ -200,11 +213,11 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
 
         def receive(*arrays: Any) -> Any:
             number, found = turns.begin(*sent_of(arrays))
-            return [np.int64(number), *(found[name] for name in names)]
+            return [np.array([number, turns.begun], np.int64), *(found[name] for name in names)]
 
         def look_up(*arrays: Any) -> Any:
             found = turns.look_up(ids_of(arrays))
-            return [np.int64(turns.begun), *(found[name] for name in names)]
+            return [np.array([-1, turns.begun], np.int64), *(found[name] for name in names)]
 
         def run(function: Callable[..., Any], arguments: Any) -> Any:
             result = numpy_function(function, arguments, [tf.int64] + [tf.float32] * len(names))
@@ -216,19 +229,21 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **
         @tf.custom_gradient
         def begin(_: Any, *weights: Any) -> Any:
             arrays = [tf.identity(one) for one in given + sent]  # of the graph that is being traced, as a branch of tf.cond: its backward pass may use them
-            number, *found = run(receive if training else look_up, arrays)
+            called, *found = run(receive if training else look_up, arrays)
             later = [] if training else arrays
 
             def backward(*gradients: Any) -> Any:
                 if not training and refused is not None:
                     raise refused
 
-                def on_call(number: Any, *arrays: Any) -> Any:
-                    step = turns.begin_late(*sent_of(arrays[len(names):]), int(number)) if later else int(number)
-                    turns.end(step, dict(zip(names, arrays)))
+                def on_call(called: Any, *arrays: Any) -> Any:
+                    number, begun = map(int, called)
+                    if later:
+                        number, begun = turns.begin_late(*sent_of(arrays[len(names):]), begun), turns.begun
+                    turns.end(number, dict(zip(names, arrays)), begun)
                     return np.float32(0)
 
-                done = numpy_function(on_call, [number, *gradients, *later], tf.float32)
+                done = numpy_function(on_call, [called, *gradients, *later], tf.float32)
                 done.set_shape(())
                 return (done, *map(tf.zeros_like, weights))
 
