@@ -641,8 +641,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
             self._forget()
             return
         if self._current is None:
-            # The backward of some never came: they are no part of the step.
-            self._parts = [part for place, part in enumerate(self._parts) if place >= self._spared or _has_gradient(part)]
+            # The backward of some never came: they are no part of the step. Where none came, those that zero_grad() has not spared are.
+            self._parts, self._spared = list(filter(_has_gradient, self._parts)) or self._parts[self._spared:], 0
             if self._parts:
                 self._join_parts()
         if self._current is None:
