@@ -173,7 +173,12 @@ def copied(ids: Kind) -> Kind:
     """The same, in memory of its own: a loader may fill its buffers anew before the step, which may be sent again, has ended."""
 
     def copy(values: Any) -> Any:
-        return cast(Any, values).copy() if isinstance(values, (np.ndarray, list)) else values
+        if isinstance(values, np.ndarray):
+            return cast(Any, values).copy()
+        try:
+            return values.clone() if type(values).__module__ == "torch" else np.array(as_array(values, "ids"))
+        except Exception:  # it is refused later, as it is, with the name of its feature
+            return list(map(copy, cast(Any, values))) if isinstance(values, (list, tuple)) else values
 
     return map_arrays(copy, ids)
 

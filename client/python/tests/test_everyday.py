@@ -4,6 +4,7 @@ What this would catch: an id that is cut, a text or a list that is read as somet
 and a loop over prefetched batches that cannot be left.
 """
 
+import array
 import math
 import tempfile
 import unittest
@@ -300,6 +301,41 @@ class TorchTest(ClusterTest):
                         self.step(ebc, ids(batch))
                 ebc.finish()
                 self.assertEqual(ebc.model.read_rows("t", range(9))[:, 0].tolist(), [0 if one in (bad, frozen, left_out) else -1 for one in range(9)])
+
+    def test_a_loader_that_fills_a_buffer_of_another_kind(self):
+        def loader(buffer):
+            for one in range(6):
+                (buffer[0] if isinstance(buffer, list) else buffer)[0] = one
+                yield {"t": buffer}
+
+        for buffer in (memoryview(np.zeros(1, np.int64)), [[0]]):
+            with self.subTest(type(buffer).__name__):
+                _, ebc, _ = self.make(model=f"filled_{type(buffer).__name__}")
+                for place, ids in enumerate(emberd.torch.Prefetcher(loader(buffer), ebc, depth=3)):
+                    if place != 1:
+                        self.step(ebc, ids)
+                ebc.finish()
+                self.assertEqual(ebc.model.read_rows("t", range(6))[:, 0].tolist(), [-1, 0, -1, -1, -1, -1])
+
+    def test_ids_in_memory_of_their_own(self):
+        """Of every kind; what is refused later is refused by its own message."""
+        import torch
+        rows = [1, 2]
+        for given, fill in ((np.array(rows), np.ndarray.fill), (torch.tensor(rows), torch.Tensor.fill_), ((rows,), lambda given, one: rows.insert(0, one)),
+                            (array.array("q", rows), lambda given, one: given.insert(0, one)), ([[1, 2], rows], lambda given, one: given[1].insert(0, one))):
+            with self.subTest(type(given).__name__):
+                own, before = emberd.arrays.copied(given), str(np.array(given).tolist())
+                fill(given, 9)
+                self.assertEqual(str(np.array(own).tolist()), before)
+                self.assertIs(type(own) is torch.Tensor, type(given) is torch.Tensor)
+                rows[:] = [1, 2]
+        ragged = [rows, [3]]
+        own = emberd.arrays.copied(ragged)
+        rows[0] = 9
+        for refused in (own, emberd.arrays.copied(np.ma.masked_equal([1, 2], 2)), emberd.arrays.copied(torch.tensor([1.0], requires_grad=True)), emberd.arrays.copied({})):
+            with self.assertRaisesRegex((TypeError, ValueError, RuntimeError), "feature 't': "):
+                emberd.arrays.as_ints(refused, "feature 't'")
+        self.assertEqual(np.concatenate(own).tolist(), [1, 2, 3])
 
     def test_a_loop_that_evaluates_some_batches(self):
         import torch

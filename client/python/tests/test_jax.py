@@ -4,6 +4,7 @@ What this would catch: activations that change under a computation that JAX has 
 than the one named, and updates that jitting makes otherwise than NumPy.
 """
 
+import array
 import sys
 import tempfile
 import threading
@@ -115,7 +116,8 @@ class JaxTest(ClusterTest):
         """Of a loader that fills one buffer; some of them have wrong ids."""
         def loader(buffer):
             for one in range(9):
-                buffer[:] = ROWS if one in (3, 8) else one
+                to_fill = buffer[0] if isinstance(buffer, list) else buffer
+                to_fill[0] = ROWS if one in (3, 8) else one
                 yield {"t": buffer}
 
         def in_two_calls(emb, step):
@@ -125,9 +127,10 @@ class JaxTest(ClusterTest):
             jax.grad(lambda token: emb.in_jit(token, {"t": np.array([0])}, step)["t"].sum())(emb.token())
 
         for train in (in_two_calls, in_jit):
-            for depth, pipelined in ((1, False), (2, False), (4, False), (3, True)):
-                emb = self.make(f"left_out_{train.__name__}_{depth}_{pipelined}", pipelined=pipelined)
-                for step, _ in emb.prefetch(loader(np.zeros(1, np.int64)), depth):
+            for depth, pipelined, buffer in ((1, False, np.zeros(1, np.int64)), (2, False, memoryview(np.zeros(1, np.int64))), (4, False, [[0]]),
+                                             (3, True, np.zeros(1, np.int64)), (4, False, array.array("q", [0]))):
+                emb = self.make(f"left_out_{train.__name__}_{depth}_{pipelined}_{type(buffer).__name__}", pipelined=pipelined)
+                for step, _ in emb.prefetch(loader(buffer), depth):
                     if step not in (0, 3, 4, 8):
                         train(emb, step)
                 self.assertEqual(emb.next_step, 8)
