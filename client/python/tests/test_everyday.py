@@ -337,6 +337,55 @@ class TorchTest(ClusterTest):
                 emberd.arrays.as_ints(refused, "feature 't'")
         self.assertEqual(np.concatenate(own).tolist(), [1, 2, 3])
 
+    def test_ctrl_c_while_later_batches_are_sent(self):
+        """The step before them had been received, and each call after it failed."""
+        torch, ebc, _ = self.make()
+        send, sent = emberd.TrainStream.send_lookup, []
+
+        def interrupted(*arguments, **options):
+            sent.append(arguments)
+            if len(sent) == 2:
+                raise KeyboardInterrupt
+            return send(*arguments, **options)
+
+        def train(left_out=None):
+            for place, ids in enumerate(emberd.torch.Prefetcher([{"t": torch.tensor([one])} for one in (1, 2, 3)], ebc, depth=3)):
+                if place == 0 and left_out is not None:
+                    left_out.start()
+                else:
+                    self.step(ebc, ids)
+
+        patch = unittest.mock.patch.object(emberd.TrainStream, "send_lookup", interrupted)
+        with self.assertRaises(KeyboardInterrupt):
+            train(left_out=patch)
+        patch.stop()
+        train()
+        self.assertEqual((len(sent), ebc.next_step, ebc.model.read_rows("t", range(4))[:, 0].tolist()), (2, 4, [0, -1, -1, -1]))
+
+    def test_ctrl_c_while_calls_are_joined(self):
+        """The step went on without the features behind it."""
+        import torch
+
+        import emberd.torch
+        ebc = emberd.torch.EmbeddingBagCollection(counting_model("m", tables="tu").tables, client=self.client, model="joined", accumulate=True)
+        self.addCleanup(ebc.finish)
+        sparse = ebc.optimizer()
+        for place in (1, 2, 3, 4):
+            found = ebc({name: torch.tensor([7]) for name in "tu"})
+            (found["t"] + found["u"]).sum().backward()
+            join, calls = torch.cat, []
+
+            def interrupted(*arguments, **options):
+                calls.append(arguments)
+                if len(calls) == place:
+                    raise KeyboardInterrupt
+                return join(*arguments, **options)
+
+            with unittest.mock.patch.object(torch, "cat", interrupted), self.assertRaises(KeyboardInterrupt):
+                sparse.step()
+            sparse.step()
+            self.assertEqual((ebc.next_step, *(ebc.model.read_rows(name, [7])[0, 0] for name in "tu")), (place, -place, -place))
+
     def test_a_loop_that_evaluates_some_batches(self):
         import torch
         for depth in (1, 2, 3):

@@ -461,13 +461,13 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 self._steps.forget()
                 step = self._steps.send(self._prepare(moving), side_by_side)
             found = self._steps.receive(step)
+            self._current = step  # before others are sent, where Ctrl-C may come
         except errors.FailedPrecondition as error:
             if not self._steps.only_looked_up:
                 raise
             raise errors.FailedPrecondition(f"{error}. To look rows up, call eval(), or use torch.no_grad()") from None
         finally:
             self._send_ahead()
-        self._current = step
         result = self._make_leaves(found, side_by_side)
         for optimizer in self._optimizers:
             optimizer._show(self._leaves)
@@ -600,17 +600,16 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         """Makes one step of the calls: its lookup tells the cluster all ids."""
         names = dict.fromkeys(name for ids, _ in self._parts for name in ids)
         parts = {name: [(ids[name], leaves[name]) for ids, leaves in self._parts if name in ids] for name in names}
+        joined: Dict[str, torch.Tensor] = {}  # whole before there is a step, which Ctrl-C would leave with some of them
+        for name, of_name in parts.items():
+            joined[name] = torch.cat([self._rows(name, leaf.detach()) for _, leaf in of_name])
+            if any(leaf.grad is not None for _, leaf in of_name):
+                joined[name].grad = torch.cat([self._rows(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad) for _, leaf in of_name])
         self._steps.forget()  # what an interrupted attempt has sent
         step = self._steps.send({name: concatenate([ids for ids, _ in of_name], f'feature "{name}"', self.model.features[name].output_shape)
                                  for name, of_name in parts.items()}, partial=True)  # each call has checked its features, and tables may have been thawed since
         self._steps.receive(step)
-        self._current = step
-
-        for name, of_name in parts.items():
-            self._leaves[name] = torch.cat([self._rows(name, leaf.detach()) for _, leaf in of_name])
-            if any(leaf.grad is not None for _, leaf in of_name):
-                self._leaves[name].grad = torch.cat([self._rows(name, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-                                                     for _, leaf in of_name])
+        self._leaves, self._current = joined, step
 
     def _rows(self, name: str, found: torch.Tensor) -> torch.Tensor:
         """Of activations or gradients that may be those of Sequences or of a KeyedTensor."""
