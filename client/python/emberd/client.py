@@ -407,8 +407,10 @@ def _connect_again(addresses: List[str], options: Dict[str, Any]) -> Client:
     return client
 
 
-def _model_again(client: Client, name: str) -> "Model":
-    return client.model(name)
+def _model_again(client: Client, name: str, source: Optional[str] = None) -> "Model":
+    model = client.model(name)
+    model._source = source
+    return model
 
 
 class Model:
@@ -465,7 +467,7 @@ class Model:
         return groups.get(group, 0 if self.created and self._source is None and not (groups or updated) else None)
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        return _model_again, (self.client, self.name)
+        return _model_again, (self.client, self.name, self._source)
 
     def __repr__(self) -> str:
         return f"emberd.Model({self.name!r}, tables={list(self.tables)}, features={list(self.features)})"

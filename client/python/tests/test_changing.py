@@ -6,7 +6,9 @@ table in the client.
 """
 
 import contextlib
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -308,6 +310,12 @@ class ChangingTest(Case):
         self.assertEqual(str(net.load_state_dict(state)), "<All keys matched successfully>")
         sparse.load_state_dict(rates)
         self.assertEqual([(one["table"], one["lr"]) for one in sparse.param_groups], [("t", 0.25), ("u", 0.25)])  # they are stacked
+        for again in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+            copied = again(make({"t": 40, "u": 25}, model)[0])
+            self.addCleanup(copied["rows"].finish)
+            self.assertEqual(copied["rows"].model._source, self.name)
+            self.assertEqual(str(copied.load_state_dict(state)), "<All keys matched successfully>")
+            copied["rows"].optimizer().load_state_dict(rates)
         self.assertEqual(net["rows"].next_step, 1)
         net["rows"]({"t": torch.tensor([1]), "u": torch.tensor([1])})["t"].sum().backward()
         sparse.step()
