@@ -123,18 +123,18 @@ class Lookups:
     def _forward(self, token: Any, ids: Any, step: Any, hyper: Any) -> Any:
         _refuse_learned(ids)
         token, ids, step = jax.tree_util.tree_map(lambda one: one.value, (token, ids, step), is_leaf=lambda one: hasattr(one, "perturbed"))
-        result = (jax.ShapeDtypeStruct((), jnp.int32), self._shapes(ids))
+        result = (jax.ShapeDtypeStruct((2,), jnp.int32), self._shapes(ids))
         if step is None:
-            number, found = in_order(self._noting(self._send_and_receive, result), result, ids)
+            called, found = in_order(self._noting(self._send_and_receive, result), result, ids)
         else:  # the ids have been sent, and are not carried through JAX again
-            number, found = in_order(self._noting(self._receive, result), result, step)
-        return found, (number, token)
+            called, found = in_order(self._noting(self._receive, result), result, step)
+        return found, (called, token)
 
     def _backward(self, hyper: Any, kept: Tuple[Any, Any], gradients: Any) -> Any:
-        number, token = kept
+        called, token = kept
         gradients = {name: jnp.zeros(one.shape, jnp.float32) if isinstance(one, jax.custom_derivatives.SymbolicZero) else one for name, one in gradients.items()}
-        values = {} if hyper is None else hyper(number)
-        in_order(self._noting(self._update, None), None, number, gradients, values)
+        values = {} if hyper is None else hyper(called[0])
+        in_order(self._noting(self._update, None), None, called, gradients, values)
         return jnp.zeros_like(token), None, None
 
     def _noting(self, callback: Any, result: Any) -> Any:
@@ -160,20 +160,24 @@ class Lookups:
 
     def _send_and_receive(self, ids: Mapping[str, Ids]) -> Any:
         # Copied: the step may have to be sent again, when JAX uses this memory for something else.
-        number, found = self._trainer.begin({name: copied(on_host(value)) for name, value in ids.items()})
-        return np.int32(number), dict(found)
+        return self._begin({name: copied(on_host(value)) for name, value in ids.items()})
 
     def _receive(self, step: Any) -> Any:
-        number, found = self._trainer.begin({}, int(np.asarray(step)))
-        return np.int32(number), dict(found)
+        return self._begin({}, int(np.asarray(step)))
 
-    def _update(self, number: Any, gradients: Mapping[str, Any], hyper: Any) -> None:
+    def _begin(self, ids: Mapping[str, Ids], step: Optional[int] = None) -> Any:
+        """With the number of the step goes what tells apart Keras's calls of one step."""
+        number, found = self._trainer.begin(ids, step)
+        return np.array([number, getattr(self._trainer, "begun", 0)], np.int32), dict(found)
+
+    def _update(self, called: Any, gradients: Mapping[str, Any], hyper: Any) -> None:
         values = jax.tree_util.tree_map(lambda one: float(np.asarray(one)), hyper)
-        step = int(np.asarray(number))
+        step, begun = map(int, np.asarray(called))
         if step == NO_STEP:
             return
         try:
-            self._trainer.update(step, {name: np.asarray(value) for name, value in gradients.items()}, values, own=False)
+            self._trainer.update(step, {name: np.asarray(value) for name, value in gradients.items()}, values, own=False,
+                                 **({"begun": begun} if hasattr(self._trainer, "begun") else {}))
         except errors.InvalidArgument as error:
             if self.loops is None:
                 raise

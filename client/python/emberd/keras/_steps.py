@@ -58,7 +58,6 @@ class HostTurns(Turns):
     def __init__(self, hyper: HyperOfStep, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._hyper = hyper
-        self.begun = 0  # steps, and parts of them
         self._open = -1  # the step that has no update yet
 
     def begin(self, ids: Mapping[str, Any], number: Optional[int] = None) -> Tuple[int, Any]:
@@ -70,7 +69,6 @@ class HostTurns(Turns):
         self._open = -1
         begun = super().begin({name: map_arrays(np.array, one) for name, one in ids.items()}, number)  # the caller may use its memory again
         self._open = begun[0]
-        self.begun += 1
         return begun
 
     def _ids_of_open(self) -> Optional[Mapping[str, Any]]:
@@ -88,17 +86,12 @@ class HostTurns(Turns):
         return self.begin(ids, number)[0]
 
     def end(self, number: int, gradients: Mapping[str, Any], begun: int) -> None:
-        """begun: what it was when the call had begun whose gradients these are. Calls that make a step together have its number in common."""
+        """begun: see `update`."""
         self._open = -1  # where the update is refused, too
-        if self._calls > 1 and begun != self.begun:
-            for part in self._parts[-1:]:
-                part[1].clear()  # both gradients may be of one loss: that of the last call, if it has come, counts no more
-            raise ValueError("another gradient is not allowed, for a call has begun since these rows were looked up. A call has one lookup, of all "
-                             "features, and one gradient")
         hyper: Optional[Hyper] = None if self._hyper is None else {
             table: {name: float(to_numpy(value)) for name, value in values.items()}
             for table, values in self._hyper(number).items()}
-        self.update(number, gradients, hyper)
+        self.update(number, gradients, hyper, begun=begun)
 
 
 def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:

@@ -29,6 +29,7 @@ class Turns:
         self._unread = False  # nothing has been read since they were loaded
         self._said = False  # a lookup has warned of their step
         self._parts: List[Tuple[Dict[str, Ids], Dict[str, Any]]] = []  # ids and gradients; without those a call has not ended
+        self.begun = 0  # steps, and parts of them
 
     def look_up(self, ids: Mapping[str, Ids]) -> Any:
         if self._unread:
@@ -40,12 +41,14 @@ class Turns:
         if self._calls == 1:
             number, found = self._trainer.begin(ids, number)
             self._compare(number)
-            return number, found
-        self._parts = [part for part in self._parts if part[1]]
-        self._parts.append(({name: map_arrays(np.array, one) for name, one in ids.items()}, {}))
-        number = self._trainer.reached
-        self._compare(number)
-        return number, self._trainer.look_up(ids)
+        else:
+            self._parts = [part for part in self._parts if part[1]]
+            self._parts.append(({name: map_arrays(np.array, one) for name, one in ids.items()}, {}))
+            number = self._trainer.reached
+            self._compare(number)
+            found = self._trainer.look_up(ids)
+        self.begun += 1
+        return number, found
 
     def note_loaded(self, saved: int, steps: Steps) -> None:
         """Weights of this step have been loaded. Where the tables are at another one, that is said now, or with the next step
@@ -78,8 +81,14 @@ class Turns:
              "together where both are of the same step: see `request_checkpoint` of the layer, and after client.restore its "
              "`restart`")
 
-    def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False) -> None:
+    def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Mapping[str, Any]] = None, own: bool = False, *, begun: int) -> None:
+        """begun: what it was when the call had begun whose gradients these are. Calls that make a step together have its number in common."""
         if self._calls > 1:
+            if begun != self.begun:
+                for part in self._parts[-1:]:
+                    part[1].clear()  # both gradients may be of one loss: that of the last call, if it has come, counts no more
+                raise ValueError("another gradient is not allowed, for a call has begun since these rows were looked up. A call has one lookup, of all "
+                                 "features, and one gradient")
             if not self._parts or self._parts[-1][1]:  # of a call before the last one, whose ids are gone
                 del self._parts[-1:]  # which of both gradients is that of the last call is not known
                 raise ValueError(f"step {number}: another gradient of its last call is not allowed; one of the {self._calls} calls that "
