@@ -419,6 +419,43 @@ TEST_F(CoordinatorPartsTest, AShardThatHangsIsNotAskedForEachBatch) {
   EXPECT_EQ(other->asked, 1000);
 }
 
+// Notes for how long it would keep a batch.
+class KeepingShard final : public TestingShard {
+ public:
+  KeepingShard() : TestingShard(0) {}
+  std::unique_ptr<host::GatherCall> Gather(host::GatherCommand command,
+                                           rpc::CallContext*) override {
+    struct Refused final : host::GatherCall {
+      absl::StatusOr<host::GatherResult> Wait() override { return absl::InternalError("no rows"); }
+    };
+    kept_for = command.batch_ttl;
+    return std::make_unique<Refused>();
+  }
+
+  absl::Duration kept_for;
+};
+
+// Would catch: an update that has taken its batch at the coordinator in time, waits on a shard, as
+// while a checkpoint begins, and does not find the batch there any more.
+TEST_F(CoordinatorPartsTest, ShardsKeepABatchAsLongAsAnUpdateThatHasItMayTake) {
+  const auto shard = std::make_shared<KeepingShard>();
+  ThreadPools threads(1);
+  const step::ShardSet set({shard}, &threads.blocking);
+  step::StepPath::Options options;
+  options.threads = &threads;
+  options.max_activation_bytes = 1000;
+  options.batch_ttl = absl::Seconds(7);
+  options.shard_call = absl::Seconds(30);
+  step::StepPath path(set, options, nullptr, &metrics_);
+  rpc::CallContext context(absl::InfiniteFuture());
+  step::StepHooks hooks;
+  v1::StepTimes times;
+  const absl::Status refused =
+      path.Lookup(Model(kModel, 1), GoodRequest(), &context, &hooks, &times).status();
+  EXPECT_TRUE(absl::IsInternal(refused)) << refused;
+  EXPECT_EQ(shard->kept_for, absl::Seconds(37));
+}
+
 class WritingShard final : public TestingShard {
  public:
   WritingShard() : TestingShard(0) {

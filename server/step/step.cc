@@ -111,7 +111,7 @@ absl::StatusOr<std::vector<host::GatherResult>> StepPath::Gather(
     command.model_id = model->id;
     command.history = model->history;
     command.batch_handle = handle;
-    command.batch_ttl = options_.batch_ttl;
+    command.batch_ttl = options_.BatchTtlOnShards();
     command.stacks = batch->ShardView(static_cast<int>(shard));
     command.owner = owner;
     command.activation_dtype = dtype;
@@ -389,6 +389,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   LookupOutput output;
   // Random, so that handles of different coordinators and lives do not meet.
   output.batch_handle = inference ? 0 : rpc::RandomId();
+  const absl::Time began = SteadyNow();
   const WorkTimer gathering;
   rpc::LinkedContext gather(context, hooks->gather_limit());
   const v1::DataType dtype = prepared.activation_dtype;
@@ -402,7 +403,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   const WorkTimer combining;
   if (output.batch_handle != 0) {
     const absl::Time expiry =
-        hooks->owns_batch() ? absl::InfiniteFuture() : SteadyNow() + options_.batch_ttl;
+        hooks->owns_batch() ? absl::InfiniteFuture() : began + options_.batch_ttl;
     RETURN_IF_ERROR(Keep(prepared, results, output.batch_handle, expiry));
     hooks->OnKept(output.batch_handle);
   }
@@ -527,7 +528,7 @@ void StepPath::RenewBatches() {
   rpc::CallContext context(SteadyNow() + kReleaseDeadline);
   internal::v1::RenewBatchesRequest request;
   request.mutable_batch_handles()->Add(handles.begin(), handles.end());
-  request.set_batch_ttl_ms(absl::ToInt64Milliseconds(options_.batch_ttl));
+  request.set_batch_ttl_ms(absl::ToInt64Milliseconds(options_.BatchTtlOnShards()));
   shards_.Ask(&host::ShardBackend::RenewBatches, request, &context).IgnoreError();
 }
 

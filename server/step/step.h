@@ -84,7 +84,7 @@ class StepPath {
  public:
   struct Options {
     int64_t max_activation_bytes = 0;  // of one lookup
-    absl::Duration batch_ttl;          // an unused batch is kept for so long, on shards, too
+    absl::Duration batch_ttl;          // an unused batch is kept for so long
     absl::Duration shard_call;        // how long an update may take, whatever the caller's deadline
     rpc::HandleStoreOptions batches;  // how many may be kept
     const RegionServer* regions = nullptr;  // memory shared with clients; null: there is none
@@ -92,6 +92,10 @@ class StepPath {
     // client's memory may change between the two.
     bool copy_gradients = false;
     ThreadPools* threads = nullptr;  // required
+
+    // An update that has taken its batch here may wait on a shard until its time is over. So the
+    // coordinator alone says when a batch expires; shards drop theirs later, also unused ones.
+    absl::Duration BatchTtlOnShards() const { return batch_ttl + shard_call; }
   };
   // What the constructor is given must outlive it.
   StepPath(const ShardSet& shards, const Options& options, Mutations* mutations,

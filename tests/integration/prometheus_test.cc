@@ -283,8 +283,9 @@ TEST_F(PrometheusTest, EveryPanelShowsDataEveryMetricIsEmittedAndADeadShardIsSee
         "emberd_partition_rows_updated_total"}) {
     EXPECT_GT(MetricSum(pages, name), 0) << name;
   }
-  EXPECT_TRUE(Eventually(
-      [&] { return HasData("sum(emberd_batches_expired_total{server=~\"shard-.*\"}) > 0"); }));
+  EXPECT_TRUE(Eventually([&] {
+    return HasData("sum(emberd_batches_expired_total{server=~\"coordinator-.*\"}) > 0");
+  }));
   EXPECT_TRUE(Eventually(
       [&] { return HasData("emberd_stack_max_unique_ids_per_partition{model=\"tight\"} == 16"); }));
   EXPECT_TRUE(Eventually([&] { return HasData("emberd_hot_rows_share{model=\"tight\"} > 0"); }));
