@@ -145,6 +145,13 @@ class Cluster {
     return response->model_id();
   }
 
+  absl::StatusOr<step::LookupOutput> Lookup(const v1::LookupRequest& request) {
+    return coordinator_->resources().steps->Lookup(request, v1::Token::TRAINER, context());
+  }
+  absl::StatusOr<v1::ApplyGradientsResponse> Apply(const v1::ApplyGradientsRequest& request) {
+    return coordinator_->resources().steps->ApplyGradients(request, context());
+  }
+
   std::vector<float> Read(uint64_t model, const std::string& table, int64_t rows,
                           const std::string& slot = "") {
     std::vector<int64_t> ids(rows);
@@ -237,8 +244,7 @@ TEST_P(CoordinatorTest, LookupsAndUpdatesAgreeWithPlainLoops) {
   }
   for (int step = 0; step < 5; ++step) {
     const Batch batch = RandomBatch(random);
-    auto output = cluster->resources().steps->Lookup(LookupOf(model, batch), v1::Token::TRAINER,
-                                                     cluster.context());
+    auto output = cluster.Lookup(LookupOf(model, batch));
     ASSERT_TRUE(output.ok()) << output.status();
 
     v1::ApplyGradientsRequest apply;
@@ -277,7 +283,7 @@ TEST_P(CoordinatorTest, LookupsAndUpdatesAgreeWithPlainLoops) {
       *to->mutable_gradient() =
           MakeTensor(v1::FLOAT32, {static_cast<int64_t>(samples.size()), table.dim}, gradient);
     }
-    auto applied = cluster->resources().steps->ApplyGradients(apply, cluster.context());
+    auto applied = cluster.Apply(apply);
     ASSERT_TRUE(applied.ok()) << applied.status();
 
     int64_t touched = 0;
@@ -324,24 +330,20 @@ v1::ApplyGradientsRequest SmallApply(uint64_t model, uint64_t handle, uint64_t s
 TEST_P(CoordinatorTest, ARetriedUpdateIsAnsweredFromTheRecord) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output =
-      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
+  auto output = cluster.Lookup(SmallLookup(model));
   ASSERT_TRUE(output.ok()) << output.status();
   const auto request = SmallApply(model, output->batch_handle, 1);
-  auto first = cluster->resources().steps->ApplyGradients(request, cluster.context());
+  auto first = cluster.Apply(request);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_FALSE(first->replayed());
   const std::vector<float> rows = cluster.Read(model, "user", 100);
-  auto second = cluster->resources().steps->ApplyGradients(request, cluster.context());
+  auto second = cluster.Apply(request);
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_TRUE(second->replayed());
   EXPECT_EQ(second->rows_updated(), first->rows_updated());
   EXPECT_EQ(cluster.Read(model, "user", 100), rows);
 
-  const absl::Status again =
-      cluster->resources()
-          .steps->ApplyGradients(SmallApply(model, output->batch_handle, 2), cluster.context())
-          .status();
+  const absl::Status again = cluster.Apply(SmallApply(model, output->batch_handle, 2)).status();
   EXPECT_EQ(again.code(), absl::StatusCode::kNotFound) << again;
 }
 
@@ -349,21 +351,18 @@ TEST_P(CoordinatorTest, ARetriedUpdateIsAnsweredFromTheRecord) {
 TEST_P(CoordinatorTest, ARefusedUpdateLeavesBatchAndNumberUsable) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output =
-      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
+  auto output = cluster.Lookup(SmallLookup(model));
   ASSERT_TRUE(output.ok()) << output.status();
   const std::vector<float> rows = cluster.Read(model, "user", 100);
   auto bad = SmallApply(model, output->batch_handle, 1);
   *bad.mutable_gradients(0)->mutable_gradient() =
       MakeTensor(v1::FLOAT32, {2, 8}, std::vector<float>(16, std::nanf("")));
-  const absl::Status refused =
-      cluster->resources().steps->ApplyGradients(bad, cluster.context()).status();
+  const absl::Status refused = cluster.Apply(bad).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("gradient of feature 'u' is nan at sample 0, column 0"));
   EXPECT_EQ(cluster.Read(model, "user", 100), rows);
-  auto mended = cluster->resources().steps->ApplyGradients(
-      SmallApply(model, output->batch_handle, 1), cluster.context());
+  auto mended = cluster.Apply(SmallApply(model, output->batch_handle, 1));
   EXPECT_TRUE(mended.ok()) << mended.status();
 }
 
@@ -420,11 +419,44 @@ TEST_P(CoordinatorTest, ATableThatAClientFillsIsServedWhenItSaysSo) {
   EXPECT_TRUE(cluster->DescribeModel(describe, cluster.context()).ok());
 }
 
+// Would catch: NOT_FOUND, "never given", for a batch whose rows have been declared anew: who was
+// told to retry must hear of that in the end.
+TEST_P(CoordinatorTest, AnUpdateOfRowsThatAreGoneHearsSoHoweverOftenItIsSent) {
+  Cluster cluster(2, 1, remote());
+  v1::DeclareModelRequest request;
+  *request.mutable_config() = *config::ParseModel(kModel);
+  request.mutable_config()->mutable_tables(1)->mutable_initializer()->mutable_assigned();
+  const auto declare = [&](uint64_t filled) {
+    request.set_filled(filled);
+    return cluster->DeclareModel(request, cluster.context());
+  };
+  const auto first = declare(0);
+  ASSERT_TRUE(first.ok() && declare(first->history()).ok()) << first.status();
+  const uint64_t model = first->model_id();
+  const auto output = cluster.Lookup(SmallLookup(model));
+  ASSERT_TRUE(output.ok()) << output.status();
+  const auto update = [&] {
+    return cluster.Apply(SmallApply(model, output->batch_handle, 1)).status();
+  };
+  v1::DropModelRequest drop;
+  drop.set_name("m");
+  ASSERT_TRUE(cluster->DropModel(drop, cluster.context()).ok());
+  const auto second = declare(0);
+  ASSERT_TRUE(second.ok()) << second.status();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const absl::Status waits = update();
+    EXPECT_TRUE(absl::IsUnavailable(waits)) << waits;
+  }
+  ASSERT_TRUE(declare(second->history()).ok());
+  const absl::Status gone = update();
+  EXPECT_TRUE(absl::IsAborted(gone)) << gone;
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("begin again with its rows of now"));
+}
+
 TEST_P(CoordinatorTest, AReleasedBatchIsGone) {
   Cluster cluster(2, 1, remote());
   const uint64_t model = cluster.Declare();
-  auto output =
-      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
+  auto output = cluster.Lookup(SmallLookup(model));
   ASSERT_TRUE(output.ok()) << output.status();
   v1::ReleaseBatchRequest release;
   release.set_model_id(model);
@@ -442,7 +474,7 @@ TEST_P(CoordinatorTest, InferenceKeepsNothing) {
   const uint64_t model = cluster.Declare();
   v1::LookupRequest request = SmallLookup(model);
   request.set_inference(true);
-  auto output = cluster->resources().steps->Lookup(request, v1::Token::TRAINER, cluster.context());
+  auto output = cluster.Lookup(request);
   ASSERT_TRUE(output.ok()) << output.status();
   EXPECT_EQ(output->batch_handle, 0u);
   const v1::GetStatusResponse status = cluster->GetStatus(cluster.context());
@@ -719,50 +751,33 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
   Cluster cluster(2, 1, /*remote=*/true);
   const uint64_t model = cluster.Declare();
   const std::vector<float> initial = cluster.Read(model, "user", 100);
-  auto output =
-      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
+  auto output = cluster.Lookup(SmallLookup(model));
   ASSERT_TRUE(output.ok()) << output.status();
 
   cluster.StopShard(1);
-  const absl::Status down =
-      cluster->resources()
-          .steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context())
-          .status();
+  const absl::Status down = cluster.Lookup(SmallLookup(model)).status();
   EXPECT_EQ(down.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(down.message()), HasSubstr("shard 1 at 127.0.0.1:"));
   const absl::Status not_applied =
-      cluster->resources()
-          .steps->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
-          .status();
+      cluster.Apply(SmallApply(model, output->batch_handle, 1)).status();
   EXPECT_EQ(not_applied.code(), absl::StatusCode::kUnavailable);
 
   cluster.StartShard(1);
   const absl::Status refused = Await(  // the channel reconnects in its own time
-      [&] {
-        return cluster->resources()
-            .steps->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
-            .status();
-      },
+      [&] { return cluster.Apply(SmallApply(model, output->batch_handle, 1)).status(); },
       [](const absl::Status& status) { return !absl::IsUnavailable(status); });
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("shard 1 no longer has its rows"));
-  const absl::Status lost =
-      cluster->resources()
-          .steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context())
-          .status();
+  const absl::Status lost = cluster.Lookup(SmallLookup(model)).status();
   EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss) << lost;
   v1::ResetModelRequest reset;
   reset.set_name("m");
   ASSERT_TRUE(cluster->ResetModel(reset, cluster.context()).ok());
   EXPECT_EQ(cluster.Read(model, "user", 100), initial) << "something was applied";
 
-  auto again =
-      cluster->resources().steps->Lookup(SmallLookup(model), v1::Token::TRAINER, cluster.context());
+  auto again = cluster.Lookup(SmallLookup(model));
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_TRUE(
-      cluster->resources()
-          .steps->ApplyGradients(SmallApply(model, again->batch_handle, 2), cluster.context())
-          .ok());
+  EXPECT_TRUE(cluster.Apply(SmallApply(model, again->batch_handle, 2)).ok());
 }
 
 // Coordinators alone know the plan of a model that is lost on all shards: to declare it for other

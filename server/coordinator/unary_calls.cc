@@ -59,9 +59,14 @@ absl::StatusOr<v1::ApplyGradientsResponse> UnarySteps::ApplyGradients(
       if (model.ok()) RETURN_IF_ERROR(step::CheckTrainable(**model));
     }
     if (!absl::IsDataLoss(made.status())) return made.status();
-    // The rows that the batch was looked up from are gone: no retry can succeed.
-    resources_->path->Discard(request.model_id(), handle);
-    return resources_->registry->Explain(request.model_id(), /*history=*/0, made.status());
+    // The rows that the batch was looked up from are gone. Who is told to retry must find the batch
+    // again, to hear in the end what became of them.
+    const absl::Status why =
+        resources_->registry->Explain(request.model_id(), /*history=*/0, made.status());
+    if (!absl::IsUnavailable(why) && !absl::IsDeadlineExceeded(why)) {
+      resources_->path->Discard(request.model_id(), handle);
+    }
+    return why;
   }
   if (made->replayed) resources_->server_metrics->Add(ops::MetricId::kReplays);
   v1::ApplyGradientsResponse response;
