@@ -97,6 +97,23 @@ TEST(MutationRecordTest, ACheckpointTellsWhoIsForgotten) {
   }
 }
 
+// Would catch: a number that the record has twice, the second time without an entry, which ends the
+// process.
+TEST(MutationRecordTest, ANumberThatARestoreBringsMeanwhileIsKeptOnce) {
+  MutationRecord record({.per_client = 2});
+  record.Finish({"a", 1, 5}, {}, /*model_id=*/5);
+  MutationRecord::Clients saved;
+  record.Save(5, &saved);
+  record.Restore(5, {});     // a restore begins, and a change of another model gets the number
+  record.Restore(5, saved);  // it ends, before that change does
+  for (const uint64_t sequence : {1, 2, 3, 4}) record.Finish({"a", sequence, 6}, {}, 6);
+  MutationRecord::Clients now;
+  record.Save(6, &now);
+  ASSERT_EQ(now.size(), 1);
+  EXPECT_EQ(now[0].mutations_size(), 2);
+  EXPECT_TRUE(record.Find({"a", 4, 6})->has_value());
+}
+
 TEST(MutationRecordTest, ForgetsTheLeastRecentClientFirst) {
   MutationRecord record({.per_client = 2, .clients = 2});
   for (const char* client : {"a", "b"}) {

@@ -129,7 +129,11 @@ absl::StatusOr<std::optional<RowCounts>> MutationRecord::Find(const Mutation& mu
 }
 
 void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry) {
-  if (client->entries.insert_or_assign(sequence, entry).second) ++entries_;
+  if (client->entries.insert_or_assign(sequence, entry).second) {
+    ++entries_;
+  } else {  // a restore has brought the number for another model while this change was under way
+    std::erase(client->finished, sequence);
+  }
   client->finished.push_back(sequence);
   while (static_cast<int>(client->finished.size()) > options_.per_client) {
     const uint64_t oldest = client->finished.front();
