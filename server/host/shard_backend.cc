@@ -117,16 +117,25 @@ class LocalShard final : public ShardBackend {
   ShardVerbs verbs_{host_.get(), &rendezvous_};
 };
 
+// How often who waits for a shard that reads its log is asked whether it still does.
+constexpr absl::Duration kLookForStop = absl::Milliseconds(50);
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
                                                              int shard_index, ops::Metrics* metrics,
-                                                             ThreadPools* threads) {
+                                                             ThreadPools* threads,
+                                                             const std::function<bool()>& stopped) {
   ASSIGN_OR_RETURN(std::unique_ptr<ShardHost> host,
                    ShardHost::Create(cluster, shard_index, metrics, threads));
+  while (!stopped()) {
+    if (!host->WaitUntilReady(kLookForStop)) continue;
+    RETURN_IF_ERROR(Annotate(host->CheckReady(), absl::StrCat("shard ", shard_index)));
+    return std::make_shared<LocalShard>(std::move(host), shard_index);
+  }
+  host->Cancel();
   host->WaitUntilReady();
-  RETURN_IF_ERROR(Annotate(host->CheckReady(), absl::StrCat("shard ", shard_index)));
-  return std::make_shared<LocalShard>(std::move(host), shard_index);
+  return absl::CancelledError("the process is ending");
 }
 
 // ---- A shard behind gRPC. Long payloads of a step's calls lie in memory that both have, if there

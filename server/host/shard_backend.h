@@ -170,10 +170,11 @@ class ShardBackend {
 };
 
 // A shard in this process: calls go straight to a ShardHost, with no copy and no network. `cluster`
-// is complete (config::CompleteCluster). `metrics` and `threads` must outlive the shard.
-absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
-                                                             int shard_index, ops::Metrics* metrics,
-                                                             ThreadPools* threads);
+// is complete (config::CompleteCluster). `metrics` and `threads` must outlive the shard. Waits
+// until the shard has read its log; CANCELLED once `stopped` says so.
+absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(
+    const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics, ThreadPools* threads,
+    const std::function<bool()>& stopped = [] { return false; });
 
 struct RemoteShardOptions {
   int index = 0;

@@ -47,7 +47,10 @@ class ShardHost {
   // UNAVAILABLE, with the progress, while the shard reads its log; FAILED_PRECONDITION if that
   // failed. Nothing but GetStatus may be called before it is OK.
   absl::Status CheckReady() const { return durable_.CheckReady(); }
-  void WaitUntilReady() { durable_.Wait(); }
+  // Whether it is ready, or never will be, within `limit`.
+  bool WaitUntilReady(absl::Duration limit = absl::InfiniteDuration()) {
+    return durable_.Wait(limit);
+  }
   // Makes it end soon if it is not.
   void Cancel() { durable_.Cancel(); }
 

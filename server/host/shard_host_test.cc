@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
+#include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "gmock/gmock.h"
+#include "server/host/shard_backend.h"
 #include "server/host/testing_host.h"
 
 namespace emberd {
@@ -382,6 +384,17 @@ TEST(HostedModelsTest, CreatingAModelHoldsNobodyUp) {
   creator.join();
   EXPECT_GT(answers, 10) << "the shard answered nothing until the tables were full";
   EXPECT_EQ((*host)->ListModels().models_size(), 2);
+}
+
+TEST(LocalShardTest, WhoIsStoppedDoesNotWaitForTheLog) {
+  const TempDir storage = *TempDir::Create();
+  const v1::ClusterConfig cluster = *config::ParseCluster(
+      absl::StrCat(kCluster, " storage { directory: '", storage.path(), "' durability: LOG }"));
+  ops::Metrics metrics("test");
+  ThreadPools threads(2);
+  const auto stopped = MakeLocalShard(cluster, 0, &metrics, &threads, [] { return true; });
+  EXPECT_TRUE(absl::IsCancelled(stopped.status())) << stopped.status();
+  EXPECT_TRUE(MakeLocalShard(cluster, 0, &metrics, &threads).ok()) << "it holds the folder";
 }
 
 }  // namespace shard_host_test

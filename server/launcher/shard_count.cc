@@ -69,9 +69,9 @@ bool IsBeingDeclared(const coordinator::ShardModels& models, uint64_t model_id) 
 class QuietCluster {
  public:
   // The shards of `cluster`, but so many, with as many partitions in all. Waits until they have
-  // read their logs.
-  static absl::StatusOr<std::unique_ptr<QuietCluster>> Start(v1::ClusterConfig cluster,
-                                                             int shards) {
+  // read their logs; `stopped`, when it says so, ends that with CANCELLED.
+  static absl::StatusOr<std::unique_ptr<QuietCluster>> Start(v1::ClusterConfig cluster, int shards,
+                                                             const std::function<bool()>& stopped) {
     const int partitions = cluster.shards_size() * cluster.sparsecores_per_shard();
     const v1::ShardConfig shard = cluster.shards(0);
     cluster.clear_shards();
@@ -80,8 +80,9 @@ class QuietCluster {
     std::unique_ptr<QuietCluster> started(new QuietCluster(
         std::max(cluster.coordinator_threads(), shards * cluster.shard_threads())));
     for (int i = 0; i < shards; ++i) {
-      ASSIGN_OR_RETURN(started->shards_.emplace_back(),
-                       host::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_));
+      ASSIGN_OR_RETURN(
+          started->shards_.emplace_back(),
+          host::MakeLocalShard(cluster, i, &started->metrics_, &started->threads_, stopped));
     }
     const v1::StorageConfig storage = cluster.storage();
     // So that no checkpoint comes or goes by itself.
@@ -365,7 +366,7 @@ class LogMove {
   // What the shards have that the logs are of; writes the file `moving`.
   absl::Status Save(ShardMove* move) const {
     {
-      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, move->shards()));
+      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, move->shards(), stopped_));
       RETURN_IF_ERROR(cluster->SaveAll(stopped_, move));
     }
     ReachFailpoint("move.models_are_saved");
@@ -401,7 +402,7 @@ class LogMove {
 
   absl::Status Restore(const ShardMove& move) const {
     {
-      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, shards_));
+      ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, shards_, stopped_));
       for (const ShardMove::Model& moved : move.models()) {
         RETURN_IF_ERROR(cluster->Restore(moved, stopped_));
       }

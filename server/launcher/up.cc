@@ -251,8 +251,8 @@ absl::Status UpEmbedded(const UpOptions& options) {
                                  coordinator.http_address(), cluster.security(), options.insecure));
   RETURN_IF_ERROR(CheckStorage(cluster));
 
-  const absl::Status fit =
-      FitLogsToShards(cluster, [&] { return shutdown->WaitFor(absl::ZeroDuration()); });
+  const auto stopped = [&] { return shutdown->WaitFor(absl::ZeroDuration()); };
+  const absl::Status fit = FitLogsToShards(cluster, stopped);
   if (!fit.ok()) return absl::IsCancelled(fit) ? absl::OkStatus() : fit;
 
   ops::Metrics metrics("up");
@@ -263,7 +263,9 @@ absl::Status UpEmbedded(const UpOptions& options) {
   std::atomic<bool> ending = false;
   std::vector<std::shared_ptr<host::ShardBackend>> shards(cluster.shards_size());
   for (int i = 0; i < cluster.shards_size(); ++i) {
-    ASSIGN_OR_RETURN(shards[i], host::MakeLocalShard(cluster, i, &metrics, &threads));
+    auto shard = host::MakeLocalShard(cluster, i, &metrics, &threads, stopped);
+    if (absl::IsCancelled(shard.status())) return absl::OkStatus();
+    ASSIGN_OR_RETURN(shards[i], std::move(shard));
   }
   ASSIGN_OR_RETURN(auto server, coordinator::CoordinatorServer::Start({.cluster = cluster,
                                                                        .coordinator_index = 0,

@@ -615,15 +615,16 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
     if (status.ok()) models->PinAgain();
     absl::MutexLock lock(&mutex_);
     if (!status.ok()) {
-      ops::Log(ops::LogLevel::kError, "the shard cannot recover from its log; it serves nothing",
-               {{"folder", folder_}, {"reason", std::string(status.message())}});
+      if (!absl::IsCancelled(status)) {
+        ops::Log(ops::LogLevel::kError, "the shard cannot recover from its log; it serves nothing",
+                 {{"folder", folder_}, {"reason", std::string(status.message())}});
+      }
       // Nobody is to try again before somebody has done something.
       result_ = absl::FailedPreconditionError(
           absl::StrCat("it could not recover from its log, and serves nothing: ",
                        std::string(status.message())));
     }
     over_ = true;
-    ended_.SignalAll();
   });
 }
 
@@ -675,7 +676,6 @@ absl::StatusOr<std::unique_ptr<log::LogWriter>> DurableLog::OpenWriter(const log
     {
       absl::MutexLock lock(&mutex_);
       over_ = true;
-      ended_.SignalAll();
     }
     absl::SleepFor(kRoomPause);
   }
@@ -739,9 +739,9 @@ absl::Status DurableLog::CheckReady() const {
                       static_cast<double>(total) / kGiB, absl::ToInt64Seconds(left) + 1));
 }
 
-void DurableLog::Wait() {
+bool DurableLog::Wait(absl::Duration limit) {
   absl::MutexLock lock(&mutex_);
-  while (!over_) ended_.Wait(&mutex_);
+  return AwaitSteadily(&mutex_, absl::Condition(&over_), limit);
 }
 
 v1::LogStatus DurableLog::Status() const {

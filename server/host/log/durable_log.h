@@ -60,7 +60,8 @@ class DurableLog {
   // OK when all is read; changes are refused then as long as the disk is full. UNAVAILABLE, with
   // the progress, before; FAILED_PRECONDITION with the reason if that failed.
   absl::Status CheckReady() const;
-  void Wait();
+  // Waits for at most `limit` until all is read, or that failed, and says whether it is over.
+  bool Wait(absl::Duration limit);
   // Makes the reading end soon.
   void Cancel();
   v1::LogStatus Status() const;
@@ -84,7 +85,6 @@ class DurableLog {
   FileDescriptor lock_;
   std::unique_ptr<ShardRecovery> recovery_;  // what it brought back refers to it
   mutable absl::Mutex mutex_;
-  absl::CondVar ended_;
   bool over_ ABSL_GUARDED_BY(mutex_) = true;
   std::string waits_for_ ABSL_GUARDED_BY(mutex_);  // before it is over; empty: nothing
   absl::Status result_ ABSL_GUARDED_BY(mutex_);
