@@ -487,9 +487,11 @@ void MemoryManager::CompactNow() {
 
 absl::StatusOr<MemoryManager::Held> MemoryManager::MarkPinned(absl::string_view model,
                                                               bool pinned) {
+  // That are not as they are to be. If the pin is refused, these may be the last to hold rows, and
+  // let go without the mutex.
+  Held others;
   absl::MutexLock lock(&mutex_);
   bool found = false;
-  Held others;  // that are not as they are to be
   int64_t bytes = 0;
   for (Room* room : rooms_) {
     if (room->model != model || room->owner != nullptr) continue;

@@ -130,6 +130,41 @@ TEST_F(MemoryManagerTest, EvictsTheLeastRecentlyUsedAndBringsItBack) {
   EXPECT_EQ(figures.free_bytes(), 0);
 }
 
+// Rows give their room back when the last who holds them lets go. Would catch: a refused pin that
+// is the last, and holds the mutex then, for which all wait from then on.
+TEST_F(MemoryManagerTest, ARefusedPinMayBeTheLastToHoldRows) {
+  struct OwningRows final : FakeRows {
+    using FakeRows::FakeRows;
+    ~OwningRows() {
+      if (room != nullptr) manager->Return(*room);
+    }
+    std::shared_ptr<MemoryManager> manager;
+    std::shared_ptr<MemoryManager::Room> room;
+  };
+  Start(200, /*host_bytes=*/200);
+  const auto pinned = Add("a", {150}), stays = Add("b", {30});
+  ASSERT_TRUE(manager_->SetPinned("a", true).ok());
+  std::atomic<bool> over = false;
+  std::thread pins([&] {
+    while (!over) manager_->SetPinned("b", true).IgnoreError();
+  });
+  int shared = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    manager_->SetPinned("b", false).IgnoreError();
+    auto rows = std::make_shared<OwningRows>("b");
+    auto room = manager_->Take("b", {{"stack", 30}});
+    if (!room.ok()) continue;  // the other one is pinned
+    rows->manager = manager_;
+    rows->room = *std::move(room);
+    manager_->MayEvict(*rows->room, rows);
+    ++shared;
+    rows = nullptr;  // or in the refused pin
+  }
+  over = true;
+  pins.join();
+  EXPECT_GT(shared, 0);
+}
+
 TEST_F(MemoryManagerTest, RowsInUseAndPinnedRowsStay) {
   Start(200);
   auto a = Add("a", {100}), b = Add("b", {100});
