@@ -153,11 +153,21 @@ TEST_P(OptimizerConformanceTest, StepIsRequiredExactlyWhereTheFormulaUsesIt) {
 TEST_P(OptimizerConformanceTest, RefusesALearningRateItCannotDivideBy) {
   TestBatch test_batch({{0, 0, 3, 1.5f}}, kTwoPartitions, 0, 2, 1, 1);
   const auto batch = *engine_->Prepare(test_batch.view());
-  ApplyInput input;
-  input.step = 0;
-  input.stacks.push_back({0, {}, {{"learning_rate", 0.0f}}});
-  EXPECT_EQ(testing::Check(batch, input).ok(),
-            !optimizer_.has_ftrl() || optimizer_.ftrl().multiply_linear_by_learning_rate());
+  // By 1e-40 the quotients are infinite.
+  for (const double rate : {0.0, 1e-45, 1e-40, 3e-39}) {
+    ApplyInput input;
+    input.step = 0;
+    input.stacks.push_back({0, {}, {{"learning_rate", rate}}});
+    EXPECT_EQ(testing::Check(batch, input).ok(),
+              !optimizer_.has_ftrl() || optimizer_.ftrl().multiply_linear_by_learning_rate())
+        << rate;
+  }
+  // A log may have smaller ones than are taken now, and must be read.
+  ApplyInput logged;
+  logged.step = 0;
+  logged.checked = true;
+  logged.stacks.push_back({0, {}, {{"learning_rate", 1e-35}}});
+  EXPECT_TRUE(testing::Check(batch, logged).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OptimizerConformanceTest,

@@ -122,8 +122,9 @@ StackEntries EntriesOfRows(const StackEntries& entries, int64_t rows_per_partiti
 }
 
 // Optimizer numbers of this step: the config with the request's overrides.
+// `checked`: the update is of a log, whose writer may have allowed smaller rates.
 absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparameters& overrides,
-                                     int64_t step) {
+                                     int64_t step, bool checked) {
   v1::OptimizerConfig optimizer = stack.optimizer;
   if (optimizer.has_none()) {
     return absl::FailedPreconditionError(
@@ -139,10 +140,14 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparamete
                                                    config::OptimizerName(optimizer),
                                                    " optimizer of stack ", stack.name, " uses it"));
   }
+  // With a smaller one, quotients may be infinite, and the row 0 or NaN.
+  constexpr float kLeastFtrlRate = 1e-30f;
+  const float rate = optimizer.learning_rate();
   if (optimizer.has_ftrl() && !optimizer.ftrl().multiply_linear_by_learning_rate() &&
-      optimizer.learning_rate() == 0) {
+      (checked ? rate == 0 : rate < kLeastFtrlRate)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "stack ", stack.name, ": learning_rate 0 must be > 0: this form of ftrl divides by it"));
+        "stack ", stack.name, ": learning_rate ", rate, " must be at least ", kLeastFtrlRate,
+        ": this form of ftrl divides by it; multiply_linear_by_learning_rate has no such limit"));
   }
   return MakeStepRule(optimizer, step);
 }
@@ -244,7 +249,8 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
       stack.hyperparameters = gradients->hyperparameters;
     }
     if (!input.skip) {  // a rate that the optimizer cannot do without comes with gradients alone
-      ASSIGN_OR_RETURN(stack.rule, ResolveRule(spec, stack.hyperparameters, input.step));
+      ASSIGN_OR_RETURN(stack.rule,
+                       ResolveRule(spec, stack.hyperparameters, input.step, input.checked));
     }
     part->stacks_.push_back(std::move(stack));
   }
