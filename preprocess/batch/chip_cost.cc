@@ -36,7 +36,7 @@ ChipCsr MakeChipCsr(absl::Span<const SlotCsr> slots) {
   return chip;
 }
 
-ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
+ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack, v1::SampleLayout layout,
                                   absl::Span<const int64_t> samples, int64_t ids_per_sample,
                                   int64_t minibatches) {
   const int slots = plan.topology.sparsecores_per_shard;
@@ -44,6 +44,9 @@ ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
   for (const FeaturePlan& feature : stack.features) {
     buffers.samples += samples[feature.feature];
     buffers.activation_rows += (samples[feature.feature] + slots - 1) / slots;
+  }
+  if (layout == v1::STACK_THEN_SPLIT) {  // the cut is across all features together
+    buffers.activation_rows = (buffers.samples + slots - 1) / slots;
   }
   buffers.id_capacity = AlignCsr(ids_per_sample * buffers.samples);
   buffers.row_pointers = minibatches * slots * AlignCsr(plan.topology.partitions());

@@ -33,8 +33,8 @@ struct ProgramBuffers {
   int64_t bytes_per_sparsecore = 0;
 };
 
-// `samples[f]`: of feature f of the config, at most.
-ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack,
+// `samples[f]`: of feature f of the config, at most. `layout`: of the complete model.
+ProgramBuffers SizeProgramBuffers(const Plan& plan, const StackPlan& stack, v1::SampleLayout layout,
                                   absl::Span<const int64_t> samples, int64_t ids_per_sample,
                                   int64_t minibatches);
 

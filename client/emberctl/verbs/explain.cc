@@ -41,9 +41,9 @@ struct Explanation {
 // ---- Programs: the buffers of a lookup.
 
 ProgramBuffers BuffersOf(const Explanation& e, size_t stack) {
-  return preprocess::SizeProgramBuffers(e.plan, e.plan.stacks[stack], e.batch.feature_samples(),
-                                        preprocess::kDefaultIdsPerSample,
-                                        preprocess::kDefaultMinibatches);
+  return preprocess::SizeProgramBuffers(
+      e.plan, e.plan.stacks[stack], e.model.plan().sample_layout(), e.batch.feature_samples(),
+      preprocess::kDefaultIdsPerSample, preprocess::kDefaultMinibatches);
 }
 
 void PrintPrograms(const Explanation& e, std::ostream& out) {

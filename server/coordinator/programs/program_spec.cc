@@ -320,8 +320,8 @@ absl::Status SizeBuffers(const step::ServedModel& model, v1::CompileResponse* in
   for (size_t k = 0; k < model.plan.stacks.size(); ++k) {
     const preprocess::StackPlan& stack = model.plan.stacks[k];
     const preprocess::ProgramBuffers buffers = preprocess::SizeProgramBuffers(
-        model.plan, stack, samples, spec.max_ids_per_chip_per_sample(),
-        spec.max_minibatches_per_sparsecore());
+        model.plan, stack, model.config.plan().sample_layout(), samples,
+        spec.max_ids_per_chip_per_sample(), spec.max_minibatches_per_sparsecore());
     int64_t max_ids = 0;
     for (const preprocess::FeaturePlan& feature : stack.features) max_ids += ids[feature.feature];
     const v1::TableConfig& table = model.config.tables(stack.tables.front().table);
