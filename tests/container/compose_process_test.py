@@ -232,7 +232,8 @@ class ComposeProcessTest(unittest.TestCase):
         self.cluster.start_emberd()
         for service in self.cluster.compose.emberd():
             self.assertNotIn("insecure", self.cluster.programs[service.name].output())
-            self.assertEqual(self.cluster.health(service.name), 0, service.name)
+            # A shard listens, and says so, while it still reads its log.
+            wait_until(f"{service.name} serves", lambda name=service.name: self.cluster.health(name) == 0)
         trainer = self.connect(credentials_of(certificates))
         trainer.train(3)
         for stranger in (None, credentials_of(certificates, client=False)):

@@ -366,8 +366,12 @@ class PodsTest(unittest.TestCase):
                 [EMBERCTL, "--address", f"127.0.0.1:{pods.ports['coordinator.emberd.svc', '7400']}", "--ca",
                  os.path.join(secrets, "ca.pem"), "--token-file", os.path.join(secrets, token + ".token"), *arguments],
                 stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        status = emberctl("status")
-        self.assertEqual((status.returncode, len(re.findall(r"\bok\b", status.stdout))), (0, 4), status.stderr)
+
+        def all_are_ok(call):
+            """A shard that does not answer the coordinator within a second is not."""
+            status = call("status")
+            return status.returncode == 0 and len(re.findall(r"\bok\b", status.stdout)) == 4
+        wait_until("all shards are ok", lambda: all_are_ok(emberctl))
         self.assertIn("PERMISSION_DENIED", emberctl("status", token="cluster").stderr)
         self.assertEqual(pods.probe("trainer-0", beside, "startupProbe"), 0)
         given = {one["name"]: pods.here(one["value"], "trainer-0") for one in trainer["env"] if "value" in one}
@@ -375,8 +379,7 @@ class PodsTest(unittest.TestCase):
         def from_trainer(*arguments):
             return subprocess.run([EMBERCTL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                   env={**os.environ, **given})
-        status = from_trainer("status")
-        self.assertEqual((status.returncode, len(re.findall(r"\bok\b", status.stdout))), (0, 4), status.stderr)
+        wait_until("all shards are ok for the trainer", lambda: all_are_ok(from_trainer))
         self.assertIn("PERMISSION_DENIED", from_trainer("model", "drop", "m").stderr)
         model = os.path.join(folder.name, "model.textproto")
         with open(model, "w") as file:

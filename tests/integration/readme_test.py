@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 ROOT, BINARIES = sys.argv[1:3]
@@ -97,6 +98,10 @@ class ReadmeTest(unittest.TestCase):
             if started := re.search(r"emberd up .*--shards (\d+)", command):
                 shards = int(started[1])
             status, output = shell.run(command)
+            end = time.monotonic() + SECONDS
+            while status != 0 and "emberctl status" in command and time.monotonic() < end:
+                # A shard that does not answer the coordinator within a second is not ok.
+                status, output = shell.run(command)
             self.assertEqual(status, 0, f"{command}\n{output}")
             self.check(command, output, shards)
             ran += 1

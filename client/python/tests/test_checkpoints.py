@@ -7,8 +7,10 @@ reach the trainer, and a damaged checkpoint that is used.
 import contextlib
 import datetime
 import glob
+import itertools
 import os
 import tempfile
+import time
 import types
 import unittest
 
@@ -86,16 +88,22 @@ class CheckpointTest(unittest.TestCase):
         with self.assertRaises(emberd.NotFound):
             self.client.restore(model.name, "a")
 
+    def until_it_ends(self):
+        """Numbers of steps, during which a checkpoint ends."""
+        end = time.monotonic() + 240
+        for step in itertools.count():
+            self.assertLess(time.monotonic(), end, "nobody heard of its end")
+            yield step
+
     def ask(self, model, name):
         """What a stream hears that asks for a checkpoint with step 1: its end comes with a later step."""
         with model.train("run") as stream:
-            for step in range(2000):
+            for step in self.until_it_ends():
                 stream.lookup({"t": [3]})
                 applied = stream.update({"t": ONE}, checkpoint=name if step == 1 else None)
                 if applied.checkpoint:
                     self.assertEqual((applied.checkpoint, applied.checkpoint_step), (name, 1))
                     return applied.checkpoint_error
-        self.fail("nobody heard of its end")
 
     def test_a_step_asks_for_one(self):
         model = self.declare()
@@ -111,7 +119,7 @@ class CheckpointTest(unittest.TestCase):
     def test_steps_ask_for_one_and_collect_its_end(self):
         model = self.declare()
         steps = emberd.steps.Steps(model, "run")
-        for number in range(2000):
+        for number in self.until_it_ends():
             step = steps.send({"t": [3]})
             steps.receive(step)
             steps.update(step, {"t": ONE}, checkpoint="three" if number == 2 else None)
@@ -253,7 +261,7 @@ class CheckpointTest(unittest.TestCase):
         tables = [emberd.TableConfig("t", 64, 4, combiner="sum", initializer=emberd.Zeros(), optimizer=emberd.SGD())]
         module = emberd.torch.EmbeddingBagCollection(tables, client=self.client, model="torch_checkpoints", group="run")
         optimizer = module.optimizer(lr=1.0)
-        for step in range(2000):
+        for step in self.until_it_ends():
             module({"t": torch.tensor([3])})["t"].sum().backward()
             optimizer.step(checkpoint="two" if step == 1 else None)
             optimizer.zero_grad()

@@ -168,7 +168,7 @@ GOOD = {
     "table.name": "t", "delete_checkpoint.name": "gone", "restore.name": "saved", "serve.name": "saved", "serve.serve_as": "served",
     "save_checkpoint.name": None, "feature": "t", "tree": {"t": {"u": IDS}}, "flat": {"t/u": IDS}, "flatten.like": None, "pack.like": {"t": {"u": IDS}},
     "samples": [[1, 2], [3]], "from_lists.weights": [[1.0, 2.0], [1.0]], "tls": Each([None, emberd.Tls()]), "size": 1,
-    "declare.config": counting_model("declared").to_json(), "timeout": 5.0, "local.timeout": 60.0, "step_timeout": 1.0, "patience": 1.0, "Prefetcher.ids": None, "Embedding.prefetch.ids": None, "connect_timeout": 1.0, "deadline": 5.0,
+    "declare.config": counting_model("declared").to_json(), "timeout": 5.0, "local.timeout": 60.0, "step_timeout": 1.0, "patience": 1.0, "Prefetcher.ids": None, "Embedding.prefetch.ids": None, "connect_timeout": 10.0, "deadline": 5.0,
     "expression": "w = g", "hyper_parameters": {"k": 0.5}, "Constant.value": 0.5, "lower": -1.0, "upper": 1.0, "num_buckets": 16, "vocabulary_size": 8, "embedding_dim": 4,
     "Watch.write.step": 0, "requires_grad_.tables": ["t"], "param_group": {"params": []}, "drop_model.name": "gone", "reset_model.name": "reset", "stack": "t", "writer": types.SimpleNamespace(add_scalar=lambda *_: None), "file": None,
     "ModelConfig.tables": counting_model("d", rows=8).tables, "features": counting_model("d").features, "StackGroup.tables": ["t"],

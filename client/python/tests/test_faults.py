@@ -131,7 +131,10 @@ class FaultsTest(unittest.TestCase):
                 self.inject(fault, choice, cluster, proxy)
             self.board[0] = steps = max(self.board) + 30 + is_skipped(max(self.board) + 29)
             for process in self.processes.values():
-                process.join(PATIENCE)
+                made = None
+                while process.is_alive() and made != list(self.board):
+                    made = list(self.board)
+                    process.join(PATIENCE)
             self.assertEqual([process.exitcode for process in self.processes.values()], [0] * len(TRAINERS))
             print(f"{steps} steps of each trainer")
             with cluster.connect() as client:
