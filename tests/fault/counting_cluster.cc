@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/testing/await.h"
 #include "gtest/gtest.h"
+#include "tests/testing/metrics.h"
 
 namespace emberd::testing {
 namespace {
@@ -129,8 +131,19 @@ absl::Status CountingCluster::StepOf(int rank, int64_t step, bool dies, bool ski
       stream.SendLookup(step, {{{"f", client::DenseIds{absl::MakeConstSpan(ids_), 1}}}}));
   RETURN_IF_ERROR(stream.ReceiveLookup().status());
   if (dies) {
-    // When the parts of the others are on the shards.
-    absl::SleepFor(absl::Milliseconds(300));
+    // When the part of the other rank waits on both shards, and it has asked the group's host who
+    // else is there.
+    const auto calls = [&] {
+      double sum = 0;
+      for (const int shard : {0, 1}) {
+        sum += MetricSum(FetchMetrics(cluster_->shard_http_address(shard)),
+                         "emberd_in_flight_requests");
+      }
+      return sum;
+    };
+    if (!Eventually([&] { return calls() >= 3; })) {
+      return absl::InternalError("the part of the other rank does not come");
+    }
     ranks_[rank].stream.reset();
     return absl::OkStatus();
   }

@@ -40,7 +40,7 @@ TEST_F(EvictionClusterTest, ThreeModelsWithMemoryForTwoHaveTheTablesOfThreeThatS
   for (int model = 0; model < kModels; ++model) {
     EXPECT_EQ(two.Tables(model), calm_->Tables(model)) << model;
   }
-  const v1::MemoryStatus memory = StatusOf(*two.cluster).shards(0).memory();
+  const v1::MemoryStatus memory = ShardStatusOf(*two.cluster, 0).memory();
   EXPECT_EQ(memory.bytes(), BytesFor(2));
   EXPECT_GE(memory.returns(), 5);
   EXPECT_GT(memory.spilled_bytes(), 0);
@@ -73,7 +73,7 @@ TEST_F(EvictionClusterTest, AModelThatIsNotUsedLeavesForAKeptBatch) {
   ASSERT_TRUE(found.ok()) << found.status();
   int kept = 0;
   for (int shard = 0; shard < kShards; ++shard) {
-    const v1::MemoryStatus memory = StatusOf(*two.cluster).shards(shard).memory();
+    const v1::MemoryStatus memory = ShardStatusOf(*two.cluster, shard).memory();
     EXPECT_GT(memory.batch_bytes(), 8);
     for (const v1::MemoryTable& table : memory.tables()) {
       if (table.model() == EvictedName(1)) {
@@ -93,7 +93,7 @@ TEST_F(EvictionClusterTest, AModelThatIsNotUsedLeavesForAKeptBatch) {
       two.client->ApplyGradients(two.models[0], found->batch, Gradients(*found, gradients));
   ASSERT_TRUE(applied.ok()) << applied.status();
   for (int shard = 0; shard < kShards; ++shard) {
-    EXPECT_EQ(StatusOf(*two.cluster).shards(shard).memory().batch_bytes(), 0);
+    EXPECT_EQ(ShardStatusOf(*two.cluster, shard).memory().batch_bytes(), 0);
   }
   ASSERT_TRUE(calm_->Step(0, 0).ok());
   ASSERT_NO_FATAL_FAILURE(TrainBoth(two, 0, {1}));
@@ -112,8 +112,8 @@ TEST_F(EvictionClusterTest, ABatchForWhichThereIsNoRoomIsRefusedAndLookupsGoOn) 
     const auto found = one.client->Lookup(one.models[0], Features(batch), {.inference = true});
     EXPECT_TRUE(found.ok()) << found.status();
   }
-  const v1::GetStatusResponse status = StatusOf(*one.cluster);
-  for (const v1::ShardStatus& shard : status.shards()) {
+  for (int i = 0; i < kShards; ++i) {
+    const v1::ShardStatus shard = ShardStatusOf(*one.cluster, i);
     EXPECT_EQ(shard.memory().batch_bytes(), 0);
     EXPECT_EQ(shard.batches(), 0);
     EXPECT_EQ(shard.memory().evictions(), 0);

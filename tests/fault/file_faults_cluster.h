@@ -51,6 +51,7 @@ class FileFaultsCluster : public ::testing::Test {
   // ---- What trainers and operators do. Each returns the first error.
 
   absl::Status Train();
+  absl::Status TryTrain();  // once; NOT_FOUND if the batch had expired
   absl::Status Save() { return SaveNamed(absl::StrCat("c", ++names_), false); }
   absl::Status SaveIncrementally() { return SaveNamed(absl::StrCat("c", ++names_), true); }
   absl::Status SaveNamed(const std::string& name, bool incremental);

@@ -175,7 +175,7 @@ class SpillFaultsTest : public FileFaultsCluster {
   void SetUp() override {
     constexpr char kLogs[] = "durability: LOG";
     ASSERT_NO_FATAL_FAILURE(Start(kLogs, 1));
-    const int64_t bytes = StatusOf(*cluster_).shards(0).partitions(0).table_bytes();
+    const int64_t bytes = ShardStatusOf(*cluster_, 0).partitions(0).table_bytes();
     FileFaultsCluster::TearDown();
     ASSERT_NO_FATAL_FAILURE(
         Start(kLogs, 1,

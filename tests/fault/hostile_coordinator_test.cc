@@ -12,6 +12,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "base/regions.h"
+#include "base/testing/await.h"
 #include "base/testing/seed.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -41,7 +42,8 @@ class HostileCoordinatorTest : public ClusterFixture {
     v1::ShareMemoryResponse invitation;
     const grpc::Status status = stub_->ShareMemory(&context, {}, &invitation);
     ASSERT_TRUE(status.ok()) << status.error_message();
-    auto arena = SharedArena::Connect(invitation.socket(), invitation.ticket());
+    auto arena = SharedArena::Connect(invitation.socket(), invitation.ticket(),
+                                      absl::InfiniteFuture(), emberd::kPatience);
     ASSERT_TRUE(arena.ok()) << arena.status();
     block_ = (*arena)->Take(kBytes);
     ASSERT_NE(block_, nullptr);

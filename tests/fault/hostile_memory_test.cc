@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/regions.h"
+#include "base/testing/await.h"
 #include "base/testing/seed.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -61,7 +62,8 @@ class HostileMemoryTest : public ClusterFixture {
     api_ = std::make_unique<Api>(cluster_->address());
     v1::ShareMemoryResponse invitation;
     ASSERT_TRUE(Call(&Stub::ShareMemory, *api_, v1::ShareMemoryRequest(), &invitation).ok());
-    auto arena = SharedArena::Connect(invitation.socket(), invitation.ticket());
+    auto arena = SharedArena::Connect(invitation.socket(), invitation.ticket(),
+                                      absl::InfiniteFuture(), emberd::kPatience);
     ASSERT_TRUE(arena.ok()) << arena.status();
     arena_ = *std::move(arena);
     block_ = arena_->Take(1 << 20);

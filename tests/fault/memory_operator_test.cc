@@ -58,7 +58,7 @@ class MemoryOperatorTest : public EvictionCluster {
     return changed.response;
   }
   static v1::MemoryStatus MemoryOf(const Trained& cluster, int shard) {
-    return StatusOf(*cluster.cluster).shards(shard).memory();
+    return ShardStatusOf(*cluster.cluster, shard).memory();
   }
   // On the SparseCores of the shard.
   static std::set<std::string> Resident(const Trained& cluster, int shard) {
@@ -353,7 +353,7 @@ TEST_F(MemoryOperatorTest, ATableIsPinnedInItsModelsDescription) {
     expect_pinned();
   }
   const double pinned_bytes =
-      static_cast<double>(bytes_) * StatusOf(*two.cluster).shards(0).partitions_size();
+      static_cast<double>(bytes_) * ShardStatusOf(*two.cluster, 0).partitions_size();
   EXPECT_TRUE(Eventually([&] {
     return MetricSum(FetchMetrics(two.cluster->shard_http_address(0)),
                      "emberd_table_pinned_bytes") == pinned_bytes;

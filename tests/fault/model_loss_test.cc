@@ -133,11 +133,11 @@ TEST_F(ModelLossTest, EveryCoordinatorNotices) {
 TEST_F(ModelLossTest, ACoordinatorThatStartsAfterwardsNoticesToo) {
   cluster_->KillCoordinator(1);
   ASSERT_TRUE(cluster_->RestartCoordinator(1).ok());
-  EXPECT_EQ(InStatus(1), "");
+  EXPECT_EQ(LostInStatus(1, false), "");
   LoseRows();
   cluster_->KillCoordinator(1);
   ASSERT_TRUE(cluster_->RestartCoordinator(1).ok());
-  EXPECT_THAT(InStatus(1), HasSubstr("shard 1 no longer has its rows"));
+  EXPECT_THAT(LostInStatus(1, true), HasSubstr("shard 1 no longer has its rows"));
   EXPECT_EQ(LostMetric(1), 1);
   ExpectLost(*other_);
 }

@@ -249,7 +249,7 @@ class PlantedLogMistakesTest : public ::testing::TestWithParam<Planted> {
         absl::StrCat("storage { directory: '", folder.path(), "' durability: LOG ",
                      planted.loses_power ? "fsync: ALWAYS " : "", "log_bytes: 1099511627776 }");
     ASSIGN_OR_RETURN(const auto cluster,
-                     CountingCluster::Start(failpoints, "shard_call_ms: 2000", storage,
+                     CountingCluster::Start(failpoints, "shard_call_ms: 10000", storage,
                                             planted.loses_power ? MachineIn(folder.path()) : ""));
     return planted.run(*cluster, folder.path());
   }

@@ -111,7 +111,7 @@ void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; 
 
 const Planted kPlanted[] = {
     {"record.not_asked", "shard", RetryWithANewBatch},
-    {"record.after_reply", "shard", RetryWithANewBatch, {{"shard", "record.is_next=wait:1000"}}},
+    {"record.after_reply", "shard", RetryWithANewBatch, {{"shard", "record.is_next=wait:600000"}}},
     {"retry.new_number", "trainer", RetryWithANewBatch},
     {"vote.goes_with_stream", "shard", LoseACoordinator, {{"coordinator", kDiesBetweenWords}}},
     {"commit.before_all_votes", "coordinator", LoseAShardForAWhile},

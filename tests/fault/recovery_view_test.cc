@@ -1,11 +1,15 @@
 // What people see while a shard reads its log (storage.durability LOG): that it is recovering, and
 // how far it is, on the command line, on the status page, in metrics and in errors; and that it is
 // back afterwards. A failpoint holds the recovery half-way.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -75,9 +79,16 @@ bool Recovers(const Json& log, bool whether) {
 }
 
 TEST_F(RecoveryViewTest, AShardSaysHowFarItIs) {
+  const std::string hold = absl::StrCat(storage_.path(), "/hold");
+  std::ofstream(hold).close();
+  setenv("EMBERD_HOLD", hold.c_str(), /*overwrite=*/1);
+  absl::Cleanup release = [&] {
+    unsetenv("EMBERD_HOLD");
+    std::filesystem::remove(hold);
+  };
   StartCluster(
       {.config = absl::StrCat("storage { directory: \"", storage_.path(), "\" durability: LOG }"),
-       .failpoints = {{"shard-1", "every life: recovery.record_is_next=wait:10000@40"}}},
+       .failpoints = {{"shard-1", "every life: recovery.record_is_next=hold@40"}}},
       MixedModel("mixed"));
   // It comes by itself, and the log begins anew with it: not in the middle of what follows.
   Await(
@@ -125,6 +136,7 @@ TEST_F(RecoveryViewTest, AShardSaysHowFarItIs) {
       std::string(refused.message()),
       ContainsRegex("shard 1 .*recovering, [1-9][0-9]? % of [0-9.]+ GiB, about [0-9]+ s left"));
 
+  std::move(release).Invoke();
   const Outcome back = Await([&] { return Status(); },
                              [](const Outcome& seen) { return seen.code == emberctl::kOk; });
   EXPECT_THAT(back.out, ContainsRegex("1 +127.0.0.1:[0-9]+ +ok"));

@@ -81,7 +81,7 @@ TEST_F(SpillDamageTest, OnlyTheModelIsLostAndCanBeReset) {
     Trained two = StartFor(2);
     ASSERT_TRUE(two.Declare(kModels).ok());
     ASSERT_NO_FATAL_FAILURE(TrainBoth(two, 0, {0, 1, 2}));
-    const uint64_t life = StatusOf(*two.cluster).shards(1).incarnation();
+    const uint64_t life = ShardStatusOf(*two.cluster, 1).incarnation();
     const std::string file = SpoilFirstModel(two, damage);
     ExpectLost(two.Step(0, 1), file, why);
     ExpectLost(two.Step(0, 1), file, why);
@@ -90,7 +90,7 @@ TEST_F(SpillDamageTest, OnlyTheModelIsLostAndCanBeReset) {
     ASSERT_NO_FATAL_FAILURE(TrainBoth(two, 1, {1, 2}));
     ExpectRightTables(two, {1, 2});
     ExpectLost(two.Step(0, 1), file, why);
-    EXPECT_EQ(StatusOf(*two.cluster).shards(1).incarnation(), life);
+    EXPECT_EQ(ShardStatusOf(*two.cluster, 1).incarnation(), life);
     for (Trained* cluster : {&two, calm_.get()}) {
       EXPECT_TRUE(cluster->client->ResetModel(EvictedName(0)).ok());
     }

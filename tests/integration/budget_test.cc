@@ -87,7 +87,7 @@ TEST(BudgetTest, BatchesOverTheBudgetAreRefusedUntilOthersGo) {
   for (const client::BatchHandle& batch : batches) {
     EXPECT_TRUE(trained.client->ReleaseBatch(trained.model, batch).ok());
   }
-  EXPECT_EQ(Batches(trained), 0);
+  EXPECT_TRUE(Eventually([&] { return Batches(trained) == 0; }));
 }
 
 TEST(BudgetTest, TablesOverTheBudgetAreRefusedWithTheFigure) {

@@ -139,10 +139,9 @@ class ServingTest : public ::testing::Test {
     EXPECT_EQ(*found, version);
   }
   int64_t ShardTableBytes() {
+    const client::ClusterStatus status = AwaitAllShards(*client_);
     int64_t bytes = 0;
-    const auto status = client_->GetStatus();
-    EXPECT_TRUE(status.ok()) << status.status();
-    for (const auto& shard : status->shards) bytes += shard.table_bytes;
+    for (const auto& shard : status.shards) bytes += shard.table_bytes;
     return bytes;
   }
   v1::DescribeModelResponse Describe(const std::string& name, int coordinator = 0) {

@@ -17,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/file_faults.h"
+#include "tests/testing/training.h"
 
 namespace emberd::testing {
 
@@ -149,10 +150,9 @@ class SharedTablesTest : public ::testing::Test {
     return {table("users", ""), table("users", "accumulator"), table("own", "")};
   }
   int64_t TableBytes() {
-    auto status = client_->GetStatus();
-    EXPECT_TRUE(status.ok()) << status.status();
+    const client::ClusterStatus status = AwaitAllShards(*client_);
     int64_t bytes = 0;
-    for (const client::ShardStatus& shard : status->shards) bytes += shard.table_bytes;
+    for (const client::ShardStatus& shard : status.shards) bytes += shard.table_bytes;
     return bytes;
   }
   void Drop(const std::string& name) {

@@ -129,9 +129,9 @@ TEST_F(TransportTest, WithALogGradientsAreCopiedToTheShards) {
     cluster_->KillShard(shard);
     ASSERT_TRUE(cluster_->RestartShard(shard).ok());
   }
-  auto model = client->DeclareModel(GroupModel("model", /*limit=*/4));
+  auto model = Await([&] { return client->DeclareModel(GroupModel("model", /*limit=*/4)); });
   ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ(Digest(*client, *model).value_or("none"), expected);
+  EXPECT_EQ(Await([&] { return Digest(*client, *model); }).value_or("none"), expected);
   cluster_ = nullptr;  // it may be about to save to the folder
 }
 

@@ -3,6 +3,7 @@
 //   die      kill -9 of this process, MILLISECONDS after the failpoint was reached
 //   stop     SIGSTOP likewise; SIGCONT lets it go on
 //   wait     nothing else happens for MILLISECONDS
+//   hold     the same as long as the file is there that EMBERD_HOLD names
 //   mistake  it is made, every time
 // TIMES: the first time (1, also without it), the second, ...
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <signal.h>
+#include <unistd.h>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
@@ -39,7 +41,7 @@ void Read(const std::string& text, Armed* armed) {
   const bool read = (times.size() < 2 || absl::SimpleAtoi(times[1], &armed->times)) &&
                     (action.size() < 2 || absl::SimpleAtoi(action[1], &armed->milliseconds)) &&
                     (armed->action == "die" || armed->action == "stop" || armed->action == "wait" ||
-                     armed->action == "mistake");
+                     armed->action == "hold" || armed->action == "mistake");
   if (!read) std::abort();  // a mistake in a test
 }
 
@@ -70,6 +72,10 @@ void ReachFailpoint(const char* name) {
   // To this thread, which goes no further.
   if (armed->action == "die") raise(SIGKILL);
   if (armed->action == "stop") raise(SIGSTOP);
+  const char* const held_by = std::getenv("EMBERD_HOLD");
+  while (armed->action == "hold" && held_by != nullptr && access(held_by, F_OK) == 0) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
 }
 
 bool Mistake(const char* name) {

@@ -114,17 +114,24 @@ absl::StatusOr<OverloadResult> Overload(Cluster& cluster, absl::Duration duratio
   patient.RunClosed(4, absl::Seconds(1));  // tables and pools are touched once
 
   OverloadResult result;
-  const LoadResult calm = patient.RunClosed(1, duration);
+  // What a pause of the machine has left is no measurement: it is made again.
+  const LoadResult calm =
+      Await([&] { return patient.RunClosed(1, duration); },
+            [](const LoadResult& load) { return load.good > 0 || load.other > 0; });
   if (calm.good == 0) {
     return absl::InternalError(absl::StrCat("no lookup is answered: ", calm.other_error));
   }
   const absl::Duration usual = absl::Seconds(calm.seconds / static_cast<double>(calm.good));
   duration = std::max(duration, 20 * usual);
-  result.peak = SettledRate(patient.RunClosed(8, duration));
+  result.peak = Await([&] { return SettledRate(patient.RunClosed(8, duration)); },
+                      [&](double rate) { return rate * absl::ToDoubleSeconds(usual) >= 0.5; });
   RequestLoad load = lookups(std::max(deadline, 10 * usual));
   const int64_t before = ResidentKib(cluster);
   QueueWatch watch(cluster.address());
-  result.flood = load.RunOpen(kFactor * result.peak, duration);
+  result.flood = Await([&] { return load.RunOpen(kFactor * result.peak, duration); },
+                       [](const LoadResult& flood) {
+                         return flood.other > 0 || (flood.good > 0 && flood.refused > 0);
+                       });
   result.recovery = TimeToRecover(load, result.flood.sending_ended, usual);
   result.serves = true;
   for (int i = 0; i < 5; ++i) result.serves &= patient.SendOne().ok();

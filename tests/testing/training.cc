@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/sha256.h"
+#include "base/testing/await.h"
 
 namespace emberd::testing {
 namespace {
@@ -153,6 +154,15 @@ absl::Status TrainStep(client::Client& client, const client::Model& model, uint6
   if (!found.ok()) return found.status();
   const std::vector<std::vector<float>> gradients = MixedGradients(seed, *found);
   return client.ApplyGradients(model, found->batch, Gradients(*found, gradients)).status();
+}
+
+client::ClusterStatus AwaitAllShards(client::Client& client) {
+  return Await([&] { return client.GetStatus(); },
+               [](const auto& seen) {
+                 return seen.ok() && std::all_of(seen->shards.begin(), seen->shards.end(),
+                                                 [](const auto& shard) { return shard.reachable; });
+               })
+      .value_or(client::ClusterStatus());
 }
 
 absl::StatusOr<std::string> Digest(client::Client& client, const client::Model& model) {

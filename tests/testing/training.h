@@ -44,6 +44,10 @@ std::vector<client::FeatureGradient> Gradients(const client::LookupResult& found
 absl::Status TrainStep(client::Client& client, const client::Model& model, uint64_t seed,
                        int64_t samples);
 
+// Of a cluster whose shards all answer. One that does not within a second, as on a busy machine,
+// shows nothing.
+client::ClusterStatus AwaitAllShards(client::Client& client);
+
 // SHA-256, as hex digits, over the exported weights and slots of all tables.
 absl::StatusOr<std::string> Digest(client::Client& client, const client::Model& model);
 
