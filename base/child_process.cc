@@ -47,6 +47,12 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
   std::vector<char*> pointers;
   for (const std::string& argument : argv) pointers.push_back(const_cast<char*>(argument.c_str()));
   pointers.push_back(nullptr);
+  // Where it is ignored, as whoever started this process may have left it, the kernel reaps
+  // children itself: nobody hears how they end, and their pids are free for others.
+  struct sigaction before = {};
+  if (sigaction(SIGCHLD, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) {
+    signal(SIGCHLD, SIG_DFL);
+  }
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) Become(pointers.data(), streams, parent);

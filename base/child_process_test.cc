@@ -189,5 +189,13 @@ TEST(ChildProcessTest, DiesWithItsParentWhateverHappens) {
   prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
+TEST(ChildProcessTest, HearsOfAnEndWhereSigchldWasIgnoredAtTheStart) {
+  const auto before = signal(SIGCHLD, SIG_IGN);
+  const auto child = StartShell("exit 3");
+  EXPECT_TRUE(child->WaitFor(kPatience));
+  EXPECT_EQ(child->exit_status(), 3);
+  signal(SIGCHLD, before);
+}
+
 }  // namespace child_process_test
 }  // namespace emberd

@@ -17,8 +17,11 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
+// A number or a flag: what a double can say.
 bool IsParameter(const FieldDescriptor* field) {
-  return field != nullptr && field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE;
+  return field != nullptr && (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT ||
+                              field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE ||
+                              field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL);
 }
 
 // Names of the fields that are parameters, or of those that are not: the optimizers.

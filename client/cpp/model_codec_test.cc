@@ -87,6 +87,8 @@ TEST(EncodeModelTest, RefusesWhatNoOptimizerHas) {
       {{"learning_rate", {}}, "optimizer: there is no optimizer \"learning_rate\""},
       {{"sgd", {{"beta1", 0.5f}}}, "optimizer.beta1: sgd has no such parameter; it has: learning_"},
       {{"sgd", {{"adam", 1}}}, "optimizer.adam: sgd has no such parameter"},
+      {{"custom", {{"expression", 1}}}, "optimizer.expression: custom has no such parameter"},
+      {{"custom", {{"stablehlo", 0}}}, "optimizer.stablehlo: custom has no such parameter"},
       {{"momentum", {{"use_nesterov", 0.5f}}}, "optimizer.use_nesterov: 0.5 is not allowed"},
       {{"sgd", {{"learning_rate", 1e300}}}, "optimizer.learning_rate: 1e+300 is not allowed; it "},
       {{"adam", {{"epsilon", -1e300}}}, "optimizer.epsilon: -1e+300 is not allowed; it must be a"},

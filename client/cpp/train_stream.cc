@@ -13,6 +13,7 @@
 #include <grpcpp/support/client_callback.h>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/rpc/wire.h"
@@ -214,7 +215,10 @@ class GrpcTrainStream final : public TrainStream {
       shared.Lend();
       updates_.push_back({step, std::move(shared), options.memory});
     }
+    // What throws here, for want of memory, leaves half a request, which cannot be taken back.
+    absl::Cleanup half_sent = [this] { stream_->Cancel(); };
     while (std::optional<grpc::ByteBuffer> part = encoder.Next()) stream_->Send(*std::move(part));
+    std::move(half_sent).Cancel();
     absl::MutexLock lock(&mutex_);
     next_update_ = step + 1;
     SendHeld(/*all=*/false);

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -30,6 +31,17 @@ constexpr size_t kMaxDimensions = 8;
 
 absl::Status Bad(const std::string& path, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
+}
+
+// The disk knows the names in the file's folder then. Not where the file system does not sync
+// folders, or this process may write to it and not read it.
+std::error_code SyncFolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path();
+  const FileDescriptor descriptor(
+      open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.get() >= 0 && fsync(descriptor.get()) == 0) return {};
+  const bool cannot = errno == EINVAL || errno == EACCES;
+  return cannot ? std::error_code() : std::error_code(errno, std::generic_category());
 }
 
 // It is there, and no file or folder.
@@ -246,7 +258,12 @@ absl::Status PartialFile::Write(absl::string_view bytes) {
 absl::Status PartialFile::Close() {
   file_.flush();
   RETURN_IF_ERROR(Written());  // closing it forgets what the system has said
-  file_.close();
+  // Before it takes the place of another one, which a loss of power would otherwise leave empty.
+  if (partial_ != path_ && fsync(lock_.get()) != 0) {
+    error_ = errno;
+    file_.setstate(std::ios::failbit);
+  }
+  if (file_) file_.close();
   lock_.Close();  // a table may have more files than a process may have open
   return Written();
 }
@@ -255,6 +272,7 @@ absl::Status PartialFile::Keep() {
   std::error_code error;
   if (partial_ != path_) std::filesystem::rename(partial_, target_, error);
   if (!error) ours_ = false;
+  if (!error && partial_ != path_) error = SyncFolderOf(target_);
   return error ? absl::ErrnoToStatus(error.value(), absl::StrCat(path_, ": cannot be written"))
                : Written();
 }

@@ -1,14 +1,41 @@
 #include "client/emberctl/tensor_file.h"
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <tuple>
+
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "client/emberctl/testing_emberctl.h"
 #include "gmock/gmock.h"
+
+namespace emberd::emberctl {
+namespace tensor_file_test {
+
+// By number: the files and folders that this thread has synced, if it is not null; and whether that
+// fails.
+thread_local std::set<ino_t>* synced = nullptr;
+thread_local bool sync_fails = false;
+
+}  // namespace tensor_file_test
+}  // namespace emberd::emberctl
+
+// Instead of the system's.
+extern "C" int fsync(int descriptor) {
+  using namespace emberd::emberctl::tensor_file_test;
+  struct stat file = {};
+  if (synced != nullptr && fstat(descriptor, &file) == 0) synced->insert(file.st_ino);
+  if (!sync_fails) return static_cast<int>(syscall(SYS_fsync, descriptor));
+  errno = EIO;
+  return -1;
+}
 
 namespace emberd::emberctl {
 namespace tensor_file_test {
@@ -119,6 +146,36 @@ TEST(PartialFileTest, SaysWhatTheSystemSays) {
     EXPECT_EQ(status.message(), absl::StrCat(path, ": cannot be written: ", reason));
   }
   std::filesystem::remove_all(folder);
+}
+
+ino_t NumberOf(const std::string& path) {
+  struct stat file = {};
+  EXPECT_EQ(stat(path.c_str(), &file), 0) << path;
+  return file.st_ino;
+}
+
+// Would catch: a file that is empty after a loss of power, in place of a good one.
+TEST(PartialFileTest, IsOnTheDiskBeforeItCounts) {
+  const std::string path = WriteTestFile("durable", "old");
+  const auto write = [&] {
+    PartialFile file(path);
+    EXPECT_TRUE(file.Write("new").ok());
+    const absl::Status closed = file.Close();
+    return closed.ok() ? file.Keep() : closed;
+  };
+  sync_fails = true;
+  const absl::Status failed = write();
+  sync_fails = false;
+  EXPECT_EQ(failed.message(), absl::StrCat(path, ": cannot be written: Input/output error"));
+  EXPECT_EQ(std::filesystem::file_size(path), 3u);
+  EXPECT_EQ(std::ifstream(path).get(), 'o');
+  std::set<ino_t> files;
+  synced = &files;
+  EXPECT_TRUE(write().ok());
+  synced = nullptr;
+  EXPECT_EQ(std::ifstream(path).get(), 'n');
+  EXPECT_TRUE(files.contains(NumberOf(path)));
+  EXPECT_TRUE(files.contains(NumberOf(std::filesystem::path(path).parent_path())));
 }
 
 // Would catch: an export that takes the file of another one, and what it has not written yet.

@@ -212,6 +212,22 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Read(const std::string& 
                                  : absl::StrCat("; ", KnownNames("checkpoints", name, names))));
 }
 
+v1::CheckpointInfo InfoOf(const CheckpointChain& chain) {
+  v1::CheckpointInfo info = InfoOf(chain.front().manifest());
+  info.set_chain(static_cast<int>(chain.size()) - 1);
+  return info;
+}
+
+absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Describe(const std::string& model,
+                                                                 const std::string& name) const {
+  ASSIGN_OR_RETURN(v1::CheckpointManifest manifest, Read(model, name));
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(model));
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    if (info.name() == manifest.name()) manifest.set_chain(info.chain());
+  }
+  return manifest;
+}
+
 absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Newest(const std::string& model) const {
   ASSIGN_OR_RETURN(CheckpointChain chain, NewestChain(model));
   return std::move(*chain.front().mutable_manifest());

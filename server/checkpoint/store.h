@@ -33,6 +33,9 @@ class CheckpointStore {
   absl::StatusOr<v1::ListCheckpointsResponse> ListAll(const std::string& model) const;
   absl::StatusOr<v1::CheckpointManifest> Read(const std::string& model,
                                               const std::string& name) const;
+  // The same for people: `chain` says how many it needs now, as in List.
+  absl::StatusOr<v1::CheckpointManifest> Describe(const std::string& model,
+                                                  const std::string& name) const;
   // The newest one that has all that it builds on. DATA_LOSS: there are only damaged ones.
   absl::StatusOr<v1::CheckpointManifest> Newest(const std::string& model) const;
   // The same with all that it builds on. `damaged`, if it is not null: what is wrong with those
@@ -103,5 +106,8 @@ class CheckpointStore {
 
   const std::string directory_;
 };
+
+// Of the first of a chain. It needs the others, which may be fewer than when it was saved.
+v1::CheckpointInfo InfoOf(const CheckpointChain& chain);
 
 }  // namespace emberd::checkpoint

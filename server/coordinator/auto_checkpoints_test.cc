@@ -210,6 +210,39 @@ TEST_F(AutoCheckpointsTest, AStopNamesAModelWhoseFolderTheShardsDoNotFind) {
   EXPECT_EQ(SavedChanges("a"), 0);
 }
 
+// Would catch: a checkpoint that is said to need one that has been merged away since.
+TEST_F(AutoCheckpointsTest, SaysWhatACheckpointNeedsNow) {
+  ASSERT_TRUE(MayBuildOnFirst(*ChangeNew("a")));
+  for (const char* name : {"b", "c"}) {
+    const auto saved = SaveOnTop(name);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  Checkpoints& checkpoints = *coordinator_->resources().checkpoints;
+  const auto needs = [&] {
+    v1::GetCheckpointRequest get;
+    get.set_model("a");
+    get.set_name("c");
+    v1::VerifyCheckpointRequest verify;
+    verify.set_model("a");
+    verify.set_name("c");
+    const auto ignored = [](const v1::CheckpointProgress&) { return absl::OkStatus(); };
+    const auto verified = checkpoints.Verify(verify, ignored, &context_);
+    EXPECT_TRUE(verified.ok()) << verified.status();
+    EXPECT_EQ(verified->checkpoint().chain(), checkpoints.Get(get, &context_)->chain());
+    return verified->checkpoint().chain();
+  };
+  EXPECT_EQ(needs(), 2);
+  v1::MergeCheckpointRequest merge;
+  merge.set_model("a");
+  merge.set_name("b");
+  ASSERT_TRUE(
+      checkpoints
+          .Merge(
+              merge, [](const v1::CheckpointProgress&) { return absl::OkStatus(); }, &context_)
+          .ok());
+  EXPECT_EQ(needs(), 1);
+}
+
 // Would catch: a drop that goes by what its coordinator knew of a name, not by what is there now. A
 // model that serves a checkpoint has none of its own; those of the model that took its place would
 // bring that one back.

@@ -175,7 +175,7 @@ void CheckpointSave::ChooseParent(const ChangePause::Answers& answers) {
     return;
   }
   const v1::CheckpointManifest& newest = chain->front().manifest();
-  if (newest.chain() >= options_.max_chain) return;
+  if (static_cast<int>(chain->size()) > options_.max_chain) return;
   const int64_t full = checkpoint::InfoOf(chain->back().manifest()).bytes();
   most_bytes_ = full / 2 - (checkpoint::BytesOf(*chain) - full);
   manifest_.set_parent(newest.name());
@@ -618,7 +618,7 @@ Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& req
   ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("checking"));
   RETURN_IF_ERROR(Explain(chain, checkpoint::VerifyChain(chain, std::ref(reporter))));
-  return reporter.Done(checkpoint::InfoOf(chain.front().manifest()));
+  return reporter.Done(checkpoint::InfoOf(chain));
 }
 
 Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& request,
@@ -659,10 +659,10 @@ absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointR
                                                         rpc::CallContext*) {
   RETURN_IF_ERROR(CheckEnabled());
   if (!request.name().empty() && request.name() != checkpoint::kNewestCheckpoint) {
-    return store_.Read(request.model(), request.name());  // also if what it builds on is damaged
+    return store_.Describe(request.model(), request.name());  // also if it builds on a damaged one
   }
   ASSIGN_OR_RETURN(const auto chain, ChainOf(request.model(), request.name()));
-  return chain.front().manifest();
+  return store_.Describe(request.model(), chain.front().manifest().name());
 }
 
 absl::StatusOr<uint64_t> Checkpoints::LoggedHistory(const std::string& model,

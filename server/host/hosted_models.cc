@@ -512,6 +512,7 @@ absl::Status HostedModels::Drop(const internal::v1::DropModelRequest& request) {
 absl::Status HostedModels::Remove(uint64_t engine_id) {
   std::function<void()> forgotten = [] {};
   std::shared_ptr<shard::Model> rows;  // their memory goes without the locks
+  bool in_log = false;
   {
     const ShardLog::Stay stay(log_);
     // A change that is decided after the record must not be made: the log would not make it again,
@@ -521,7 +522,8 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     const auto found = models_.find(engine_id);
     if (found == models_.end()) return absl::OkStatus();
     const bool trained = found->second.is_trained();
-    if (trained) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
+    in_log = trained && !found->second.loading;
+    if (in_log) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
     const internal::v1::LogRows& removed = found->second.rows;
     bool rows_stay = false;
     for (const auto& [id, other] : models_) {
@@ -538,7 +540,9 @@ absl::Status HostedModels::Remove(uint64_t engine_id) {
     if (trained) forgotten = forget_(engine_id, rows_stay);
   }
   forgotten();
-  return absl::OkStatus();
+  // The checkpoint that its rows go on from may be deleted as soon as somebody hears of this; also
+  // who drops it once more does not before.
+  return in_log ? log_->Sync() : absl::OkStatus();
 }
 
 void HostedModels::RememberDropped(uint64_t history) {

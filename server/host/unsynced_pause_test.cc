@@ -1,6 +1,8 @@
-// A pause on a shard whose disk has failed. A failure here means that a checkpoint makes a step on
-// the other shards, because this one still holds parts that it may not have after its restart.
-// Covers: shard_checkpoints.cc, log/shard_log.cc
+// A pause, and a drop, on a shard whose disk has failed. A failure here means that a checkpoint
+// makes a step on the other shards, because this one still holds parts that it may not have after
+// its restart; or that a checkpoint is deleted which the log still begins with.
+//
+// Covers: shard_checkpoints.cc, log/shard_log.cc, hosted_models.cc
 #include <cerrno>
 #include <string>
 
@@ -58,6 +60,29 @@ TEST_F(UnsyncedPauseTest, TellsOfNothingThatTheDiskMayNotHave) {
   pause.set_lease_ms(60'000);
   const absl::Status paused = host_->checkpoints().PauseChanges(pause).status();
   EXPECT_TRUE(absl::IsUnavailable(paused)) << paused;
+}
+
+// Its checkpoint may be deleted as soon as somebody hears of it, and the log must not need that
+// then.
+class UnsyncedDropTest : public TestHost {
+ protected:
+  UnsyncedDropTest() : TestHost(Unsynced().c_str()) {}
+  ~UnsyncedDropTest() override { log::Faults().Heal(); }
+
+  static std::string Unsynced() {
+    static const TempDir storage = *TempDir::Create();
+    return absl::StrCat(kCluster, " storage { directory: '", storage.path(),
+                        "' durability: LOG fsync: NEVER }");
+  }
+};
+
+TEST_F(UnsyncedDropTest, TellsOfNoDropThatTheDiskMayNotHave) {
+  log::Faults().FailSyncs(EIO);
+  internal::v1::DropModelRequest drop;
+  drop.set_model_id(5);
+  drop.set_history(kHistory);
+  const absl::Status dropped = host_->DropModel(drop);
+  EXPECT_TRUE(absl::IsUnavailable(dropped)) << dropped;
 }
 
 }  // namespace unsynced_pause_test
