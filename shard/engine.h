@@ -23,12 +23,28 @@
 #include "base/thread_pools.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
+#include "shard/gather/pooling.h"
 #include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
-#include "shard/types.h"
 #include "shard/update/update.h"
 
 namespace emberd::shard {
+
+// What one partition holds, and has done since the start.
+struct PartitionStatistics {
+  int64_t table_bytes = 0;
+  int64_t rows_gathered = 0;
+  int64_t rows_updated = 0;
+};
+struct EngineStatistics {
+  int models = 0;
+  int64_t table_bytes = 0;  // reserved for weights and slots; what models share counts once
+  int64_t rows_gathered = 0;
+  int64_t rows_updated = 0;
+  int queued = 0;  // pieces of work that could run but wait for a thread
+  // As many as the models have on this shard; none without a model.
+  std::vector<PartitionStatistics> partitions;
+};
 
 class Engine {
  public:

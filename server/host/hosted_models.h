@@ -22,7 +22,7 @@
 #include "server/host/log/shard_log.h"
 #include "server/ops/metrics.h"
 #include "shard/engine.h"
-#include "shard/types.h"
+#include "shard/store/stack_store.h"
 
 namespace emberd::host {
 

@@ -26,7 +26,8 @@
 #include "server/rpc/message.h"
 #include "server/security/security.h"
 #include "shard/gather/pooling.h"
-#include "shard/types.h"
+#include "shard/store/model.h"
+#include "shard/update/update.h"
 
 namespace emberd::host {
 

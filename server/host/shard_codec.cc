@@ -13,7 +13,8 @@
 #include "absl/types/span.h"
 #include "base/status.h"
 #include "server/group/group.h"
-#include "shard/types.h"
+#include "shard/gather/pooling.h"
+#include "shard/update/update.h"
 
 namespace emberd::host {
 namespace {

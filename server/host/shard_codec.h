@@ -17,7 +17,7 @@
 #include "server/host/shard_backend.h"
 #include "server/rpc/budgets.h"
 #include "server/rpc/message.h"
-#include "shard/types.h"
+#include "shard/store/model.h"
 
 namespace emberd::host {
 

@@ -25,7 +25,7 @@
 #include "server/host/shard_backend.h"
 #include "server/step/request_reader.h"
 #include "server/step/served_model.h"
-#include "shard/types.h"
+#include "shard/gather/pooling.h"
 
 namespace grpc {
 class ByteBuffer;

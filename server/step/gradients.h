@@ -16,7 +16,7 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
 #include "server/step/served_model.h"
-#include "shard/types.h"
+#include "shard/update/update.h"
 
 namespace emberd::step {
 

@@ -26,7 +26,7 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/budgets.h"
 #include "shard/batch/batch.h"
-#include "shard/types.h"
+#include "shard/gather/pooling.h"
 
 namespace emberd::step {
 

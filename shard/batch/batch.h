@@ -13,14 +13,27 @@
 #include "absl/types/span.h"
 #include "base/buffers.h"
 #include "base/thread_pools.h"
+#include "emberd/v1/model.pb.h"
 #include "preprocess/batch/csr.h"
 #include "shard/kernel_types.h"
-#include "shard/types.h"
 
 namespace emberd::shard {
 
 class Model;
 class StackStore;
+
+// Where the rows of one feature's samples lie, in memory of the caller's.
+template <typename Value>
+struct FeatureRows {
+  Value* first = nullptr;    // the row of the feature's first sample; null: there are none
+  int64_t width = 0;         // values of a row: as many as the stack is wide
+  int64_t stride = 0;        // values from one row to the next
+  int64_t first_sample = 0;  // the canonical number of the first sample
+  int64_t samples = 0;
+
+  // `sample`: a canonical number of this feature's.
+  Value* operator()(int64_t sample) const { return first + (sample - first_sample) * stride; }
+};
 
 // The live cells of one (segment, partition). Loops over them have a copy of it, whose pointers can
 // stay in registers.

@@ -2,8 +2,10 @@
 // the kernels of it: rows gathered, quantized, weighted and summed, or copied as they are stored.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -16,7 +18,7 @@
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
 #include "shard/kernel_types.h"
-#include "shard/types.h"
+#include "shard/store/stack_store.h"
 
 namespace emberd::shard {
 
@@ -60,6 +62,78 @@ struct CopyRowsArgs {
 void CopyRows(const CopyRowsArgs& args);
 // The weights are float32. out[i] = ToBfloat16(+0 + weights[rows[i]]): [count, row_bytes / 2].
 void CopyRoundedRows(const CopyRowsArgs& args);
+
+// ---- Where a gather writes, and what it returns
+
+class LaterSums;
+
+// Where a gather writes the sums of one stack.
+struct SumPlaces {
+  int stack = 0;
+  std::vector<FeatureRows<float>> features;  // all of the stack's, in canonical order
+  // Sums of these samples are returned instead: bit s % 32 of word s / 32 stands for canonical
+  // sample s. Empty: none.
+  std::vector<uint32_t> passed_over;
+
+  bool PassesOver(int64_t sample) const {
+    return !passed_over.empty() && (passed_over[sample / 32] >> (sample % 32) & 1) != 0;
+  }
+  int64_t CountPassedOver() const {
+    return std::accumulate(passed_over.begin(), passed_over.end(), int64_t{0},
+                           [](int64_t sum, uint32_t word) { return sum + std::popcount(word); });
+  }
+};
+struct GatherPlaces {
+  std::vector<SumPlaces> stacks;      // those of other stacks are returned
+  absl::Span<char> room;              // where what is returned may lie; from a multiple of 64 on
+  std::shared_ptr<const void> owner;  // keeps all of it alive
+
+  const SumPlaces* Find(int stack) const {
+    for (const SumPlaces& places : stacks) {
+      if (places.stack == stack) return &places;
+    }
+    return nullptr;
+  }
+};
+
+// Partial sums of one stack over this shard's partitions.
+struct StackSums {
+  int stack = 0;
+  absl::Span<const int32_t> samples;  // canonical samples with at least one entry here, ascending
+  absl::Span<const float> sums;       // [rows, padded width], in the order of `samples`
+  int64_t rows_gathered = 0;          // entries of the batch
+  int64_t rows = 0;
+  // Sums were written to their SumPlaces; those of the samples that these pass over follow. False:
+  // all follow.
+  bool placed = false;
+  // Not null: makes the sums, which do not follow.
+  std::shared_ptr<const LaterSums> later = nullptr;
+  std::shared_ptr<const void> owner = nullptr;  // keeps the spans alive; null: the caller does
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(samples.size() * sizeof(int32_t) + sums.size() * sizeof(float));
+  }
+};
+
+// The distinct rows of one stack that a batch names on this shard, as they are stored: partition by
+// partition, local rows ascending. Whoever has the batch makes the same partial sums of them
+// (LaterSums).
+struct StackRows {
+  int stack = 0;
+  int64_t row_bytes = 0;
+  absl::Span<const char> rows;                  // of row_bytes each
+  int64_t rows_gathered = 0;                    // entries of the batch
+  bool rounded = false;                         // they are +0 + row, rounded to bfloat16
+  std::shared_ptr<const void> owner = nullptr;  // as in StackSums
+
+  int64_t bytes() const { return static_cast<int64_t>(rows.size()); }
+};
+
+// Every stack of the batch stands in one of the two, each in the order of the batch.
+struct GatherOutput {
+  std::vector<StackSums> sums;
+  std::vector<StackRows> rows;
+};
 
 // ---- The sums of a batch
 

@@ -16,12 +16,38 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "shard/batch/batch.h"
 #include "shard/memory/memory_manager.h"
 #include "shard/store/stack_store.h"
-#include "shard/types.h"
 
 namespace emberd::shard {
+
+// Single rows. `slot` empty: weights. The leading `columns` columns of each row. `partitions` are
+// global numbers.
+struct RowSelection {
+  uint64_t model_id = 0;
+  int stack = 0;
+  std::string slot;
+  absl::Span<const int32_t> partitions;
+  absl::Span<const int64_t> local_rows;
+  int columns = 0;
+  uint64_t history = 0;  // of the rows, for who keeps several: the engine does not look at it
+};
+
+// The rows of a table that gathers read most, as estimated from a sample (HotRowSketches):
+// `lookups` is too high by at most `error`, but for the sampling.
+struct HotRow {
+  int64_t id = 0;  // the table's own
+  int64_t lookups = 0;
+  int64_t error = 0;
+};
+struct HotTable {
+  std::string model;
+  std::string table;
+  int64_t lookups = 0;       // of all rows on this shard
+  std::vector<HotRow> rows;  // most lookups first
+};
 
 // Stacks that several models of one shard have in common (StackSpec::resource): their rows and
 // slots are here once, with one line of work for each partition, whichever model it comes from.

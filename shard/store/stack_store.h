@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -20,13 +21,89 @@
 #include "base/buffers.h"
 #include "base/thread_pools.h"
 #include "config/optimizers.h"
+#include "emberd/v1/model.pb.h"
 #include "shard/kernel_types.h"
 #include "shard/store/initializer.h"
-#include "shard/types.h"
 
 namespace emberd::shard {
 
+class MemoryManager;
 class SpillFile;
+
+// ---- What a shard must know of a model: its stacks, and how their rows begin and learn
+
+// Rows [row_offset, row_offset + padded rows / P) of every partition belong to this table.
+// Logical id e: partition (e + shard_rotation) mod P, local row e div P + row_offset.
+struct TableSpec {
+  std::string name;
+  int64_t vocabulary_size = 0;
+  int64_t padded_vocabulary_size = 0;
+  int embedding_dim = 0;  // columns beyond it are padding: always 0
+  int64_t row_offset = 0;
+  int shard_rotation = 0;
+  v1::InitializerConfig initializer;
+  std::string seed_name;  // with the seed, key of the initial values; empty: the name
+
+  const std::string& SeedName() const { return seed_name.empty() ? name : seed_name; }
+};
+
+struct StackSpec {
+  std::string name;
+  int embedding_dim = 0;  // padded width
+  int64_t rows_per_partition = 0;
+  std::vector<TableSpec> tables;
+  v1::OptimizerConfig optimizer;  // complete: every field present
+  v1::DataType storage_dtype = v1::FLOAT32;
+  bool stochastic_rounding = false;  // of 16-bit weights, in updates
+  bool skip_nonfinite = false;       // rows with a sum that is not finite; else it is refused
+  v1::ResultMode result_mode = v1::PARTIAL_SUMS;
+  bool quantized = false;
+  v1::QuantizationConfig quantization;
+  // Not empty: every model with a stack of this resource has the same rows, see SharedStacks. It
+  // has one table, which fills it and is not rotated; names of both differ from model to model.
+  std::string resource;
+};
+
+// Bytes of the weights of one row.
+inline int64_t RowBytes(const StackSpec& stack) {
+  return stack.embedding_dim * config::WeightBytes(stack.storage_dtype);
+}
+
+// Whether rows of the stack can be returned as bfloat16 instead of as they are stored, and what one
+// has then.
+inline bool MayRound(const StackSpec& stack) {
+  return stack.storage_dtype == v1::FLOAT32 && !stack.quantized;
+}
+inline int64_t RoundedRowBytes(const StackSpec& stack) {
+  return stack.embedding_dim * config::WeightBytes(v1::BFLOAT16);
+}
+
+struct ModelSpec {
+  uint64_t model_id = 0;
+  std::string name;
+  uint64_t seed = 0;
+  int partitions = 1;       // P, of the whole cluster
+  int first_partition = 0;  // this shard owns [first_partition, first_partition + partition_count)
+  int partition_count = 1;  // K, a power of two
+  std::vector<StackSpec> stacks;
+};
+
+struct EngineOptions {
+  CpuPool* cpu = nullptr;  // required; must outlive the engine
+  // Bytes of weights and slots that one partition may hold over all models; checked before memory
+  // is taken.
+  int64_t bytes_per_partition = int64_t{16} << 30;
+  // Stacks of at most this many bytes on this shard get all their rows when the model is created;
+  // larger ones row by row when first touched. The bits are the same.
+  int64_t eager_bytes = int64_t{64} << 20;
+  // Arrays of at most this many bytes are backed by huge pages: up to twice as fast, but a first
+  // touch takes 2 MiB.
+  int64_t huge_page_bytes = int64_t{8} << 30;
+  // Buffers that are kept for the next requests, in all.
+  int64_t idle_buffer_bytes = int64_t{1} << 30;
+  // Instead of bytes_per_partition, for models that may be evicted; null: they stay.
+  std::shared_ptr<MemoryManager> memory = nullptr;
+};
 
 // ---- Which rows of one partition have changed since a moment, and what they were at that moment
 //

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -20,12 +21,57 @@
 #include "shard/batch/batch.h"
 #include "shard/memory/memory_manager.h"
 #include "shard/optimizers/rules.h"
-#include "shard/types.h"
 
 namespace emberd::shard {
 
 class Model;
 class StackStore;
+
+// Overrides of one step by OptimizerConfig field name, e.g. "learning_rate".
+using Hyperparameters = absl::flat_hash_map<std::string, double>;
+
+// Gradients of one stack: one row for each sample that has an entry here, ascending (those that
+// StackSums names).
+struct StackGradients {
+  int stack = 0;
+  // [samples, width]; empty: every gradient is zero (rows are updated all the same). Padding
+  // columns are zero.
+  absl::Span<const float> gradients;
+  Hyperparameters hyperparameters;
+  // Instead of `gradients`: where they lie, for all features of the stack, in canonical order.
+  // Whoever gives them has checked that they are finite; a value that has changed since and is no
+  // longer finite counts as 0.
+  std::vector<FeatureRows<const float>> features = {};
+  // `gradients` has a row for each distinct row instead, in the order of StackRows: the sum that an
+  // update makes of its samples' gradients. Only for a batch that returned these rows, and for the
+  // only rank of its step. Whoever gives them has checked the gradients. A sum of finite gradients
+  // may be infinite; it counts as it would if the update had made it.
+  bool of_rows = false;
+};
+
+struct ApplyInput {
+  std::vector<StackGradients>
+      stacks;             // at most one per stack of the batch; a missing one counts as all zero
+  int64_t step = -1;      // 0-based; -1: not given
+  uint64_t rng_seed = 0;  // StackStore::NextRoundingKey
+  bool skip = false;      // no row changes; there are no gradients
+  // The gradients come from a log, and were checked before they were written there. Some may be
+  // sums (StackGradients.of_rows), which need not be finite.
+  bool checked = false;
+  std::shared_ptr<const void> owner;  // keeps the gradients alive until done
+};
+
+struct ApplyResult {
+  int64_t rows_updated = 0;  // distinct rows of all stacks
+  int64_t rows_skipped = 0;  // left as they were: StackSpec::skip_nonfinite
+  // The same of each stack that the batches have.
+  struct Stack {
+    int stack = 0;
+    int64_t rows_updated = 0;
+    int64_t rows_skipped = 0;
+  };
+  std::vector<Stack> stacks;
+};
 
 // What one rank brings to a step, checked against its batch. Immutable, thread-safe.
 class CheckedPart {
