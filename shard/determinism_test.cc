@@ -35,7 +35,7 @@ using testing::TestEntry;
 using testing::TestShape;
 
 constexpr int kPartitions = 8, kPadding = 3;
-constexpr int kSteps = Rounds(40);
+constexpr int kSteps = Rounds(15);
 const TestShape kShape{kPartitions, 8, 16};
 
 // Bytes whose digest is compared.

@@ -171,19 +171,19 @@ void PowerLossTest::Run(const std::string& fsync, int rounds, const std::string&
 }
 
 TEST_F(PowerLossTest, AlwaysLosesNothingThatWasReported) {
-  Run("ALWAYS", 60);
+  Run("ALWAYS", 30);
   EXPECT_EQ(missing_, 0);
   EXPECT_GT(reported_, 0);
 }
 
 // And kills without a loss of power lose nothing at all.
 TEST_F(PowerLossTest, IntervalEndsWithAWholeLog) {
-  Run("INTERVAL", 20);
+  Run("INTERVAL", 10);
   EXPECT_EQ(missing_, 0);
 }
 
 TEST_F(PowerLossTest, NeverEndsWithAWholeLog) {
-  Run("NEVER", 20);
+  Run("NEVER", 10);
   EXPECT_EQ(missing_, 0);
 }
 

@@ -20,7 +20,7 @@ namespace emberd::testing {
 namespace group_test {
 
 constexpr int kPartitions = 8;
-constexpr int64_t kSteps = 60;
+constexpr int64_t kSteps = 24;
 constexpr int kTightLimit = 4;
 
 // One process, unary calls, whole batches: step k's lookup sees the updates of all steps before k,

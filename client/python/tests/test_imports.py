@@ -1,4 +1,4 @@
-"""The library lives beside others that bring gRPC, protobuf or threads of their own, in every order of imports, and beside
+"""The library lives beside others that bring gRPC, protobuf or threads of their own, imported before or after it, and beside
 workers of a DataLoader.
 
 What this would catch: a symbol that leaks from one library into another, which ends the process; and a worker that hangs
@@ -6,7 +6,6 @@ because it was forked from a process that trains.
 """
 
 import importlib.util
-import itertools
 import os
 import subprocess
 import sys
@@ -59,8 +58,8 @@ class ImportTest(ClusterTest):
         return subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=600,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
-    def test_every_order(self):
-        for order in itertools.permutations(PARTS):
+    def test_both_orders(self):
+        for order in (list(PARTS), list(reversed(PARTS))):  # each before each other one
             script = "\n".join(PARTS[part].format(address=self.cluster.address) for part in order) + "\nclient.status()"
             done = self.run_script("-c", script)
             self.assertEqual(done.returncode, 0, (order, done.stderr))

@@ -11,8 +11,8 @@ import numpy as np
 
 from emberd.steps import Steps
 
-STEPS, WARM = 20_000, 5_000
-MOST_BYTES = 1 << 20
+STEPS, WARM = 10_000, 2_500
+MOST_BYTES = 1 << 19
 
 
 def resident_bytes():
