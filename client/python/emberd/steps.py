@@ -8,11 +8,12 @@ RowsLost is raised.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Set
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, Optional, Set
 
 from . import _native, errors
 from .arrays import Hyper, Ids
@@ -151,11 +152,12 @@ class Steps:
         step = Step(-1, ids, concat, self.partial if partial is None else partial)
 
         def attempt() -> None:
-            assert self._stream is not None and self._next is not None
-            self._stream.send_lookup(ids, concat=concat, partial=step.partial)
-            step.number = self._next
-            self._next += 1
-            self._under_way.append(step)
+            assert self._next is not None
+            with self._sending() as stream:
+                stream.send_lookup(ids, concat=concat, partial=step.partial)
+                step.number = self._next
+                self._next += 1
+                self._under_way.append(step)
 
         self._try(attempt, None)
         return step
@@ -201,12 +203,14 @@ class Steps:
         asks = None if wanted is None or wanted == "" else checkpoint_name(wanted, "checkpoint")
 
         def attempt() -> None:
-            assert self._stream is not None
-            self._stream.send_update(gradients, hyper=hyper, checkpoint=asks)
-            step.gradients, step.hyper, step.checkpoint, step.was_wanted = gradients, hyper, asks, asks == self._wanted
-            if asks:
-                self.checkpoints.pop(asks, None)
-                self._asked[asks] = step.number
+            try:
+                with self._sending(step) as stream:
+                    step.gradients, step.hyper, step.checkpoint, step.was_wanted = gradients, hyper, asks, asks == self._wanted
+                    stream.send_update(gradients, hyper=hyper, checkpoint=asks)
+            finally:
+                if asks and step.gradients is not None:
+                    self.checkpoints.pop(asks, None)
+                    self._asked[asks] = step.number
 
         try:
             self._try(attempt, step, step)
@@ -220,12 +224,27 @@ class Steps:
         self._check_turn(step)
 
         def attempt() -> None:
-            assert self._stream is not None
-            self._stream.send_skip()
-            step.gradients, step.skipped = {}, True
+            with self._sending(step) as stream:
+                step.gradients, step.skipped = {}, True
+                stream.send_skip()
 
         self._try(attempt, step, step)
         self.confirm(given=step)
+
+    @contextlib.contextmanager
+    def _sending(self, step: Optional[Step] = None) -> Iterator[TrainStream]:
+        """Where a signal interrupts this, as by Ctrl-C, nobody may know whether a request was sent: joining anew tells. step: whose update
+        it is; noted beforehand, it counts as sent then."""
+        assert self._stream is not None
+        stream, before = self._stream, self._stream._sent
+        try:
+            yield stream
+        except BaseException:
+            if stream._sent != before:
+                self._leave()
+            elif step is not None:
+                step.gradients, step.skipped = None, False
+            raise
 
     def confirm(self, all_of_them: bool = False, given: Optional[Step] = None) -> None:
         """Waits for the updates that were sent. If pipelined, the last one is left to overlap with what the trainer does. One

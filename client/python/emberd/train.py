@@ -13,9 +13,10 @@ from then on; open another one and go on from its `next_step`: all steps before 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def open_stream(model: Model, group: str, rank: int, size: int, consistency: str
 
 class TrainStream(_native.Uncopied):
     """One thread may send while another receives; a single thread may do both. Sending does not wait for the server, but
-    half a second at the most where it has to give more shared memory and is silent."""
+    half a second at the most where it has to give more shared memory and is silent. Ctrl-C while it sends closes the stream."""
 
     def __init__(self, model: Model, handle: Handle, pipelined: bool, group: str) -> None:
         self.model = model
@@ -83,11 +84,14 @@ class TrainStream(_native.Uncopied):
         step = self._send_lookup
         library = _native.lib()
         send = library.stream_send_lookup_concat if concat and asked.wanted == count else library.stream_send_lookup
-        _native.check(send(self._handle.get(), step, rows, count))
-        self._asked[step] = asked
-        if asked.shapes:
-            self._shapes[step] = asked.rows(self.model._row_shapes)
-        self._send_lookup += 1
+        with self._sending():
+            error = send(self._handle.get(), step, rows, count)
+            if not error:
+                self._asked[step] = asked
+                if asked.shapes:
+                    self._shapes[step] = asked.rows(self.model._row_shapes)
+                self._send_lookup += 1
+        _native.check(error)
         return step
 
     def receive_lookup(self, timeout: Optional[float] = None) -> Lookup:
@@ -133,13 +137,16 @@ class TrainStream(_native.Uncopied):
         shapes = self._shapes.get(step, self.model._row_shapes)
         rows, strides, count, kept = _records.pack_gradients(gradients, shapes, strides=True)
         hypers, hyper_count, _ = _records.pack_hyper(hyper, self.model.tables)
-        lease = _native.null()
-        error = _native.lib().stream_send_update_strided(self._handle.get(), step, rows, strides, count, hypers, hyper_count,
-                                                         _native.text(checkpoint, "checkpoint", optional=True),
-                                                         None if copy else ctypes.byref(lease))
-        _native.hold(lease.value, kept)
+        lease, name, send = _native.null(), _native.text(checkpoint, "checkpoint", optional=True), _native.lib().stream_send_update_strided
+        try:
+            with self._sending():
+                error = send(self._handle.get(), step, rows, strides, count, hypers, hyper_count, name, None if copy else ctypes.byref(lease))
+                if not error:
+                    self._note_update(checkpoint)
+        finally:
+            _native.hold(lease.value, kept)
         _native.check(error)
-        return self._update_sent(checkpoint)
+        return step
 
     def empty_gradients(self, like: Mapping[str, Any]) -> Dict[str, Floats]:
         """Arrays for gradients, with any contents: by feature, float32 of the shapes of `like`, as of a Lookup.
@@ -172,14 +179,33 @@ class TrainStream(_native.Uncopied):
         as where a gradient scaler meets an overflow. Every rank of a synchronous group does the same. Its answer is that of
         an update. checkpoint: as in send_update.
         """
-        _native.check(_native.lib().stream_send_skip(self._handle.get(), self._send_update, _native.text(checkpoint, "checkpoint", optional=True)))
-        return self._update_sent(checkpoint)
+        step, name, send = self._send_update, _native.text(checkpoint, "checkpoint", optional=True), _native.lib().stream_send_skip
+        with self._sending():
+            error = send(self._handle.get(), step, name)
+            if not error:
+                self._note_update(checkpoint)
+        _native.check(error)
+        return step
 
-    def _update_sent(self, checkpoint: Optional[str]) -> int:
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[None]:
+        """What is raised in here comes from the handler of a signal, as of Ctrl-C. Nobody knows then whether the request was sent, so the
+        stream is over."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _sent(self) -> Tuple[bool, int, int]:
+        """Changes with each request that was sent, and where nobody knows whether one was."""
+        return self._handle.open, self._send_lookup, self._send_update
+
+    def _note_update(self, checkpoint: Optional[str]) -> None:
         self._checkpoints += bool(checkpoint)
         self._shapes.pop(self._send_update, None)
         self._send_update += 1
-        return self._send_update - 1
 
     def receive_update(self, timeout: Optional[float] = None) -> Applied:
         """The result of the oldest update that was sent and not received. TimeoutError after

@@ -39,6 +39,24 @@ def parts_of_rows(rows, columns):
     assert max((len(call.args[2]) for one in calls for call in one.call_args_list), default=0) == rows
 
 
+@contextlib.contextmanager
+def interrupted_sending(what, around=lambda send: send()):
+    """The request is sent, and Ctrl-C comes meanwhile."""
+    library = emberd._native.lib()
+    send = getattr(library, f"stream_send_{what}")
+
+    def interrupted(*arguments):
+        around(lambda: send(*arguments))
+        raise KeyboardInterrupt
+
+    try:
+        with unittest.mock.patch.object(library, f"stream_send_{what}", interrupted):
+            yield
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("it was not interrupted")
+
+
 def has_torch():
     try:
         import torch

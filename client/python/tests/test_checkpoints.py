@@ -14,7 +14,7 @@ import time
 import types
 import unittest
 
-from cluster import counting_model, emberd, has_torch, main
+from cluster import counting_model, emberd, has_torch, interrupted_sending, main
 
 import emberd.steps
 import emberd.trainer
@@ -194,6 +194,22 @@ class CheckpointTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "nan"):
             trainer.finish()
         self.assertEqual(trainer.checkpoints, {"one": "the update of step 0 was refused"})
+
+    def test_a_step_asks_for_one_where_ctrl_c_comes_while_its_update_is_sent(self):
+        """It was saved, but no step was known to have asked for it."""
+        trainer = self.trainer()
+        number, _ = trainer.begin({"t": [3]})
+
+        def saved(send):
+            send()
+            while not self.client.checkpoints(trainer.model.name):
+                time.sleep(0.01)
+
+        with interrupted_sending("update_strided", saved):
+            trainer.update(number, {"t": ONE}, checkpoint="one")
+        trainer.wait_checkpoint("one")
+        self.assertEqual((trainer.checkpoints, trainer.next_step), ({"one": ""}, 1))
+        trainer.finish()
 
     def test_one_of_this_name_is_not_taken_for_it(self):
         trainer = self.trainer()

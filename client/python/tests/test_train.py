@@ -13,7 +13,7 @@ import time
 import tracemalloc
 import unittest.mock
 
-from cluster import ClusterTest, counting_model, emberd, main
+from cluster import ClusterTest, counting_model, emberd, interrupted_sending, main
 
 import numpy as np
 
@@ -391,6 +391,57 @@ class StreamTest(ClusterTest):
         self.assertIs(steps._stream, first)  # no answer was missed
         steps.finish()
         self.assertEqual(model.read_rows("t", [1])[0, 0], -6)
+
+
+    def test_ctrl_c_while_a_request_is_sent(self):
+        """It had been sent, but nobody had noted it: the next lookup was given its activations, and no step could follow an update."""
+        model = self.declare(initializer=emberd.RowId())
+
+        def row():
+            return model.read_rows("t", [1])[0, 0]
+
+        def made(send):  # and known to be, so that it is not made once more
+            before = row()
+            send()
+            while row() == before:
+                time.sleep(0.01)
+
+        steps = Steps(model, "run")
+        with interrupted_sending("lookup"):
+            steps.send({"t": [3]})
+        step = steps.send({"t": [5]})
+        self.assertEqual((step.number, steps.receive(step)["t"].tolist()), (0, [[5] * 4]))
+        with interrupted_sending("skip"):
+            steps.skip(step)
+        self.assertEqual(steps.next_step, 1)
+        for after in (made, lambda send: None):
+            step = begin_step(steps)
+            with interrupted_sending("update_strided", after):
+                steps.update(step, {"t": ONE})
+            self.assertEqual(steps.next_step, step.number + 1)
+        steps.update(begin_step(steps), {"t": ONE})
+        steps.finish()
+        self.assertEqual((steps.next_step, row()), (4, 1 - 3))
+        pipelined = Steps(model, "pipelined", pipelined=True)
+        for _ in range(4):
+            step = begin_step(pipelined)
+            with interrupted_sending("update_strided"):
+                pipelined.update(step, {"t": ONE})
+        pipelined.finish()
+        self.assertEqual((pipelined.next_step, row()), (4, 1 - 7))
+
+    def test_a_stream_is_over_where_ctrl_c_comes_while_a_request_is_sent(self):
+        """Memory of gradients that are sent from where they lie stays as long as they are read."""
+        model = self.declare()
+        for name, call in (("lookup", lambda stream: stream.send_lookup({"t": [1]})), ("skip", lambda stream: stream.send_skip()),
+                           ("update_strided", lambda stream: stream.send_update({"t": ONE}))):
+            stream = model.train(f"run_{name}")
+            stream.lookup({"t": [1]})
+            with interrupted_sending(name), unittest.mock.patch("emberd._native.hold", wraps=emberd._native.hold) as hold:
+                call(stream)
+            self.assertEqual([bool(one.args[0]) for one in hold.call_args_list], [True] * (name == "update_strided"))
+            with self.assertRaisesRegex(ValueError, "closed"):
+                stream.receive_lookup()
 
 
 class ImpatientLock:
