@@ -70,6 +70,10 @@ def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forge
         forget([sent for sent, _ in waiting])
 
 
+def _copies(gradients: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: None if value is None else np.array(value) for name, value in gradients.items()}
+
+
 class Checkpointed:
     """Checkpoints that go with steps, as the trainers of all frameworks have them."""
 
@@ -229,12 +233,14 @@ class Trainer(_native.Uncopied, Checkpointed):
         with self._lock:
             step = self._at(number)
             if not own and (self._steps.pipelined or len(self._sent) > 1):
-                gradients = {name: np.array(value) for name, value in gradients.items()}
+                gradients, own = _copies(gradients), True
             try:
                 self._steps.update(step, gradients, hyper, checkpoint)
             finally:
                 if step.gradients is not None:  # also where waiting for it was interrupted: Steps sees to it
                     self._sent.remove(step)
+                    if not own and step in self._steps._under_way:  # to be sent again
+                        step.gradients = _copies(step.gradients)
 
     def ids_in_progress(self, number: int) -> Optional[Mapping[str, Ids]]:
         """Of a step that has been received, and whose update is still to be sent; None: it is no such step."""

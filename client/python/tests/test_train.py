@@ -492,6 +492,21 @@ class SentAheadTest(ClusterTest):
             self.assertEqual([row[0] for row in model.table("t")[5:7]], [4.0, 6.0])
 
 
+    def test_gradients_that_are_sent_again_are_those_that_were_given(self):
+        """Not what the caller has in their memory by then."""
+        model = self.declare()
+        trainer = Trainer(model, "run", patience=0.05)
+        number, _ = trainer.begin({"t": [1]})
+        gradient = ONE.copy()
+        with unittest.mock.patch.object(emberd.TrainStream, "send_update"), self.assertRaises(emberd.Unavailable), \
+                unittest.mock.patch.object(emberd.TrainStream, "receive_update", side_effect=emberd.Unavailable("gone")):
+            trainer.update(number, {"t": gradient}, own=False)
+        gradient[:] = 100
+        trainer.begin({"t": [2]})
+        trainer.finish()
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -1)
+
+
 class GroupTest(ClusterTest):
     def train(self, model, rank, size, batches, **options):
         with self.cluster.connect() as client:
