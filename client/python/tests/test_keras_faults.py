@@ -589,18 +589,28 @@ class DatasetsTest(Case):
             with self.assertRaisesRegex(TypeError, f"feature 't': a {type(ids).__name__} is not allowed; give a list of ids for each sample, or a tf.RaggedTensor"):
                 self.make().preprocess(ids)
 
+    def test_the_largest_of_no_ids_is_zero(self):
+        for shape in ((), (2,)):
+            with self.subTest(shape):
+                features = emberd.keras.FeatureConfig("t", self.table(combiner="max", initializer="ones"), (4, *shape, None), (4, *shape, 4))
+                layer = self.make(features, model=f"largest_of_none_{len(shape)}")
+                ids, label = np.zeros((4, *shape, 0), np.int32), np.zeros((4, *shape, 4), np.float32)
+                self.assertEqual(keras.ops.convert_to_numpy(layer(layer.preprocess(ids))).tolist(), label.tolist())
+                self.assertEqual(self.net(layer).train_on_batch(ids, label), 0)
+                self.assertEqual((layer.next_step, layer.tables.table("t").min()), (1, 1))
+
     @unittest.skipUnless(keras.backend.backend() == "tensorflow", "SKIP: only TensorFlow has ragged tensors")
     def test_ragged_tensors_of_a_dataset(self):
         import tensorflow as tf
 
-        ids = tf.ragged.constant([[1, 2], [], [3, 1, 1], [4]], dtype=tf.int64)
+        ids = tf.ragged.constant([[1, 2], [], [3, 1, 1], [4], [], []], dtype=tf.int64)
         for combiner, rows in (("sum", [0, -1.5, -0.5, -0.5, -0.5]), ("max", [0, -0.5, 0, -0.5, -0.5])):
             layer = self.make(model=f"ragged_{combiner}", table=self.table(combiner=combiner))
             net = self.net(layer)
-            data = tf.data.Dataset.from_tensor_slices((ids, np.zeros((4, 4), np.float32))).batch(2)
+            data = tf.data.Dataset.from_tensor_slices((ids, np.zeros((6, 4), np.float32))).batch(2)
             net.fit(data, verbose=0)
             self.assertEqual(layer.tables.table("t")[:5, 0].tolist(), rows)
-            self.assertEqual(net.predict(data, verbose=0)[:, 0].tolist(), [-2, 0, -3.5, -0.5] if combiner == "sum" else [0, 0, -0.5, -0.5])
+            self.assertEqual(net.predict(data, verbose=0)[:, 0].tolist(), [-2, 0, -3.5, -0.5, 0, 0] if combiner == "sum" else [0, 0, -0.5, -0.5, 0, 0])
 
         layer = self.make(table=self.table(initializer="ones"))
         look_up = tf.function(lambda ids, weights=None: layer(ids, weights))

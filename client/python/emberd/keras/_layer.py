@@ -557,6 +557,9 @@ def _combined(feature: Any, found: Any, ids: Any) -> Any:
         return found
     ops: Any = keras.ops
     counted = ops.where(ops.expand_dims(ops.not_equal(ids.ids, NONE), -1), ops.stop_gradient(found), -math.inf)  # the row of none is zero
+    if not found.shape[-2]:  # perhaps no sample has an id: zeros behind the rows, which are taken where there are none
+        behind = [[0, 0]] * (len(found.shape) - 2) + [[0, 1], [0, 0]]
+        found, counted = ops.pad(found, behind), ops.pad(counted, behind, constant_values=-math.inf)
     return ops.squeeze(ops.take_along_axis(found, ops.argmax(counted, axis=-2, keepdims=True), axis=-2), -2)
 
 
