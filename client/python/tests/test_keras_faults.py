@@ -584,6 +584,19 @@ class DatasetsTest(Case):
             found = loaded(Pair(np.ones((1, 1), np.int32), np.full((1, 1), 2)))
             self.assertEqual((np.asarray(found.right).tolist(), type(found).__name__, found._fields), ([[-16] * 4], "Pair", Pair._fields))
 
+    def test_a_layer_with_a_declared_model_is_loaded_with_it(self):
+        """Its tables differ from those that the layer would declare."""
+        table = emberd.TableConfig("t", 32, 4, combiner="sum", initializer=emberd.RowId(), optimizer=emberd.SGD(0.5))
+        model = self.client.declare(emberd.ModelConfig("is_there", [table], [emberd.FeatureConfig("t", "t")]))
+        layer = self.make(table=self.table(optimizer=keras.optimizers.SGD(0.25)), model=model)
+        saved = json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
+        again = type(layer).from_config({**layer.get_config(), "client": self.client})
+        for place, loaded in enumerate((again, type(layer).from_config(again.get_config()), keras.saving.deserialize_keras_object(saved))):
+            self.addCleanup(loaded.finish)
+            self.net(loaded).train_on_batch(np.full((8, 2), 20), np.zeros((8, 4), np.float32))
+            self.assertEqual((loaded.tables.name, model.read_rows("t", [20])[0, 0]), ("is_there", 20 - (place + 1) * 16 * 0.25))
+            loaded.finish()
+
     def test_ids_of_emberd_say_what_to_write(self):
         for ids in (emberd.Ragged.from_lists([[1, 2], [3]]), emberd.Sequences([[1, 2]])):
             with self.assertRaisesRegex(TypeError, f"feature 't': a {type(ids).__name__} is not allowed; give a list of ids for each sample, or a tf.RaggedTensor"):

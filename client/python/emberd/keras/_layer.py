@@ -485,7 +485,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         given = {name: value for name, value in self._held.options.items() if name != "client"}
         model = self._held.model or given["model"]
         if isinstance(model, Model):  # the tables are there
-            given["model"], given["cluster"] = model.name, model.client.addresses
+            given.update(model=model.name, cluster=model.client.addresses, is_given=isinstance(given["model"], Model))
         tables: List[Any] = [table.get_config() for table in self._held.tables.values()]
         return {**super().get_config(), **given, "update_stats": self.update_stats, "tables": tables,
                 "feature_configs": _described(self._held.structure, serialized)}
@@ -497,9 +497,11 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         from ._config import TableConfig
 
         values = dict(config)
-        cluster = values.pop("cluster", None)
+        cluster, is_given = values.pop("cluster", None), values.pop("is_given", False)
         if cluster:
             values["client"] = find_again(values.get("client"), cluster, values["model"])
+            if is_given:  # its tables may have been declared otherwise than those of the layer
+                values["model"] = values["client"].model(values["model"])
         tables = [TableConfig.from_config(table) for table in values.pop("tables")]
 
         def made(one: Any) -> Any:
