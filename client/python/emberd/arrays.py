@@ -226,11 +226,16 @@ def _shape_of(array: Any) -> Any:
     return array.shape if hasattr(array, "shape") else np.shape(array)
 
 
-def as_array(value: Any, what: str) -> npt.NDArray[Any]:
-    """NumPy's view of an array, a buffer, or an object that supports DLPack."""
-    array: npt.NDArray[Any] = value
+def unmasked(value: Any, what: str) -> Any:
+    """The same, of which np.asarray would take what is masked, too."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{what}: a masked array is not allowed, for what is masked would be used; give what is left, or filled()")
+    return value
+
+
+def as_array(value: Any, what: str) -> npt.NDArray[Any]:
+    """NumPy's view of an array, a buffer, or an object that supports DLPack."""
+    array: npt.NDArray[Any] = unmasked(value, what)
     if isinstance(value, np.ndarray):
         return array
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):

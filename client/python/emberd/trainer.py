@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _native, errors
 from ._pace import Pace
-from .arrays import Hyper, Ids, Ragged, copied
+from .arrays import Hyper, Ids, Ragged, copied, unmasked
 from .client import Lookup, Model
 from .steps import Step, Steps
 
@@ -71,7 +71,7 @@ def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], pace: Pace, forge
 
 
 def _copies(gradients: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: None if value is None else np.array(value) for name, value in gradients.items()}
+    return {name: None if value is None else np.array(unmasked(value, f'gradient of feature "{name}"')) for name, value in gradients.items()}
 
 
 class Checkpointed:

@@ -309,6 +309,10 @@ class FunctionsTest(Case):
                 (list(ids), [[1, 2], [3], [4]], "3 rows of weights are not allowed for 4 rows of ids")):
             with self.subTest(error), self.assertRaisesRegex(ValueError, "feature 't': " + error):
                 preprocess(given, weights)
+        masked = np.ma.array(np.ones((4, 2)), mask=np.eye(4, 2))
+        for given, weights in ((np.ones((4, 2), np.int32), masked), (list(np.ones((4, 2), np.int32)), list(masked))):
+            with self.assertRaisesRegex(TypeError, "feature 't': weights: a masked array is not allowed"):
+                preprocess(given, weights)
         inputs = preprocess(ids, ragged([1, 2], [3], [4], [5]))
         self.assertEqual(inputs.lhs_gains["t"][:5].tolist(), [1, 2, 3, 4, 5])
         variables = self.make(features)

@@ -602,6 +602,13 @@ class DatasetsTest(Case):
             with self.assertRaisesRegex(TypeError, f"feature 't': a {type(ids).__name__} is not allowed; give a list of ids for each sample, or a tf.RaggedTensor"):
                 self.make().preprocess(ids)
 
+    def test_masked_weights_are_refused(self):
+        layer, ids = self.make(), np.ones((2, 2), np.int32)
+        weights = np.ma.array(np.ones((2, 2), np.float32), mask=[[0, 1], [0, 0]])
+        for given, masked in ((ids, weights), (list(ids), list(weights)), (list(ids), weights)):
+            with self.assertRaisesRegex(TypeError, "feature 't': weights: a masked array is not allowed"):
+                layer.preprocess(given, masked)
+
     def test_the_largest_of_no_ids_is_zero(self):
         for shape in ((), (2,)):
             with self.subTest(shape):

@@ -304,6 +304,9 @@ class OnChipsTest(Case):
                 ("TPU:0", last, "value: a number that is not finite is not allowed; row 79 of table 'users' has one")):
             with self.assertRaisesRegex(ValueError, message):
                 table.assign_on_device(device, value)
+        for assign, value in ((table.assign, table.numpy()), (lambda value: table.assign_on_device("TPU:0", value), last)):
+            with self.assertRaisesRegex(TypeError, "value: a masked array is not allowed"):
+                assign(np.ma.array(value, mask=np.isfinite(value)))
         np.testing.assert_array_equal(self.stack["parameters"].numpy(), before)
 
     def test_the_arrays_of_a_batch(self):

@@ -507,6 +507,17 @@ class SentAheadTest(ClusterTest):
         self.assertEqual(model.read_rows("t", [1])[0, 0], -1)
 
 
+    def test_masked_gradients_are_refused(self):
+        """They were used whole where they are copied."""
+        for pipelined in (False, True):
+            trainer = Trainer(self.client.declare(counting_model(f"masked_{pipelined}")), "run", pipelined=pipelined)
+            number, _ = trainer.begin({"t": [1]})
+            with self.assertRaisesRegex(TypeError, 'gradient of feature "t": a masked array is not allowed'):
+                trainer.update(number, {"t": np.ma.array(ONE, mask=ONE > 0)}, own=False)
+            trainer.update(number, {"t": ONE}, own=False)
+            trainer.finish()
+
+
 class GroupTest(ClusterTest):
     def train(self, model, rank, size, batches, **options):
         with self.cluster.connect() as client:

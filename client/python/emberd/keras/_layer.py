@@ -18,7 +18,7 @@ from .._loading import check_finite
 from .._pace import Paces
 from .._place import checked, default_client, find_again, planned_samples
 from .._stacking import apart, kind_of, unequal
-from ..arrays import Dense, Ragged, Sequences, Sparse, as_floats, as_ints, map_arrays
+from ..arrays import Dense, Ragged, Sequences, Sparse, as_floats, as_ints, map_arrays, unmasked
 from ..client import Client, Model
 from ..errors import OutOfRange
 from ..steps import Steps
@@ -646,13 +646,13 @@ def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
         rows = [as_ints(row, what).reshape(-1) for row in values]  # one by one: an empty list is one of floats
         lengths, flat = [len(row) for row in rows], None
         if weights is not None:
-            some = [np.asarray(row, np.float32).reshape(-1) for row in weights]
+            some = [np.asarray(unmasked(row, f"{what}: weights"), np.float32).reshape(-1) for row in weights]
             _check_rows(what, [len(row) for row in some], lengths)
             flat = np.concatenate(some) if some else np.zeros(0, np.float32)
         return _filled(_steps.as_ids(np.concatenate(rows) if rows else np.zeros(0), what, sent), np.cumsum([0, *lengths]), flat)
     if isinstance(values, np.ndarray):
         values = _steps.as_ids(values, what, sent)
-    return {"ids": values} if weights is None else {"ids": values, "weights": weights}
+    return {"ids": values} if weights is None else {"ids": values, "weights": unmasked(weights, f"{what}: weights")}
 
 
 def _traced(values: Any, weights: Any, what: str) -> Dict[str, Any]:

@@ -14,7 +14,7 @@ from emberd._in_tensorflow import numpy_function
 from emberd._loading import assign_in_parts, check_finite
 from emberd._place import planned_samples
 from emberd._stacking import apart, kind_of
-from emberd.arrays import Floats, Ragged, check_shape
+from emberd.arrays import Floats, Ragged, check_shape, unmasked
 from emberd.client import Client, Model
 from emberd.trainer import Trainer
 from .._in_turn import InTurn, Place
@@ -67,7 +67,7 @@ class EmbeddingTable:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def assign(self, value: Any) -> "EmbeddingTable":
-        values = np.asarray(value)
+        values = np.asarray(unmasked(value, "value"))
         check_shape(values, "value", values.ndim == 2 and len(values) == len(self) and values.shape[1] > 0, str(self.shape.as_list()))
         check_finite(values, "value")  # before the first part is assigned
         assign_in_parts(self.model, self._table, np.arange(len(self)), values, self._slot)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from emberd._loading import assign_in_parts, stretches
-from emberd.arrays import Floats
+from emberd.arrays import Floats, unmasked
 from emberd.client import Model
 
 SLOTS: Dict[str, str] = {"accumulator": "accumulators", "momentum": "momenta", "velocity": "velocities", "linear": "linears"}  # as they are called there
@@ -80,7 +80,7 @@ class StackedTable:
         return block
 
     def _assign(self, first: int, chips: int, value: Any) -> None:
-        values, shape = np.asarray(value, np.float32), [chips * self._cores * self._rows, self.shape[1]]
+        values, shape = np.asarray(unmasked(value, "value"), np.float32), [chips * self._cores * self._rows, self.shape[1]]
         if list(values.shape) != shape:
             raise ValueError(f"value: the shape {list(values.shape)} is not allowed for {self.name!r}; it must be {shape}")
         found = [(table, ids, values[rows, :dim]) for table, dim, ids, rows in self._places(first, chips)]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from emberd.arrays import Ragged, as_array, as_int32, as_ints
+from emberd.arrays import Ragged, as_array, as_int32, as_ints, unmasked
 from emberd.compat.jax_tpu_embedding._tables import EmbeddingVariables, make, of
 from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils
 from . import table_stacking
@@ -302,7 +302,7 @@ def _compressed(values: Any, weights: Any, spec: FeatureSpec) -> Tuple[Any, Any,
 
 def _dense_weights(name: str, weights: Any, shape: Tuple[int, ...]) -> Any:
     try:
-        floats = np.asarray(weights, np.float32)
+        floats = np.asarray(unmasked(weights, f"feature {name!r}: weights"), np.float32)
     except ValueError as error:  # rows of different lengths
         raise ValueError(f"feature {name!r}: weights for ids of the shape {list(shape)}: {error}") from error
     if floats.shape != shape:
@@ -312,7 +312,7 @@ def _dense_weights(name: str, weights: Any, shape: Tuple[int, ...]) -> Any:
 
 
 def _ragged_weights(name: str, weights: Any, ids: Sequence[Any]) -> Any:
-    rows = [np.asarray(row, np.float32).reshape(-1) for row in weights]
+    rows = [np.asarray(unmasked(row, f"feature {name!r}: weights"), np.float32).reshape(-1) for row in weights]
     if len(rows) != len(ids):
         raise ValueError(f"feature {name!r}: {len(rows)} rows of weights are not allowed for {len(ids)} rows of ids")
     for place, (row, of) in enumerate(zip(rows, ids)):
