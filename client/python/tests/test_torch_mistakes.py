@@ -752,12 +752,19 @@ class OwnTablesTest(Case):
     def test_groups_take_what_a_rule_names(self):
         rule = emberd.Custom(1.0, expression="w = w - lr * scale * eps * g", hyper_parameters={"scale": 1.0, "eps": 1.0})
         made, sparse = self.made(("t",), optimizer=rule)
-        sparse.param_groups[0].update(scale=3.0, eps=2.0)
-        self.step(made, sparse)
-        self.assertEqual(made.model.table("t")[1, 0], 1 - 6)
-        sparse.param_groups[0]["betas"] = (0.9, 0.99)
-        with self.assertRaisesRegex(ValueError, "'betas' is not allowed.*Custom.*lr, weight_decay, clip_gradient_min.*, scale, eps$"):
-            self.step(made, sparse)
+        bare = emberd.torch.EmbeddingBagCollection([emberd.TableConfig("t", 64, 4)], model=made.model, group="bare")  # which is not told the rule
+        self.addCleanup(bare.finish)
+        for ebc, optimizer, row, fields in ((made, sparse, 1 - 6, ", scale, eps$"), (bare, bare.optimizer(lr=1.0), 1 - 12, ", and what its rule names$")):
+            optimizer.param_groups[0].update(scale=3.0, eps=torch.tensor(2.0), initial_lr=1.0, name="rows")
+            self.step(ebc, optimizer)
+            self.assertEqual(ebc.model.table("t")[1, 0], row)
+            optimizer.param_groups[0]["betas"] = (0.9, 0.99)
+            with self.assertRaisesRegex(ValueError, "'betas' is not allowed.*Custom.*lr, weight_decay, clip_gradient_min.*" + fields):
+                self.step(ebc, optimizer)
+            optimizer.zero_grad()
+        optimizer.param_groups[0]["other"], _ = optimizer.param_groups[0].pop("betas")
+        with self.assertRaisesRegex(ValueError, '"other".* known hyper-parameters: .*, scale, eps'):
+            self.step(bare, optimizer)
 
     def test_a_model_that_is_given_keeps_its_optimizer(self):
         made, _ = self.made(("a", "b"), optimizer=emberd.SGD(learning_rate=0.5))

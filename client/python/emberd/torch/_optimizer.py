@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Hyper-parameters of torch's optimizers, which this one does not take by these names.
 _OF_TORCH = frozenset(("momentum", "betas", "eps", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay",
                        "initial_accumulator_value", "alpha", "centered", "rho", "lambd", "t0", "etas", "step_sizes"))
+# What groups have besides hyper-parameters: of this optimizer, and of torch's schedulers.
+_NOTED = frozenset(("params", "table", "lr", "weight_decay", "initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "max_momentum", "base_momentum"))
 
 
 class _Kind:
@@ -30,12 +32,17 @@ class _Kind:
         self.fields.update(dict.fromkeys(getattr(optimizer, "hyper_parameters", None) or ()))  # of a rule of the user's own
         self.refused = _OF_TORCH.difference(self.fields)
         self.multiplies_decay = bool(getattr(optimizer, "multiply_weight_decay_factor_by_learning_rate", None)) if known else None
+        # A rule of a given model: only the server knows what it names.
+        self.is_open = isinstance(optimizer, config.Custom) and not (optimizer.expression or optimizer.stablehlo)
+
+    def takes(self, name: str, value: Any) -> bool:
+        return name in self.fields or (self.is_open and name not in _NOTED and hasattr(value, "__float__") and not isinstance(value, bool))
 
 
 class EmbeddingOptimizer(torch.optim.Optimizer):
     """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` and `weight_decay` go to the cluster with
-    each step, and what else has the name of a field of the table's optimizer: `group["clip_weight_max"] = 1.0`. The formula and all
-    other values are those of the table; a group that has torch's `momentum`, `eps` and so on is refused by `step`. Learning-rate
+    each step, and what else has the name of a field of the table's optimizer: `group["clip_weight_max"] = 1.0`; of a rule that only the given emberd.Model
+    knows, every number. The formula and all other values are those of the table; a group that has torch's `momentum`, `eps` and so on is refused by `step`. Learning-rate
     schedulers and GradScaler work. Clipping by norm takes the norm of the gradients of activations: that of the rows' is another one where an id occurs in
     several samples, or a sample has several ids.
 
@@ -75,9 +82,10 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         table = group["table"]
         kind = self._kinds[table]
         if not kind.refused.isdisjoint(group):
-            name = next(name for name in group if name in kind.refused)
-            raise errors.InvalidArgument(f"group of table {table!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
-                                         f"{kind.name}, of which a step may have lr, weight_decay, {', '.join(kind.fields)}")
+            for name in group:
+                if name in kind.refused and not kind.takes(name, group[name]):
+                    raise errors.InvalidArgument(f"group of table {table!r}: {name!r} is not allowed, for nothing would come of it; its optimizer is "
+                                                 f"{kind.name}, of which a step may have lr, weight_decay, {', '.join(kind.fields)}{', and what its rule names' if kind.is_open else ''}")
         rate, values = group["lr"], {}
         if rate is not None:
             values["learning_rate"] = rate if type(rate) is float and math.isfinite(rate) else _native.real(rate, f"group of table {table!r}: lr")
@@ -92,7 +100,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
                 raise errors.InvalidArgument(f"group of table {table!r}: 'weight_decay' is not allowed where the module does not know the table's optimizer, for it is "
                                              "applied with the rate; give the module the optimizer, by TableConfig.optimizer or `optimizer`, or set 'weight_decay_factor'")
             values["weight_decay_factor"] = decay if kind.multiplies_decay else decay * values["learning_rate"]
-        values.update((name, _native.real(group[name], f"group of table {table!r}: {name}")) for name in group if name in kind.fields)
+        values.update((name, _native.real(group[name], f"group of table {table!r}: {name}")) for name in group if kind.takes(name, group[name]))
         return values
 
     def __reduce_ex__(self, protocol: object) -> Any:
