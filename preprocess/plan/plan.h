@@ -91,7 +91,7 @@ struct StackingLimits {
 
 // Both return stacks of indices into `tables`; stacks in order of their first table.
 // JAX: tables in the order given; a table joins the first stack of its group with activations <=
-// limit. Theirs are unlimited in rows; here a stack has less than 2^31 - 1.
+// limit. JAX does not limit the rows of a stack; here it has fewer than 2^31 - 1.
 std::vector<std::vector<int>> StackLikeJax(absl::Span<const StackCandidate> tables,
                                            const StackingLimits& limits);
 // TensorFlow: tables in the order given (its callers sort them by name); a table joins the first

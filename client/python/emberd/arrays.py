@@ -227,7 +227,7 @@ def _shape_of(array: Any) -> Any:
 
 
 def unmasked(value: Any, what: str) -> Any:
-    """The same, of which np.asarray would take what is masked, too."""
+    """The value; TypeError for a masked array, of which np.asarray would take what is masked, too."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{what}: a masked array is not allowed, for what is masked would be used; give what is left, or filled()")
     return value

@@ -202,7 +202,8 @@ class CheckpointTest(unittest.TestCase):
 
         def saved(send):
             send()
-            while not self.client.checkpoints(trainer.model.name):
+            end = time.monotonic() + 120
+            while not self.client.checkpoints(trainer.model.name) and time.monotonic() < end:
                 time.sleep(0.01)
 
         with interrupted_sending("update_strided", saved):

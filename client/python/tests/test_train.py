@@ -403,7 +403,8 @@ class StreamTest(ClusterTest):
         def made(send):  # and known to be, so that it is not made once more
             before = row()
             send()
-            while row() == before:
+            end = time.monotonic() + 120
+            while row() == before and time.monotonic() < end:
                 time.sleep(0.01)
 
         steps = Steps(model, "run")
@@ -502,6 +503,7 @@ class SentAheadTest(ClusterTest):
                 unittest.mock.patch.object(emberd.TrainStream, "receive_update", side_effect=emberd.Unavailable("gone")):
             trainer.update(number, {"t": gradient}, own=False)
         gradient[:] = 100
+        trainer._steps.patience = 120.0
         trainer.begin({"t": [2]})
         trainer.finish()
         self.assertEqual(model.read_rows("t", [1])[0, 0], -1)
