@@ -152,7 +152,7 @@ absl::StatusOr<v1::DrainResponse> Administration::Drain(const v1::DrainRequest& 
   }
   v1::DrainResponse response;
   response.set_draining(parts_.draining->load());
-  response.set_in_flight_requests(InFlightRequests());
+  response.set_in_flight_requests(InFlightRequests() + parts_.checkpoint_admission->requests());
   response.set_train_streams(parts_.train_streams->count());
   response.set_batches(static_cast<int>(parts_.coordinator->resources().path->batches().count()));
   return response;

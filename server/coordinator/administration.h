@@ -25,8 +25,9 @@ class Administration {
  public:
   struct Parts {
     Coordinator* coordinator = nullptr;
-    const TaskQueue* queue = nullptr;           // where its requests run
-    const rpc::Admission* admission = nullptr;  // of its requests
+    const TaskQueue* queue = nullptr;                      // where its requests run
+    const rpc::Admission* admission = nullptr;             // of its requests
+    const rpc::Admission* checkpoint_admission = nullptr;  // of those of CheckpointService
     TrainStreams* train_streams = nullptr;
     std::atomic<bool>* draining = nullptr;
     const ops::Samples* samples = nullptr;  // of the calls of ProgramService

@@ -104,6 +104,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         administration_({.coordinator = &coordinator_,
                          .queue = &requests_,
                          .admission = &admission_,
+                         .checkpoint_admission = &checkpoint_admission_,
                          .train_streams = &train_streams_,
                          .draining = &draining_,
                          .samples = &samples_,
@@ -111,6 +112,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .in_flight_budget_bytes = options.cluster.budgets().in_flight_bytes(),
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
         admin_admission_(options.cluster.budgets()),
+        checkpoint_admission_(options.cluster.budgets()),
         admin_requests_(&options.threads->blocking, kAdminThreads, kAdminWaiting),
         admin_service_(MakeAdminService(&administration_, &coordinator_, AdminEnvironment())),
         checkpoint_requests_(&options.threads->blocking, kCheckpointThreads, kCheckpointsWaiting),
@@ -189,6 +191,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     CallEnvironment environment = AdminEnvironment();
     environment.queue = &checkpoint_requests_;
     environment.waiting_limit = "CheckpointService";
+    environment.admission = &checkpoint_admission_;
     return environment;
   }
 
@@ -207,6 +210,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   const std::unique_ptr<grpc::Service> embedding_service_;
   Administration administration_;
   rpc::Admission admin_admission_;
+  rpc::Admission checkpoint_admission_;
   TaskQueue admin_requests_;
   const std::unique_ptr<grpc::Service> admin_service_;
   TaskQueue checkpoint_requests_;

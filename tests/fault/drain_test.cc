@@ -2,6 +2,9 @@
 // trainer loses a step or makes it twice when its coordinator is taken out of service, that a step
 // which had begun is cut off, that a coordinator cannot be put back, or that it does not stop.
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -9,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -340,6 +344,33 @@ TEST_F(DrainTest, APipelinedGroupTrainsOn) {
   EXPECT_LT(pause, 25);
   EXPECT_EQ(WaitUntilDrained().train_streams(), 0);
   EXPECT_EQ(*Digest(*client_, model), Reference(options, pause, 25));
+}
+
+// Would catch: "drained" while a checkpoint is being saved, which whoever ends the process then
+// cuts off.
+TEST(DrainAndSaveTest, ACheckpointThatIsBeingSavedIsLeft) {
+  const TempDir folder = *TempDir::Create();
+  const std::string hold = absl::StrCat(folder.path(), "/hold");
+  std::ofstream(hold).close();
+  setenv("EMBERD_HOLD", hold.c_str(), /*overwrite=*/1);
+  auto cluster = Cluster::Start(
+      {.config = absl::StrCat("storage { durability: MEMORY directory: '", folder.path(), "' }"),
+       .failpoints = {{"coordinator-0", "save.files_are_here=hold"}}});
+  unsetenv("EMBERD_HOLD");
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const auto client = (*cluster)->Connect();
+  ASSERT_TRUE(client->DeclareModel(MixedModel("m")).ok());
+  std::thread save([&] { EXPECT_TRUE(client->SaveCheckpoint("m", {.name = "one"}).ok()); });
+  const Api api((*cluster)->address());
+  const auto left = [&] {
+    v1::DrainResponse response;
+    EXPECT_TRUE(Call(&v1::AdminService::Stub::Drain, api, v1::DrainRequest(), &response).ok());
+    return response.in_flight_requests();
+  };
+  EXPECT_TRUE(Eventually([&] { return left() == 1; }));
+  std::filesystem::remove(hold);
+  save.join();
+  EXPECT_TRUE(Eventually([&] { return left() == 0; }));
 }
 
 }  // namespace drain_test
