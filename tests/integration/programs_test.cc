@@ -84,6 +84,30 @@ TEST_F(ProgramsTest, ExecuteGivesTheBitsOfLookupAndApplyGradients) {
   EXPECT_EQ(DigestOf(model_), DigestOf(plain));
 }
 
+// Would catch: NOT_FOUND for an update that was made, because it has given back its program, too.
+TEST_F(ProgramsTest, AnUpdateThatReleasesItsProgramIsAnsweredFromTheRecord) {
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const auto found = api_->Execute(lookup, {Prepare(lookup, Batch(1)).handle()});
+  ASSERT_TRUE(found.ok()) << found.status();
+  const uint64_t result = found->results(0).handle();
+  const auto activations = api_->Read(result);
+  ASSERT_TRUE(activations.ok()) << activations.status();
+  const uint64_t gradients = Prepare(update, GradientLiteral(activations->values())).handle();
+  v1::ExecutionConfig config;
+  config.set_release_input_handles(true);
+  config.set_release_program_handle(true);
+  SetKey(1, &config);
+  for (const bool replayed : {false, true}) {
+    const auto updated = api_->Execute(update, {result, gradients}, config);
+    ASSERT_TRUE(updated.ok()) << updated.status();
+    EXPECT_EQ(updated->updates(0).replayed(), replayed);
+  }
+  SetKey(2, &config);
+  EXPECT_EQ(api_->Execute(update, {result, gradients}, config).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
 // Models whose updates differ in nothing but the seed of their roundings.
 TEST_F(ProgramsTest, ASeedKeysTheRoundingsOfAnUpdate) {
   const auto declare = [&](const std::string& name) {

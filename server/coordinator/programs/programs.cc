@@ -250,10 +250,13 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle(), &handles_));
   const std::vector<uint64_t> inputs = InputHandles(request);
   // A client's own handle is one of its values.
-  if (config.release_program_handle() && !handles_.CheckRelease({request.program_handle()}).ok()) {
-    RETURN_IF_ERROR(programs_.CheckRelease({request.program_handle()}));
-  }
   const bool has_result = program->kind() != v1::ProgramSpec::UPDATE;
+  if (config.release_program_handle() && !handles_.CheckRelease({request.program_handle()}).ok()) {
+    const absl::Status may = programs_.CheckRelease({request.program_handle()});
+    // It may be the repeat of an update that has given the last reference back.
+    if (!may.ok() && !has_result) return Repeat(request, *program, may, context);
+    RETURN_IF_ERROR(may);
+  }
   Chain chain(&runner_, &programs_, &handles_, PlanOf(&request, has_result), /*chained=*/false,
               options_.max_message_bytes);
   const absl::StatusOr<rpc::BudgetShare> share = Run(config, &chain, context);
