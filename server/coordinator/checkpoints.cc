@@ -597,8 +597,8 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
   const int64_t total = checkpoint::BytesOf(chain);
   ProgressReporter reporter(report);
   // Rows that are served are given up only for what is known to be whole.
-  const auto served = registry_->FindByName(request.model(), context);
-  if (served.ok()) {
+  const absl::Status served = registry_->FindByName(request.model(), context).status();
+  if (!absl::IsNotFound(served) && !absl::IsDataLoss(served)) {
     RETURN_IF_ERROR(reporter.Begin("checking"));
     RETURN_IF_ERROR(Explain(chain, CheckFiles(chain, std::ref(reporter), context)));
   }
