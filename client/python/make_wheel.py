@@ -10,6 +10,7 @@ those that another package brings under the same name.
 
 import base64
 import functools
+import glob
 import hashlib
 import os
 import re
@@ -198,6 +199,10 @@ def main():
         write_metadata(folder)
         pack(folder, wheel + ".new")
     os.replace(wheel + ".new", wheel)
+    # One of another version, or for another glibc, would meet this one where pip is given emberd-*.whl.
+    for old in glob.glob(os.path.join(glob.escape(target), "emberd-*.whl")):
+        if old != wheel:
+            os.remove(old)
     print(wheel)
 
 

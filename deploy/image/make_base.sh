@@ -27,8 +27,9 @@ no_documents() {
 
 # "URI SUITE COMPONENT" of each of Debian's own sources of this machine, whatever else it installs from.
 debian_sources() {
-  apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-    sed -n 's/^Debian //p' | sort -u
+  # Another origin may begin with the same word: Debian Backports.
+  apt-get indextargets --format '$(ORIGIN)|$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+    sed -n 's/^Debian|//p' | sort -u
 }
 
 # What apt must know of the way to the mirrors: proxies, and whether a mirror may stand still.
