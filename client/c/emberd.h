@@ -402,7 +402,7 @@ EMBERD_API emberd_error* emberd_stream_send_skip(emberd_stream* stream, int64_t 
                                                  const char* checkpoint);
 // The outcome of a checkpoint that this stream has asked for: a JSON object with checkpoint, its
 // name; error, which is empty if it has been saved; and step, which has asked for it. It comes with
-// the answer to a later update. NULL: no answer so far has brought one that was not taken.
+// the answer to this or a later update. NULL: no answer so far has brought one that was not taken.
 EMBERD_API emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream);
 // 1: the memory of the update is no longer read.
 EMBERD_API int32_t emberd_lease_released(const emberd_lease* lease);

@@ -186,7 +186,8 @@ struct UpdateOptions {
   // answer has come. Null: they are copied before SendUpdate returns.
   std::shared_ptr<const void> memory = {};
   // Saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any
-  // one rank asks. It is written while training goes on: a later TrainUpdateResult has its outcome.
+  // one rank asks. It is written while training goes on: this or a later TrainUpdateResult has its
+  // outcome.
   std::string checkpoint = {};
   // The step is counted, but no row changes, and no gradients are given: for a step that is
   // abandoned after its lookup. Every rank of a kSync group does the same.

@@ -12,8 +12,9 @@
 //   }
 //
 // Errors are what the server said, code and message, or INVALID_ARGUMENT for what cannot be sent at
-// all. UNAVAILABLE is retried with backoff within the deadline. An answer that does not fit its
-// request is INTERNAL.
+// all. UNAVAILABLE is retried with backoff within the deadline; but what drops, resets or deletes
+// is sent once: after UNAVAILABLE it may have been done. An answer that does not fit its request is
+// INTERNAL.
 #pragma once
 
 #include <atomic>

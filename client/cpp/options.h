@@ -52,9 +52,10 @@ struct ClientOptions {
   // Of every call, all its retries included. Calls may set their own.
   absl::Duration deadline = absl::Seconds(30);
 
-  // A call that fails with UNAVAILABLE is sent again, at most this often in all, while its deadline
-  // lasts. 1: never again. The n-th pause lasts initial_backoff * 2^(n-1), at most max_backoff,
-  // times a random factor in [1 - jitter, 1 + jitter].
+  // A call that fails with UNAVAILABLE is sent again, but for what drops, resets or deletes; at
+  // most this often in all, while its deadline lasts. 1: never again. The n-th pause lasts
+  // initial_backoff * 2^(n-1), at most max_backoff, times a random factor in [1 - jitter, 1 +
+  // jitter].
   int max_attempts = 6;
   absl::Duration initial_backoff = absl::Milliseconds(50);
   absl::Duration max_backoff = absl::Seconds(2);

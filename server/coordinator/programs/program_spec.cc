@@ -340,7 +340,7 @@ absl::Status SizeBuffers(const step::ServedModel& model, v1::CompileResponse* in
                                     v1::Combiner_Name(table.combiner())));
     if (max_ids <= program.id_capacity() || spec.allow_id_dropping()) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "table '", stack.name, "': max_ids of its features are ", max_ids,
+        "stack '", stack.name, "': max_ids of its features are ", max_ids,
         " ids together; the capacity of its buffer of ids is ", program.id_capacity(),
         " = max_ids_per_chip_per_sample ", spec.max_ids_per_chip_per_sample(), " x ",
         buffers.samples,
