@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, Optional, Set
+from typing import Any, Callable, Deque, Dict, Generator, Iterable, Mapping, Optional, Set
 
 from . import _native, errors
 from .arrays import Hyper, Ids
@@ -232,7 +232,7 @@ class Steps:
         self.confirm(given=step)
 
     @contextlib.contextmanager
-    def _sending(self, step: Optional[Step] = None) -> Iterator[TrainStream]:
+    def _sending(self, step: Optional[Step] = None) -> Generator[TrainStream, None, None]:
         """Where a signal interrupts this, as by Ctrl-C, nobody may know whether a request was sent: joining anew tells. step: whose update
         it is; noted beforehand, it counts as sent then."""
         assert self._stream is not None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Generator, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -188,7 +188,7 @@ class TrainStream(_native.Uncopied):
         return step
 
     @contextlib.contextmanager
-    def _sending(self) -> Iterator[None]:
+    def _sending(self) -> Generator[None, None, None]:
         """What is raised in here comes from the handler of a signal, as of Ctrl-C. Nobody knows then whether the request was sent, so the
         stream is over."""
         try:
