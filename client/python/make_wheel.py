@@ -2,7 +2,7 @@
 """Makes the wheel of emberd: the package, the client library, `emberd`, `emberctl`, and the libraries that they need; examples, tutorials, .proto
 files and documents in emberd/_docs.
 
-usage: make_wheel.py BUILD_FOLDER OUTPUT_FOLDER
+usage: make_wheel.py BUILD_FOLDER OUTPUT_FOLDER    (other wheels of emberd in OUTPUT_FOLDER are removed)
 
 Libraries that every system of the wheel's tag has are left out. The others get names of their own, so that they never meet
 those that another package brings under the same name.
@@ -201,7 +201,7 @@ def main():
     os.replace(wheel + ".new", wheel)
     # One of another version, or for another glibc, would meet this one where pip is given emberd-*.whl.
     for old in glob.glob(os.path.join(glob.escape(target), "emberd-*.whl")):
-        if old != wheel:
+        if os.path.basename(old) != os.path.basename(wheel):
             os.remove(old)
     print(wheel)
 

@@ -178,7 +178,8 @@ class DocumentsTest(unittest.TestCase):
         made = os.path.join(self.clone, "deploy", "kubernetes")
         for name in ("server.pem", "server-key.pem", "ca.pem", "tokens.textproto", "cluster.token", "admin.token"):
             self.assertTrue(os.path.getsize(os.path.join(made, "secrets", name)), name)
-        token = open(os.path.join(made, "monitoring", "secrets", "reader.token"), encoding="utf-8").read()
+        with open(os.path.join(made, "monitoring", "secrets", "reader.token"), encoding="utf-8") as file:
+            token = file.read()
         self.assertEqual(token, token.strip())  # Prometheus is given it as it is
         # What a pod is given, on this machine.
         text = read("deploy", "kubernetes", "cluster.textproto")

@@ -249,8 +249,8 @@ absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request
   const v1::ExecutionConfig config = request.config();
   ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle(), &handles_));
   const std::vector<uint64_t> inputs = InputHandles(request);
-  // A client's own handle is one of its values.
   const bool has_result = program->kind() != v1::ProgramSpec::UPDATE;
+  // A client's own handle is one of its values.
   if (config.release_program_handle() && !handles_.CheckRelease({request.program_handle()}).ok()) {
     const absl::Status may = programs_.CheckRelease({request.program_handle()});
     // It may be the repeat of an update that has given the last reference back.
