@@ -263,7 +263,7 @@ absl::Status PartialFile::Close() {
     error_ = errno;
     file_.setstate(std::ios::failbit);
   }
-  if (file_) file_.close();
+  file_.close();
   lock_.Close();  // a table may have more files than a process may have open
   return Written();
 }

@@ -593,7 +593,7 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
   ASSIGN_OR_RETURN(checkpoint::CheckpointChain chain, ChainOf(request.model(), request.name()));
   const v1::CheckpointManifest& manifest = chain.front().manifest();
   ASSIGN_OR_RETURN(const v1::ModelConfig config, ConfigFor(request, manifest));
-  const v1::CheckpointInfo info = checkpoint::InfoOf(manifest);
+  const v1::CheckpointInfo info = checkpoint::InfoOf(chain);
   const int64_t total = checkpoint::BytesOf(chain);
   ProgressReporter reporter(report);
   // Rows that are served are given up only for what is known to be whole.
@@ -771,7 +771,7 @@ Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& reque
   }
   ASSIGN_OR_RETURN(const v1::ModelConfig config,
                    ServingConfig(manifest.config(), name, request.storage_dtype(), served));
-  const v1::CheckpointInfo info = checkpoint::InfoOf(manifest);
+  const v1::CheckpointInfo info = checkpoint::InfoOf(chain);
   const int64_t total = checkpoint::BytesOf(chain);
   ProgressReporter reporter(report);
   bool begun = false;
