@@ -1,9 +1,11 @@
 // The emberd binary: flags to options, then build, start and wait.
 //
-// Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or configuration.
+// Exit status: 0 stopped as asked, 1 could not start or save, or died, 2 wrong flags or
+// configuration.
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -172,6 +174,7 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
   command
       ->add_option("--index", flags->index,
                    "Number of this " + kind + " in the cluster description, from 0")
+      ->check(Within(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
   AddOption(command, "--address", "HOST:PORT", flags->overrides.address,
             "Listen here instead of where the configuration says; port 0: the system picks one");
@@ -314,7 +317,7 @@ int Main(int argc, char** argv) {
   RefuseEmpty(&app);
   app.footer(
       "'emberd COMMAND --help' explains a command.\n"
-      "Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or "
+      "Exit status: 0 stopped as asked, 1 could not start or save, or died, 2 wrong flags or "
       "configuration.");
   try {
     ParseArguments(&app, argc, argv);

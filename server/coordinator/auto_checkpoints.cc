@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "config/config.h"
@@ -361,10 +362,11 @@ absl::Status AutoCheckpoints::Save(const step::ServedModelPtr& model, Reason rea
   return absl::OkStatus();
 }
 
-void AutoCheckpoints::SaveAtStop(absl::Time end) {
+absl::Status AutoCheckpoints::SaveAtStop(absl::Time end) {
   registry_->Watch();  // what has changed until now
   rpc::CallContext context(end);
   std::vector<step::ServedModelPtr> unsaved;
+  std::vector<std::string> lost;
   for (const ModelRegistry::Known& known : registry_->models()) {
     if (!known.model->read_only() && known.lost.empty()) unsaved.push_back(known.model);
   }
@@ -377,10 +379,15 @@ void AutoCheckpoints::SaveAtStop(absl::Time end) {
     if (status.ok() || IsGone(*model, status)) return true;
     ops::Log(ops::LogLevel::kError, "a model could not be saved before the stop: changes are lost",
              {{"model", model->config.name()}, {"reason", status.message()}});
+    lost.push_back(model->config.name());
     return true;
   };
   // Whichever model has to wait, the others need not.
   while (std::erase_if(unsaved, is_over), !unsaved.empty()) absl::SleepFor(kStopPause);
+  if (lost.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("could not be saved before the stop: model ",
+                                             absl::StrJoin(lost, ", "),
+                                             "; what has changed is lost when the shards stop"));
 }
 
 void AutoCheckpoints::Watch() {

@@ -55,8 +55,9 @@ class AutoCheckpoints {
 
   // With durability CHECKPOINT: saves what has changed since the newest checkpoints, for the
   // process is about to end. Until `end` at most; the log says what was saved, and what was not.
+  // UNAVAILABLE names the models that were not.
   bool saves_at_stop() const { return recovers(); }
-  void SaveAtStop(absl::Time end);
+  absl::Status SaveAtStop(absl::Time end);
 
  private:
   // Why a model is to be saved.

@@ -185,7 +185,7 @@ TEST_F(AutoCheckpointsTest, AModelThatHasToWaitKeepsNoOtherFromBeingSavedAtTheSt
     EXPECT_EQ(SavedChanges("a"), 0);
     LetGo(*first);
   });
-  coordinator_->auto_checkpoints()->SaveAtStop(SteadyNow() + 2 * kPatience);
+  EXPECT_TRUE(coordinator_->auto_checkpoints()->SaveAtStop(SteadyNow() + 2 * kPatience).ok());
   other.join();
   EXPECT_EQ(SavedChanges("a"), 1);
   EXPECT_EQ(SavedChanges("b"), 1);
@@ -203,11 +203,30 @@ TEST_F(AutoCheckpointsTest, AStopNamesAModelWhoseFolderTheShardsDoNotFind) {
     }
   };
   testing::internal::CaptureStderr();
-  coordinator_->auto_checkpoints()->SaveAtStop(SteadyNow() + 2 * kPatience);
+  const absl::Status saved =
+      coordinator_->auto_checkpoints()->SaveAtStop(SteadyNow() + 2 * kPatience);
   const std::string log = testing::internal::GetCapturedStderr();
   when_a_save_begins = nullptr;
   EXPECT_TRUE(absl::StrContains(log, "a model could not be saved before the stop")) << log;
+  EXPECT_EQ(saved.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(absl::StrContains(saved.message(), "model a;")) << saved;
   EXPECT_EQ(SavedChanges("a"), 0);
+}
+
+// Would catch: an alert about checkpoints that fail, because somebody has given one up.
+TEST_F(AutoCheckpointsTest, ASaveThatIsGivenUpIsNoFailure) {
+  ChangeNew("a");
+  rpc::CallContext context(absl::InfiniteFuture());
+  v1::SaveCheckpointRequest save;
+  save.set_model("a");
+  const auto give_up = [&](const v1::CheckpointProgress& progress) {
+    if (progress.phase() == "saving") context.Cancel();
+    return absl::OkStatus();
+  };
+  const auto saved = coordinator_->resources().checkpoints->Save(save, give_up, &context);
+  EXPECT_EQ(saved.status().code(), absl::StatusCode::kCancelled) << saved.status();
+  const ops::MetricSnapshot metrics(metrics_.collectables());
+  EXPECT_EQ(metrics.Value(ops::MetricId::kCheckpointFailures, {"a"}), 0);
 }
 
 // Would catch: a checkpoint that is said to need one that has been merged away since.

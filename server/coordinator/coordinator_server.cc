@@ -153,7 +153,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   std::string address() const override { return server_->address(); }
   Coordinator* coordinator() override { return &coordinator_; }
   Administration* administration() override { return &administration_; }
-  void Drain(absl::Duration grace) override {
+  absl::Status Drain(absl::Duration grace) override {
     AutoCheckpoints* const checkpoints = coordinator_.auto_checkpoints();
     const absl::Time stop = SteadyNow() + grace;
     const absl::Time end = checkpoints->saves_at_stop() ? stop - grace * kSaveShare : stop;
@@ -163,7 +163,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     lanes_.Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
     server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
     // Nobody can change rows through this process any more.
-    if (checkpoints->saves_at_stop()) checkpoints->SaveAtStop(stop + kSaveOvertime);
+    if (!checkpoints->saves_at_stop()) return absl::OkStatus();
+    return checkpoints->SaveAtStop(stop + kSaveOvertime);
   }
 
  private:

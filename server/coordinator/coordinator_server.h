@@ -46,8 +46,9 @@ class CoordinatorServer {
   // Drains as AdminService.Drain does, but for good, until no training stream is left, at most five
   // seconds and half of `grace`. Then takes no new calls, lets those in progress end until `grace`
   // is over, and cancels the rest. With durability CHECKPOINT the models are saved then, for which
-  // a quarter of `grace` is kept. Blocks until all is over.
-  virtual void Drain(absl::Duration grace) = 0;
+  // a quarter of `grace` is kept: UNAVAILABLE names those that could not be. Blocks until all is
+  // over.
+  virtual absl::Status Drain(absl::Duration grace) = 0;
 };
 
 }  // namespace emberd::coordinator

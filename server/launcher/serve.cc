@@ -67,6 +67,15 @@ class Hangup {
   security::CredentialsWatch* watch_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
+// A shard has nothing to save at its end.
+absl::Status Drain(absl::Duration limit, host::ShardServer* shard) {
+  shard->Drain(limit);
+  return absl::OkStatus();
+}
+absl::Status Drain(absl::Duration limit, coordinator::CoordinatorServer* coordinator) {
+  return coordinator->Drain(limit);
+}
+
 // `Server` is a ShardServer or a CoordinatorServer, `Process` the part of the cluster that is about
 // it, `start` makes the server, `ready` says whether it serves already, and `pages` is what its web
 // server serves.
@@ -100,15 +109,15 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
       name,
       {.grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()},
       options.ready_file, ready(*server)));
-  DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
+  return DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
-    server->Drain(limit);
+    absl::Status drained = Drain(limit, server.get());
     hangup.Set(nullptr);
     watch.reset();
     http.reset();
     server.reset();
+    return drained;
   });
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -157,13 +166,14 @@ absl::Status ServeCoordinator(const ServeOptions& options) {
       [](const coordinator::CoordinatorServer&) { return absl::OkStatus(); }, pages);
 }
 
-void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
-                   const std::function<void(absl::Duration)>& end) {
+absl::Status DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
+                           const std::function<absl::Status(absl::Duration)>& end) {
   shutdown.Wait();
   const absl::Duration limit = absl::Milliseconds(timeouts.drain_ms());
   const ops::ExitDeadline deadline(limit + absl::Seconds(kDrainMarginSeconds));
-  end(limit);
+  const absl::Status ended = end(limit);
   Log(LogLevel::kInfo, "stopped");
+  return ended;
 }
 
 absl::Status CheckAddresses(const std::string& path, const std::string& address,

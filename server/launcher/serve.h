@@ -26,7 +26,8 @@ struct ServeOptions {
 };
 
 // Both block until SIGTERM or SIGINT and then drain; call them from main before other threads
-// exist. INVALID_ARGUMENT: the options are wrong. Other codes: it could not start.
+// exist. INVALID_ARGUMENT: the options are wrong. Other codes: it could not start, or could not
+// save what had changed.
 absl::Status ServeShard(const ServeOptions& options);
 absl::Status ServeCoordinator(const ServeOptions& options);
 
@@ -54,9 +55,10 @@ std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name, int index,
                                              std::function<bool()> serving);
 
 // Waits until the process is asked to stop, then calls `end` with the time that it may take
-// (timeouts.drain_ms). The process is cut off if it takes kDrainMarginSeconds longer.
-void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
-                   const std::function<void(absl::Duration)>& end);
+// (timeouts.drain_ms), and returns its status. The process is cut off if it takes
+// kDrainMarginSeconds longer.
+absl::Status DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
+                           const std::function<absl::Status(absl::Duration)>& end);
 inline constexpr int kDrainMarginSeconds = 5;
 
 }  // namespace emberd::launcher

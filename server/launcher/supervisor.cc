@@ -180,4 +180,8 @@ pid_t Supervisor::pid(int process) const {
   return child == nullptr ? 0 : child->pid();
 }
 
+bool Supervisor::ready(int process) const {
+  return processes_[process].child != nullptr && processes_[process].ready;
+}
+
 }  // namespace emberd::launcher

@@ -67,7 +67,8 @@ class Supervisor {
   // ran after stop_timeout, and those that ended with an error.
   absl::Status Stop();
 
-  pid_t pid(int process) const;  // 0 while it does not run
+  pid_t pid(int process) const;   // 0 while it does not run
+  bool ready(int process) const;  // it runs, and has said that it listens
   int restarts() const { return restarts_; }
 
  private:

@@ -96,6 +96,20 @@ class ProcessCluster {
 
   absl::Status Run() { return supervisor_.Run(); }
   absl::Status Stop() { return supervisor_.Stop(); }
+  // With durability CHECKPOINT, coordinators save what has changed when they stop. UNAVAILABLE:
+  // none is there.
+  absl::Status CheckCanSave() const {
+    if (options_.cluster.storage().durability() != v1::StorageConfig::CHECKPOINT) {
+      return absl::OkStatus();
+    }
+    const int shards = static_cast<int>(info_.shards.size());  // were started first
+    for (int i = 0; i < static_cast<int>(info_.coordinators.size()); ++i) {
+      if (supervisor_.ready(shards + i)) return absl::OkStatus();
+    }
+    return absl::UnavailableError(
+        "no coordinator was there to save what has changed since the newest checkpoints; it is "
+        "lost");
+  }
   const ClusterInfo& info() const { return info_; }
 
  private:
@@ -284,14 +298,14 @@ absl::Status UpEmbedded(const UpOptions& options) {
   ops::Log(ops::LogLevel::kInfo, "serving", {{"grpc", ready.grpc}, {"http", ready.http}});
   PrintReady({.cluster = cluster, .coordinators = {ready}});
   RemoveOldLogs(cluster);
-  DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
+  return DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
-    server->Drain(limit);
+    absl::Status drained = server->Drain(limit);
     watch.reset();
     http.reset();
     server.reset();
+    return drained;
   });
-  return absl::OkStatus();
 }
 
 absl::Status UpProcesses(const UpOptions& options) {
@@ -317,6 +331,7 @@ absl::Status UpProcesses(const UpOptions& options) {
     PrintReady(cluster.info());
     const std::unique_ptr<PeriodicTask> remover = RemoveOldLogsLater(options, cluster.info());
     status = cluster.Run();
+    status.Update(cluster.CheckCanSave());
   }
   if (absl::IsCancelled(status)) status = absl::OkStatus();  // stopped while starting: as asked
   status.Update(cluster.Stop());

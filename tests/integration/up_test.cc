@@ -373,6 +373,18 @@ TEST_F(ProcessesTest, ADeadShardStaysDeadIfAskedTo) {
   EXPECT_EQ(up_->Wait(), 0) << up_->Err();
 }
 
+// Would catch: status 0 although nobody was there to save, as while a coordinator that has died
+// waits for its next start.
+TEST_F(ProcessesTest, SaysThatNobodyWasThereToSave) {
+  const TempDir data = *TempDir::Create();
+  ASSERT_NO_FATAL_FAILURE(StartUp({"--no-restart", "--data", data.path()}));
+  kill(pids_[0], SIGKILL);
+  ASSERT_TRUE(WaitForLog("a process died child=coordinator-0")) << up_->Err();
+  up_->Signal(SIGTERM);
+  EXPECT_EQ(up_->Wait(), 1);
+  EXPECT_THAT(up_->Err(), HasSubstr("no coordinator was there to save"));
+}
+
 TEST_F(ProcessesTest, TheSecondSignalEndsAllAtOnce) {
   ASSERT_NO_FATAL_FAILURE(StartUp());
   kill(pids_[0], SIGSTOP);  // so that an orderly end cannot be
