@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "base/crc32c.h"
 #include "base/status.h"
+#include "config/config.h"
 #include "config/shared_tables.h"
 #include "google/protobuf/util/json_util.h"
 #include "server/checkpoint/partition_file.h"
@@ -279,6 +280,21 @@ absl::Status CheckSameTables(const v1::CheckpointManifest& manifest,
                      "; they must have those of checkpoint \"", manifest.name(), "\": ", saved));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<v1::ModelConfig> RestoredConfig(const v1::CheckpointManifest& manifest,
+                                               const v1::RestoreCheckpointRequest& request) {
+  if (!request.has_config()) return manifest.config();
+  v1::ModelConfig config = request.config();
+  RETURN_IF_ERROR(config::CompleteModel(&config));
+  if (config.name() != manifest.model()) {
+    return absl::InvalidArgumentError(absl::StrCat("config.name is '", config.name(),
+                                                   "'; the checkpoint is of model '",
+                                                   manifest.model(), "'"));
+  }
+  RETURN_IF_ERROR(CheckSameTables(manifest, config));
+  config::AdoptSeedNames(manifest.config(), &config);
+  return config;
 }
 
 v1::CheckpointInfo InfoOf(const v1::CheckpointManifest& manifest) {

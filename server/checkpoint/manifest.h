@@ -38,6 +38,11 @@ bool SameLayout(const v1::CheckpointManifest& a, const v1::CheckpointManifest& b
 // the same tables, in name, size, width and initial values.
 absl::Status CheckSameTables(const v1::CheckpointManifest& manifest, const v1::ModelConfig& config);
 
+// The config that a model is to have that is restored: the request's, if it has one, and else that
+// of the checkpoint. INVALID_ARGUMENT: it is wrong, or of another model. Else as CheckSameTables.
+absl::StatusOr<v1::ModelConfig> RestoredConfig(const v1::CheckpointManifest& manifest,
+                                               const v1::RestoreCheckpointRequest& request);
+
 v1::CheckpointInfo InfoOf(const v1::CheckpointManifest& manifest);
 
 }  // namespace emberd::checkpoint

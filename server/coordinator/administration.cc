@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "server/coordinator/checkpoints.h"
 #include "server/host/shard_backend.h"
 #include "server/ops/catalogue.h"
 #include "server/ops/logging.h"
@@ -152,8 +153,10 @@ absl::StatusOr<v1::DrainResponse> Administration::Drain(const v1::DrainRequest& 
   }
   v1::DrainResponse response;
   response.set_draining(parts_.draining->load());
-  response.set_in_flight_requests(InFlightRequests() + parts_.checkpoint_admission->requests());
+  // Streams first: what one has asked for is counted below when it has gone.
   response.set_train_streams(parts_.train_streams->count());
+  response.set_in_flight_requests(InFlightRequests() + parts_.checkpoint_admission->requests() +
+                                  parts_.coordinator->resources().checkpoints->unfinished());
   response.set_batches(static_cast<int>(parts_.coordinator->resources().path->batches().count()));
   return response;
 }

@@ -167,7 +167,7 @@ absl::StatusOr<ChangePause::Answers> ChangePause::Settle(rpc::CallContext* conte
     // Each answer was given behind a closed gate. A change that a shard did not list had been made
     // there, or will not be decided, for every change needs the votes of all shards.
     if (moving.empty()) return answers;
-    if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
+    RETURN_IF_ERROR(context->CheckNotCancelled());
     if (waited > kSettlePatience || SteadyNow() > context->deadline()) {
       return absl::UnavailableError(absl::StrCat(moving, " did not end within ",
                                                  absl::FormatDuration(waited),

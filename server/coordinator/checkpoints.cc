@@ -82,23 +82,6 @@ constexpr absl::Duration kOtherSavePatience = absl::Minutes(1);
 constexpr int64_t kMuchStored = 3;
 constexpr absl::Duration kOtherSavePause = absl::Milliseconds(100);
 
-// The config that a restored model is to have. FAILED_PRECONDITION if its tables are not those of
-// the checkpoint.
-absl::StatusOr<v1::ModelConfig> ConfigFor(const v1::RestoreCheckpointRequest& request,
-                                          const v1::CheckpointManifest& manifest) {
-  if (!request.has_config()) return manifest.config();
-  v1::ModelConfig config = request.config();
-  RETURN_IF_ERROR(config::CompleteModel(&config));
-  if (config.name() != manifest.model()) {
-    return absl::InvalidArgumentError(absl::StrCat("config.name is '", config.name(),
-                                                   "'; the checkpoint is of model '",
-                                                   manifest.model(), "'"));
-  }
-  RETURN_IF_ERROR(checkpoint::CheckSameTables(manifest, config));
-  config::AdoptSeedNames(manifest.config(), &config);
-  return config;
-}
-
 // A model of this name for lookups alone: what is looked up is the same, and nothing is kept for
 // updates. `dtype` UNSPECIFIED: rows are stored as in `served`, or else as they were.
 absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std::string& name,
@@ -123,6 +106,12 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
   }
   RETURN_IF_ERROR(config::CompleteModel(&config));
   return config;
+}
+
+// Whoever finds the name taken, or gives up, has not failed.
+void CountFailure(const step::ServedModel& model, const absl::Status& status) {
+  if (absl::IsAlreadyExists(status) || absl::IsCancelled(status)) return;
+  model.metrics->Add(ops::MetricId::kCheckpointFailures);
 }
 
 bool IsSameCheckpoint(const internal::v1::CheckpointSource& a,
@@ -464,10 +453,7 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
     begun = save->Begin(context);
   }
   if (begun.ok()) return save;
-  // Whoever asks for a name that is taken, or while another save is under way, has not failed.
-  if (!absl::IsAlreadyExists(begun) && !absl::IsAborted(begun) && !absl::IsCancelled(begun)) {
-    model->metrics->Add(ops::MetricId::kCheckpointFailures);
-  }
+  if (!absl::IsAborted(begun)) CountFailure(*model, begun);  // another save is under way
   return registry_->Explain(model->id, model->history, begun);
 }
 
@@ -486,7 +472,7 @@ absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
                                                            rpc::CallContext* context) {
   const absl::Status status = save->Finish(context, report);
   if (!status.ok()) {
-    save->model().metrics->Add(ops::MetricId::kCheckpointFailures);
+    CountFailure(save->model(), status);
     return registry_->Explain(save->model().id, save->model().history, status);
   }
   for (const SavedModel& saved : save->models()) NoteSaved(saved, save->paused());
@@ -545,7 +531,7 @@ void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
   const absl::Status taken =
       later_.Submit(finish, [] { return "too many checkpoints are being saved"; });
   if (taken.ok()) return;
-  shared->model().metrics->Add(ops::MetricId::kCheckpointFailures);
+  CountFailure(shared->model(), taken);
   done(taken);
 }
 
@@ -592,7 +578,7 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
                                            const Report& report, rpc::CallContext* context) {
   ASSIGN_OR_RETURN(checkpoint::CheckpointChain chain, ChainOf(request.model(), request.name()));
   const v1::CheckpointManifest& manifest = chain.front().manifest();
-  ASSIGN_OR_RETURN(const v1::ModelConfig config, ConfigFor(request, manifest));
+  ASSIGN_OR_RETURN(const v1::ModelConfig config, checkpoint::RestoredConfig(manifest, request));
   const v1::CheckpointInfo info = checkpoint::InfoOf(chain);
   const int64_t total = checkpoint::BytesOf(chain);
   ProgressReporter reporter(report);
@@ -641,18 +627,26 @@ absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
                    ChainOf(request.model(), request.before()));
   ASSIGN_OR_RETURN(const checkpoint::CheckpointChain after,
                    ChainOf(request.model(), request.after()));
-  auto diff = checkpoint::DiffCheckpoints(before, after, [&](int64_t, int64_t) {
-    return context->cancelled() ? absl::CancelledError("the caller cancelled the call")
-                                : absl::OkStatus();
-  });
+  auto diff = checkpoint::DiffCheckpoints(
+      before, after, [&](int64_t, int64_t) { return context->CheckNotCancelled(); });
   RETURN_IF_ERROR(Explain(before, Explain(after, diff.status())));
   return diff;
 }
 
 absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(
-    const v1::ListCheckpointsRequest& request, rpc::CallContext*) {
+    const v1::ListCheckpointsRequest& request, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
-  return store_.List(request.model());
+  ASSIGN_OR_RETURN(v1::ListCheckpointsResponse list, store_.List(request.model()));
+  const bool none = list.checkpoints().empty() && list.damaged().empty();
+  if (none && !request.model().empty()) RETURN_IF_ERROR(CheckName(request.model(), context));
+  return list;
+}
+
+absl::Status Checkpoints::CheckName(const std::string& model, rpc::CallContext* context) const {
+  if (store_.GivenUpUntil(model).value_or(1) != 0) return absl::OkStatus();
+  rpc::LinkedContext asking(context, absl::Seconds(2));
+  const absl::Status found = registry_->FindByName(model, asking.get()).status();
+  return absl::IsNotFound(found) ? found : absl::OkStatus();  // silent shards cannot tell
 }
 
 absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointRequest& request,
@@ -716,10 +710,8 @@ absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
   if (request.name() == checkpoint::kAutomaticCheckpoints) {
     ASSIGN_OR_RETURN(const int64_t given_up, store_.GivenUpUntil(request.model()));
     bytes = RemoveAutomatic(request.model(), history, given_up);
-    // Neither declared nor ever saved: the name is probably misspelt.
-    if (given_up == 0 && absl::IsNotFound(store_.Newest(request.model()).status())) {
-      RETURN_IF_ERROR(registry_->FindByName(request.model(), context).status());
-    }
+    const bool none = absl::IsNotFound(store_.Newest(request.model()).status());
+    if (none) RETURN_IF_ERROR(CheckName(request.model(), context));
   } else {
     bytes = store_.Delete(request.model(), request.name(), history,
                           [this](const auto& manifest) { return CheckNotShared(manifest); });

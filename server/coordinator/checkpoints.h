@@ -163,6 +163,8 @@ class Checkpoints {
   // Finishes it on a thread of its own, if there is one. `done` hears of the end, and logs errors.
   void FinishLater(std::unique_ptr<CheckpointSave> save,
                    std::function<void(const absl::Status&)> done);
+  // Of those that FinishLater has taken.
+  int unfinished() const { return later_.tasks(); }
   std::unique_ptr<ChangePause> MakePause(step::ServedModelPtr model) const;
 
   // Where a model is to get its rows from that asks for a checkpoint ("newest": the newest).
@@ -177,6 +179,9 @@ class Checkpoints {
                           rpc::CallContext* context);
   absl::StatusOr<checkpoint::CheckpointChain> ChainOf(const std::string& model,
                                                       const std::string& name) const;
+  // Of a model without checkpoints. NOT_FOUND: nobody has declared it either, or dropped it; the
+  // name is probably misspelt.
+  absl::Status CheckName(const std::string& model, rpc::CallContext* context) const;
   // NOT_FOUND: another call has deleted the checkpoint. ABORTED: has replaced or merged it.
   absl::Status CheckStands(const checkpoint::CheckpointChain& chain) const;
   // `status`; but where it is DATA_LOSS because another call has taken the files away, the error of

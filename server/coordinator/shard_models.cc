@@ -478,7 +478,7 @@ absl::Status ModelChanges::Make(const step::ServedModel& model, uint64_t history
         "] on ", shards_[0].name(), ", but with [", created[i].shared_with(), "] on ",
         shards_[i].name(), "; try again, or declare or drop what not all of these shards name"));
   }
-  if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
+  RETURN_IF_ERROR(context->CheckNotCancelled());
   ReachFailpoint("model.is_made");
   return fill ? absl::OkStatus() : shards_.OnAllFirstZero(serve);
 }

@@ -88,6 +88,10 @@ class CallContext {
     absl::MutexLock lock(&mutex_);
     return cancelled_;
   }
+  absl::Status CheckNotCancelled() const {
+    if (!cancelled()) return absl::OkStatus();
+    return absl::CancelledError("the caller cancelled the call");
+  }
 
   // Runs every watcher, once.
   void Cancel() {

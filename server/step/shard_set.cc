@@ -85,7 +85,7 @@ absl::StatusOr<ShardTransfers::Results> ShardTransfers::Await(rpc::CallContext* 
   const absl::Time began = SteadyNow();
   absl::Time answered = began;
   while (true) {
-    if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
+    RETURN_IF_ERROR(context->CheckNotCancelled());
     // Of a caller by gRPC, the call is cancelled then; this one may be of the coordinator's own.
     if (SteadyNow() > context->deadline()) {
       return absl::DeadlineExceededError("the shards were not done when the deadline came");

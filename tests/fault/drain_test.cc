@@ -346,31 +346,62 @@ TEST_F(DrainTest, APipelinedGroupTrainsOn) {
   EXPECT_EQ(*Digest(*client_, model), Reference(options, pause, 25));
 }
 
+// A coordinator that holds each checkpoint before it is one.
+class DrainAndSaveTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::ofstream(hold_).close();
+    setenv("EMBERD_HOLD", hold_.c_str(), /*overwrite=*/1);
+    auto cluster = Cluster::Start(
+        {.config = absl::StrCat("storage { durability: MEMORY directory: '", folder_.path(), "' }"),
+         .failpoints = {{"coordinator-0", "save.files_are_here=hold"}}});
+    unsetenv("EMBERD_HOLD");
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+    client_ = cluster_->Connect();
+    model_ = client_->DeclareModel(MixedModel("m")).value();
+  }
+  bool AwaitLeft(int in_flight_requests, int train_streams) {
+    const Api api(cluster_->address());
+    return Eventually([&] {
+      v1::DrainResponse left;
+      EXPECT_TRUE(Call(&v1::AdminService::Stub::Drain, api, v1::DrainRequest(), &left).ok());
+      return left.in_flight_requests() == in_flight_requests &&
+             left.train_streams() == train_streams;
+    });
+  }
+  void LetGo() { std::filesystem::remove(hold_); }
+
+  const TempDir folder_ = *TempDir::Create();
+  const std::string hold_ = absl::StrCat(folder_.path(), "/hold");
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<client::Client> client_;
+  client::Model model_;
+};
+
 // Would catch: "drained" while a checkpoint is being saved, which whoever ends the process then
 // cuts off.
-TEST(DrainAndSaveTest, ACheckpointThatIsBeingSavedIsLeft) {
-  const TempDir folder = *TempDir::Create();
-  const std::string hold = absl::StrCat(folder.path(), "/hold");
-  std::ofstream(hold).close();
-  setenv("EMBERD_HOLD", hold.c_str(), /*overwrite=*/1);
-  auto cluster = Cluster::Start(
-      {.config = absl::StrCat("storage { durability: MEMORY directory: '", folder.path(), "' }"),
-       .failpoints = {{"coordinator-0", "save.files_are_here=hold"}}});
-  unsetenv("EMBERD_HOLD");
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const auto client = (*cluster)->Connect();
-  ASSERT_TRUE(client->DeclareModel(MixedModel("m")).ok());
-  std::thread save([&] { EXPECT_TRUE(client->SaveCheckpoint("m", {.name = "one"}).ok()); });
-  const Api api((*cluster)->address());
-  const auto left = [&] {
-    v1::DrainResponse response;
-    EXPECT_TRUE(Call(&v1::AdminService::Stub::Drain, api, v1::DrainRequest(), &response).ok());
-    return response.in_flight_requests();
-  };
-  EXPECT_TRUE(Eventually([&] { return left() == 1; }));
-  std::filesystem::remove(hold);
+TEST_F(DrainAndSaveTest, ACheckpointThatIsBeingSavedIsLeft) {
+  std::thread save([&] { EXPECT_TRUE(client_->SaveCheckpoint("m", {.name = "one"}).ok()); });
+  EXPECT_TRUE(AwaitLeft(/*in_flight_requests=*/1, /*train_streams=*/0));
+  LetGo();
   save.join();
-  EXPECT_TRUE(Eventually([&] { return left() == 0; }));
+  EXPECT_TRUE(AwaitLeft(0, 0));
+}
+
+// Would catch: the same of one that a stream has asked for, which ends before its checkpoint is
+// there.
+TEST_F(DrainAndSaveTest, ACheckpointThatAStreamHasAskedForIsLeft) {
+  auto stream = client_->Train(model_, {.group = "g"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE((*stream)->SendLookup(0, Features(MixedBatch(1, 4))).ok());
+  ASSERT_TRUE((*stream)->ReceiveLookup().ok());
+  ASSERT_TRUE((*stream)->SendUpdate(0, {}, {.checkpoint = "one", .skip = true}).ok());
+  ASSERT_TRUE((*stream)->ReceiveUpdate().ok());
+  ASSERT_TRUE((*stream)->Finish().ok());
+  EXPECT_TRUE(AwaitLeft(/*in_flight_requests=*/1, /*train_streams=*/0));
+  LetGo();
+  EXPECT_TRUE(AwaitLeft(0, 0));
 }
 
 }  // namespace drain_test
