@@ -15,7 +15,8 @@ as_root() {
 quietly() {
   local log status=0
   log=$(mktemp)
-  "$@" >"$log" 2>&1 </dev/null || status=$?
+  # What it leaves running must not have this script's turn.
+  (exec {turn}>&- && "$@") >"$log" 2>&1 </dev/null || status=$?
   if ((status != 0)); then
     say "$* failed (status $status); the last lines of its output:"
     tail -n 30 "$log" >&2
@@ -72,12 +73,23 @@ allow_services() {
   if grep -qs 'by the ./run of emberd' "$service_policy"; then as_root rm -f "$service_policy"; fi
 }
 
+dpkg_folder=/var/lib/dpkg
+
+# One run at a time: the policy is that of all, and `apt-get update` waits for nobody.
+take_turn() {
+  exec {turn}<"$dpkg_folder" # until the end of this script
+  if flock -n "$turn"; then return; fi
+  say "waiting until another installation has ended"
+  flock "$turn"
+}
+
 main() {
   local -a lines packages
   if ! command -v dpkg-query >/dev/null; then
     say "not a Debian system: the packages of $list are taken to be there"
     return
   fi
+  take_turn
   allow_services # what a run that was killed left
   mapfile -t lines < <(missing "$@")
   mapfile -t packages < <(names "${lines[@]}")

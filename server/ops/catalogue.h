@@ -118,8 +118,9 @@ std::string CodeName(absl::StatusCode code);  // "UNAVAILABLE"
   METRIC(kStageSeconds, Histogram, "emberd_stage_duration_seconds", "stage", "seconds",            \
          "Time that a coordinator's request spent in one stage of Lookup or ApplyGradients.")      \
   GROUP("What a server holds, against its budgets",                                                \
-        "`server` is `coordinator-I` or `shard-I`. A coordinator holds no tables: its figures "    \
-        "are what the models that it knows take on all shards, and have no budget.")               \
+        "`server` is `coordinator-I` or `shard-I`. A coordinator holds no tables: its "            \
+        "`emberd_table_bytes` is what the models that it knows take on all shards, and its other " \
+        "figures of tables, evictions and logs are 0.")                                            \
   METRIC(kInFlightRequests, Gauge, "emberd_in_flight_requests", "server", "1",                     \
          "Requests in progress.")                                                                  \
   METRIC(kInFlightBytes, Gauge, "emberd_in_flight_bytes", "server", "bytes",                       \

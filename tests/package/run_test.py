@@ -35,21 +35,30 @@ PROGRAMS = {
 
 
 class InstallTest(unittest.TestCase):
+    @staticmethod
+    def prepare(place, **programs):
+        """A folder with a script to run whose system lies there, too, with these programs."""
+        (place / "bin").mkdir()
+        for name, text in (PROGRAMS | programs).items():
+            (place / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+            (place / "bin" / name).chmod(0o755)
+        (place / "packages.txt").write_text(GROUPS)
+        script = place / "install_packages.sh"
+        script.write_text((ROOT / "deploy/install_packages.sh").read_text().replace(
+            "/usr/sbin/policy-rc.d", str(place / "policy-rc.d")).replace("/var/lib/dpkg", str(place)))
+        return script
+
+    @staticmethod
+    def environment(place, **more):
+        return os.environ | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "LOG": str(place / "log")} | more
+
     def install(self, *groups, installed="", known="", status=0):
         """(status, what it said, packages it asked apt-get for)"""
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
-            (place / "bin").mkdir()
-            for name, text in PROGRAMS.items():
-                (place / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-                (place / "bin" / name).chmod(0o755)
-            (place / "packages.txt").write_text(GROUPS)
-            script = place / "install_packages.sh"
-            script.write_text((ROOT / "deploy/install_packages.sh").read_text().replace(
-                "/usr/sbin/policy-rc.d", str(place / "policy-rc.d")))
-            done = subprocess.run(["bash", script, *groups], capture_output=True, text=True, check=False, env=os.environ | {
-                "PATH": f"{place / 'bin'}:{os.environ['PATH']}", "LOG": str(place / "log"), "INSTALLED": installed,
-                "KNOWN": known, "APT_STATUS": str(status)})
+            done = subprocess.run(
+                ["bash", self.prepare(place), *groups], capture_output=True, text=True, check=False,
+                env=self.environment(place, INSTALLED=installed, KNOWN=known, APT_STATUS=str(status)))
             asked = (place / "log").read_text().splitlines() if (place / "log").exists() else []
             self.assertFalse((place / "policy-rc.d").exists(), "services stay refused")
         packages = [line.split("Timeout=300 ")[1].split() for line in asked if "Timeout=300 " in line]
@@ -69,6 +78,18 @@ class InstallTest(unittest.TestCase):
 
     def test_what_no_release_has_is_asked_for_by_its_first_name(self):
         self.assertEqual(self.install("lint")[2], ["gone"])  # apt-get says that it does not exist
+
+    def test_two_runs_at_once_take_turns(self):
+        """Would catch: `apt-get update` that fails as another one is at work, and services that the first to end lets start."""
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            busy = 'mkdir "$LOG.busy" || echo both >>"$LOG"; sleep 0.2; rmdir "$LOG.busy"; echo "$1" >>"$LOG"'
+            script = self.prepare(place, **{"apt-get": busy})
+            environment = self.environment(place, INSTALLED="", KNOWN="g++ ninja-build")
+            runs = [subprocess.Popen(["bash", script, "build"], stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+            said = "".join(run.communicate()[1] for run in runs)
+            self.assertEqual([run.returncode for run in runs], [0, 0], said)
+            self.assertEqual((place / "log").read_text().split(), ["update", "install"] * 2)
 
     def test_a_failure_is_shown(self):
         status, said, _ = self.install("build", known="g++", status=100)

@@ -21,6 +21,7 @@
 namespace emberd::testing {
 namespace deploy_files_test {
 
+using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -52,6 +53,25 @@ TEST(DashboardsTest, PanelsExplainThemselvesAndNameMetricsThatExist) {
   }
   EXPECT_THAT(files, ElementsAre("overview.json", "preprocessing.json", "shard.json",
                                  "trainer_group.json"));
+}
+
+// Would catch: a panel that also shows the processes of others, whose metrics have these names.
+TEST(DashboardsTest, OnlyOurProcessesAreShown) {
+  const auto dashboards = ReadDashboards(Deploy("grafana/dashboards"));
+  ASSERT_TRUE(dashboards.ok()) << dashboards.status();
+  int found = 0;
+  for (const Dashboard& dashboard : *dashboards) {
+    for (const DashboardQuery& panel : dashboard.panels) {
+      for (const std::string& metric : MetricsIn(panel.expression)) {
+        if (!absl::StartsWith(metric, "process_")) continue;
+        ++found;
+        EXPECT_THAT(panel.expression, AnyOf(HasSubstr(absl::StrCat(metric, "{process!=")),
+                                            HasSubstr(absl::StrCat(metric, "{process=~"))))
+            << panel.where;
+      }
+    }
+  }
+  EXPECT_GT(found, 0);
 }
 
 // Once each, however many coordinators do not reach one: what alerts_test.yml says about the
