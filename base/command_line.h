@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <type_traits>
 
 #include <CLI/CLI.hpp>
 
@@ -49,6 +50,11 @@ CLI::Validator Within(Number least, Number most) {
   return CLI::Validator(
       [least, most](std::string& text) {
         Number value{};
+        // CLI11 reads a whole number that begins with 0 as octal.
+        if (std::is_integral_v<Number> && text.size() > 1 && text[0] == '0' && text[1] >= '0' &&
+            text[1] <= '9') {
+          return "\"" + text + "\" begins with 0; write it without";
+        }
         if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) {
           return std::string();
         }

@@ -81,6 +81,13 @@ TEST_F(CommandLineErrorTest, AnOptionThatEndsWithItsEqualsSignHasAnEmptyText) {
   EXPECT_EQ(name_, "n");
 }
 
+// Would catch: `--index 010` that starts shard 8.
+TEST(WithinTest, TakesNoNumberThatWouldBeReadAsOctal) {
+  for (const char* text : {"0", "8", "1024"}) EXPECT_EQ(Within(0, 1024)(text), "") << text;
+  EXPECT_EQ(Within(0, 1024)("010"), "\"010\" begins with 0; write it without");
+  EXPECT_EQ(Within(0.0, 1.0)("0.5"), "");
+}
+
 TEST(NotWithinTest, WritesBoundsAsPeopleDo) {
   EXPECT_EQ(NotWithin("x", 0.1, 86400), "\"x\" is not a number from 0.1 to 86400");
   EXPECT_EQ(NotWithin("0", 0.001, int64_t{1} << 40),

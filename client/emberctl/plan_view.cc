@@ -160,9 +160,14 @@ v1::ModelConfig WithSuggestedLimits(const v1::DescribeModelResponse& model,
   int32_t ids_per_sample = 0, minibatches = 0;
   for (const v1::StackPlan& stack : model.plan().stacks()) {
     for (const v1::StackLimits& found : limits.stacks()) {
-      if (found.stack() != stack.name() || found.ids().max() == 0) continue;
-      const v1::StackLimit limit = SuggestedLimits(found, headroom);
-      for (const v1::TablePlan& table : stack.tables()) limits_of[table.name()] = limit;
+      if (found.stack() != stack.name()) continue;
+      v1::StackLimit limit;  // without ids as it is now: capacities are those of all stacks
+      limit.set_max_ids_per_chip_per_sample(found.max_ids_per_chip_per_sample());
+      limit.set_max_minibatches_per_sparsecore(found.max_minibatches_per_sparsecore());
+      if (found.ids().max() > 0) {
+        limit = SuggestedLimits(found, headroom);
+        for (const v1::TablePlan& table : stack.tables()) limits_of[table.name()] = limit;
+      }
       if (found.max_ids_per_chip_per_sample() > 0) {
         ids_per_sample = std::max(ids_per_sample, limit.max_ids_per_chip_per_sample());
       }

@@ -50,6 +50,17 @@ TEST(RatesTest, AreDifferencesOfTwoAnswers) {
   EXPECT_DOUBLE_EQ(LastRank(rates.stats.groups(0)).second, 1040.0 / 1160);
 }
 
+// Would catch: half of the ids, or an eighth, where all of a batch are distinct, as those of one
+// source slot are counted.
+TEST(RatesTest, UniqueIdsAreThoseOfAllSourceSlots) {
+  v1::GetStatsResponse now = StatsAfter(10);
+  const v1::StackStats& stack = now.stacks(0);
+  ASSERT_EQ(100 * stack.unique_ids() / stack.ids(), 25);
+  EXPECT_THAT(TopFrame(TotalsOf(now), "here:1", {}), Contains(HasSubstr("  25%  ")));
+  for (int i = 0; i < 2; ++i) now.mutable_shards(0)->add_partitions();
+  EXPECT_THAT(TopFrame(TotalsOf(now), "here:1", {}), Contains(HasSubstr("  50%  ")));
+}
+
 TEST(RatesTest, AShardThatRestartedCountsFromItsStart) {
   v1::GetStatsResponse before = StatsAfter(10);
   v1::GetStatsResponse now = StatsAfter(14);

@@ -259,13 +259,19 @@ Cell Need(int64_t largest, int32_t limit) {
 }
 
 Table View::Stacks() const {
+  // unique_ids counts one source slot of each batch; a coordinator has as many as a shard has
+  // SparseCores.
+  int64_t slots = 1;
+  for (const v1::ShardStatus& shard : stats_.shards()) {
+    slots = std::max<int64_t>(slots, shard.partitions_size());
+  }
   std::vector<Row> rows;
   for (const v1::StackStats& stack : stats_.stacks()) {
     rows.push_back(
         {static_cast<double>(stack.ids()),
          static_cast<double>(stack.largest_ids_per_partition()),
          {stack.model(), stack.stack(), Count(stack.batches()), Count(stack.ids()),
-          Percent(stack.unique_ids(), stack.ids()),
+          Percent(std::min(slots * stack.unique_ids(), stack.ids()), stack.ids()),
           Need(stack.largest_ids_per_partition(), stack.max_ids_per_partition()),
           Need(stack.largest_unique_ids_per_partition(), stack.max_unique_ids_per_partition()),
           Faults(stack.dropped_ids())}});

@@ -81,6 +81,9 @@ TEST(LimitsTest, AllTablesOfAStackGetItsLimits) {
   const v1::PlanConfig plan = WithSuggestedLimits(model, limits, 1.5).plan();
   EXPECT_EQ(plan.max_ids_per_chip_per_sample(), 112);
   EXPECT_EQ(plan.max_minibatches_per_sparsecore(), 64);  // there are no more
+  // The capacity is that of all stacks, and of this one nothing is known.
+  limits.mutable_stacks(1)->set_max_ids_per_chip_per_sample(256);
+  EXPECT_EQ(WithSuggestedLimits(model, limits, 1.5).plan().max_ids_per_chip_per_sample(), 256);
 }
 
 }  // namespace suggested_limits_test

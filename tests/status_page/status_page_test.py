@@ -127,6 +127,20 @@ class StatusPageTest(unittest.TestCase):
             with open(os.path.join(PAGE_SOURCES, name)) as file:
                 self.assertEqual(served, file.read(), name)
 
+    def test_1b_a_coordinator_that_is_back_counts_from_then_on(self):
+        """Would catch: no lookups per second for a while, counted from 1970 on."""
+        page = self.open()
+        rate = page.eval("""import('/history.js').then(({History}) => {
+            const history = new History(60);
+            const at = (time, batches) => history.lookupsOf({name: 'c', reachable: time > 0, stats: {time_ms: String(time),
+                uptime_ms: String(time), stacks: time > 0 ? [{model: 'm', stack: 's', batches: String(batches)}] : []}});
+            at(10000, 100);
+            at(0, 0);
+            at(20000, 0);
+            return at(21000, 50);
+        })""")
+        self.assertEqual(rate, 50)
+
     def test_2_charts_move_while_a_trainer_runs(self):
         page = self.open_under_load(width=1440)
         for title in ("Steps per second", "Rows per second", "Bytes per second", "Latency"):
@@ -345,6 +359,14 @@ class StatusPageTest(unittest.TestCase):
         self.assertIn("it goes back", page.text("#models"))
         self.assertNotIn("reset it", page.text("#models"))
         self.check_calm(page)
+
+    def test_6c_a_model_that_is_missing_is_asked_for_again(self):
+        """Would catch: an answer that is older than that of the status, and is kept until something changes."""
+        self.open_under_load()
+        page = self.browser.open(self.cluster.url, doctored={"/models.json": {"models": []}})
+        self.addCleanup(page.close)
+        asked = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/models.json')).length"
+        page.wait(f"{asked} > 2")
 
     def test_7_a_killed_shard_is_marked_with_the_reason(self):
         page = self.open_under_load(width=1440)

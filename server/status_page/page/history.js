@@ -184,7 +184,11 @@ export class History {
   }
 
   // Per second, of one of the coordinators of the last two answers or more; 0 if it has not answered twice.
-  lookupsOf({name, stats}) {
+  lookupsOf({name, stats, reachable}) {
+    if (!reachable) {
+      this.coordinators.delete(name);
+      return 0;
+    }
     const known = this.coordinators.get(name) ?? [];
     const last = known.at(-1);
     const time = number(stats.time_ms);

@@ -111,7 +111,10 @@ class Page {
       const known = JSON.stringify(status.models);
       if (known !== this.modelsKnown) {
         this.models = status.models.length ? (await this.get('/models.json')).models : [];
-        this.modelsKnown = known;
+        // That answer may be older, or lack a model that could not be described in time: it is asked for again then.
+        const key = (id, history, lost) => [id, history, lost].join();
+        const found = new Set(this.models.map((one) => key(one.model_id, one.history, one.recovery || one.lost || '')));
+        this.modelsKnown = status.models.every((one) => found.has(key(one.model_id, one.history, one.lost))) ? known : '';
       }
       return status;
     } catch (error) {

@@ -91,14 +91,15 @@ function updateNeed(meter, largest, limit) {
   meter.classList.toggle('unlimited', !limited);
 }
 
-function updateNeeds(node, needs) {
+// `slots`: of a batch, each with ids of its own; the fullest one's are counted.
+function updateNeeds(node, needs, slots) {
   const batches = number(needs?.batches);
   updateNeed(node.ids, number(needs?.largest_ids_per_partition), number(needs?.max_ids_per_partition));
   updateNeed(node.uniques, number(needs?.largest_unique_ids_per_partition), number(needs?.max_unique_ids_per_partition));
   const ids = number(needs?.ids);
   const dropped = number(needs?.dropped_ids);
   setText(node.needs, batches === 0 ? 'No batch yet.' : [plural(batches, 'batch', 'batches'),
-    `${count(ids)} ids, ${percent(number(needs.unique_ids) / Math.max(1, ids))} unique`,
+    `${count(ids)} ids, ${percent(Math.min(1, slots * number(needs.unique_ids) / Math.max(1, ids)))} unique`,
     dropped > 0 ? `${exact(dropped)} dropped` : 'none dropped'].join(' · '));
   node.needs.classList.toggle('bad', dropped > 0);
 }
@@ -130,6 +131,6 @@ export function updateModels(models, stats) {
     // One that comes back by itself says so, and not what an operator could do.
     setText(node.lost, model.recovery || model.lost || '');
     node.stackNodes.forEach((stack, i) => updateNeeds(stack, stats.stacks.find(
-      (other) => other.model === model.config.name && other.stack === node.stackNames[i])));
+      (other) => other.model === model.config.name && other.stack === node.stackNames[i]), model.plan.sparsecores_per_shard));
   });
 }
