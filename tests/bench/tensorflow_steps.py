@@ -14,6 +14,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -169,7 +170,9 @@ def main():
     rows, width, tables, threads, *batches = sys.argv[1:]
     found = {}
     for table_count, thread_count in itertools.product(tables.split(","), threads.split(",")):
-        done = subprocess.run([sys.executable, "-B", __file__, "--one", rows, width, table_count, thread_count, *batches], stdout=subprocess.PIPE, text=True, check=True)
+        with tempfile.TemporaryDirectory() as folder:  # for what TensorFlow generates, and leaves when it is killed
+            done = subprocess.run([sys.executable, "-B", __file__, "--one", rows, width, table_count, thread_count, *batches],
+                                  stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TMPDIR": folder})
         for line in done.stdout.splitlines():
             name, forward, step, *way = line.split()
             found.setdefault(name, []).append((float(step), forward, *way))
