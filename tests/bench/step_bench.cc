@@ -13,6 +13,7 @@
 // installed: `examples` is theirs at their best, `threads` and `tables` are how that was, `gain` is
 // how many times as fast emberd's step is. So are .../ranks2/torchrec_{row_wise,table_wise} and
 // .../ranks2/tensorflow (its parameter servers), which have two trainers, beside two of emberd.
+// Malloc is asked for huge pages, as emberd has them; for .../{pytorch,fbgemm}/4k_pages it is not.
 // peer.h says where their Python is.
 #include <fstream>
 #include <map>
@@ -132,11 +133,14 @@ class StepBench {
   }
 
   // The same step in one process: PyTorch's EmbeddingBag and sparse Adagrad, and FBGEMM's
-  // table-batched embeddings, with huge pages; whichever is fastest of one thread or as many as
-  // there are processors, and of one table with all rows or one for each feature.
+  // table-batched embeddings, with huge pages and without; whichever is fastest of one thread or as
+  // many as there are processors, and of one table with all rows or one for each feature.
   void Peers(const std::string& name, const StepShape& shape) {
-    Peer(name + "/pytorch", "torch_steps.py", "1,", shape, step_seconds_);
-    Peer(name + "/fbgemm", "fbgemm_steps.py", "1,", shape, step_seconds_);
+    for (const bool huge_pages : {true, false}) {
+      const std::string pages = huge_pages ? "" : "/4k_pages";
+      Peer(name + "/pytorch" + pages, "torch_steps.py", "1,", shape, step_seconds_, huge_pages);
+      Peer(name + "/fbgemm" + pages, "fbgemm_steps.py", "1,", shape, step_seconds_, huge_pages);
+    }
   }
 
   // The same batch divided between two ranks, who agree on mini-batches and on the update; and, if
@@ -180,7 +184,7 @@ class StepBench {
 
   // `one_table`: "1,", if a single table with all rows is to be tried as well. `ours`: seconds.
   void Peer(const std::string& name, const std::string& script, const std::string& one_table,
-            const StepShape& shape, double ours) {
+            const StepShape& shape, double ours, bool huge_pages = true) {
     PeerBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
     for (int f = 0; f < shape.features; ++f) {
       for (const int32_t id : MakeIds(shape, f)) {
@@ -189,7 +193,8 @@ class StepBench {
     }
     const auto seconds = RunPeer(script, int64_t{shape.features} * shape.rows, shape.width, {batch},
                                  {.tables = absl::StrCat(one_table, shape.features),
-                                  .threads = absl::StrCat("1,", sysconf(_SC_NPROCESSORS_ONLN))});
+                                  .threads = absl::StrCat("1,", sysconf(_SC_NPROCESSORS_ONLN)),
+                                  .huge_pages = huge_pages});
     if (seconds.empty()) return;
     Add(name + "/examples", shape.batch / seconds[0].step, "examples/s");
     Add(name + "/threads", seconds[0].threads, "threads");
