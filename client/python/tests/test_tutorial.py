@@ -69,8 +69,13 @@ class TutorialTest(unittest.TestCase):
         self.check("torch", "tutorials/serving", r"(\S+) of the answers are right at first, (\S+) at the end", lambda first, last: first < last and last > 0.9)
 
     def test_from_torchrec(self):
-        self.check("torch", "tutorials/from_torchrec", r"loss (\S+) at first, (\S+) at the end.* at most (\S+) away",
-                   lambda first, last, apart: last < 0.8 * first and apart < 1e-3)
+        for said in self.said("torch", "tutorials/from_torchrec"):
+            first, last, apart = map(float, re.search(r"loss (\S+) at first, (\S+) at the end.* at most (\S+) away", said).groups())
+            self.assertLess(last, 0.8 * first)
+            self.assertLess(apart, 1e-3)
+            self.assertIn("groups: [256, 16] and [256, 32]; the tags of both are equal: True", said)
+            first, last = map(float, re.search(r"history: \d+ rows of 256 samples; loss (\S+) at first, (\S+) at the end", said).groups())
+            self.assertLess(last, 0.6 * first)
 
     def test_jax_loop(self):
         self.check("jax", "tutorials/jax_loop", r"loss (\S+) at first, (\S+) at the end\n.*differ by (\S+) at most",

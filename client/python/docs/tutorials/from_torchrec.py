@@ -8,14 +8,15 @@ It needs `pip install "emberd[torch]"`, and matplotlib for its plot; torchrec ne
 #
 # They are what changes. With torchrec they were
 #
-#     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+#     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor, KeyedTensor, PoolingType
 #     from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
 # %%
 import torch
 from plots import draw
 
-from emberd.compat.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType, apply_optimizer_in_backward
+from emberd.compat.torchrec import (EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor, KeyedTensor,
+                                    PoolingType, apply_optimizer_in_backward)
 
 # %% [markdown]
 # ## The model
@@ -80,3 +81,36 @@ for step in range(120):
 apart = max(abs(one - other) for one, other in zip(losses, plain_losses))
 print(f"from torchrec: loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end; plain PyTorch is at most {apart:.1e} away")
 draw("from_torchrec_learning.png", {"on the cluster": losses, "torch.nn.EmbeddingBag": plain_losses}, "step", "loss")
+
+# %% [markdown]
+# ## Groups of features
+#
+# As in torchrec: `KeyedTensor.regroup` puts the features of each group side by side, here the tags for one part of a model and both for another.
+
+# %%
+bags.eval()
+features, _ = batch(0)
+tags, both = KeyedTensor.regroup([bags(features)], [["tags"], ["tags", "user"]])
+print(f"groups: {list(tags.shape)} and {list(both.shape)}; the tags of both are equal: {torch.equal(tags, both[:, :DIM])}")
+bags.finish()
+
+# %% [markdown]
+# ## Rows that are not pooled
+#
+# An `EmbeddingCollection` gives a `JaggedTensor` for each feature: a row for each id, and the lengths that the ids came with. Here each sample
+# has a history of ids; the model looks at the last one of them.
+
+# %%
+items = EmbeddingCollection(tables=[EmbeddingConfig(name="t_item", embedding_dim=DIM, num_embeddings=ROWS, feature_names=["history"])])
+apply_optimizer_in_backward(torch.optim.Adam, items.parameters(), {"lr": 0.05})
+head = torch.nn.Linear(DIM, 1)
+for step in range(60):
+    lengths = torch.randint(1, 6, (BATCH,))
+    ids = torch.randint(ROWS, (int(lengths.sum()),))
+    history = items(KeyedJaggedTensor(["history"], ids, lengths=lengths))["history"]
+    last = history.offsets()[1:] - 1
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(head(history.values()[last])[:, 0], (ids[last] % 2).float())
+    loss.backward()
+    first = loss.item() if step == 0 else first
+items.finish()
+print(f"history: {sum(history.lengths())} rows of {len(history.lengths())} samples; loss {first:.3f} at first, {loss.item():.3f} at the end")
