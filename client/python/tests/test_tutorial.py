@@ -68,6 +68,15 @@ class TutorialTest(unittest.TestCase):
     def test_serving(self):
         self.check("torch", "tutorials/serving", r"(\S+) of the answers are right at first, (\S+) at the end", lambda first, last: first < last and last > 0.9)
 
+    def test_watching(self):
+        for said in self.said("torch", "tutorials/watching"):
+            self.assertRegex(said, r"one of the lines: shop: examples / s: [\d,.]+; ids / s: ")
+            self.assertRegex(said, "TensorBoard .*examples_per_second, ids_per_second, .*hottest_share")
+            self.assertRegex(said, r"statistics: \d+ ids in \d+ batches, \d+ of them unique in their batch; 0 lost\nhot rows: row 0 of items has [1-4]\d%")
+            self.assertRegex(said, r"limits: [1-9]\d* unique ids .*allowed: 0\nmemory: shard 0 holds [1-9]\d* bytes")
+            self.assertGreater(int(re.search(r"reset: (\d+) rows", said)[1]), 1000)
+            self.assertTrue(said.endswith("begins at step 0\ndropped: True; models: []\n"), said)
+
     def test_from_torchrec(self):
         for said in self.said("torch", "tutorials/from_torchrec"):
             first, last, apart = map(float, re.search(r"loss (\S+) at first, (\S+) at the end.* at most (\S+) away", said).groups())
