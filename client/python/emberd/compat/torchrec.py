@@ -20,6 +20,7 @@ the ranks of torch.distributed train the same tables without DistributedModelPar
 torchrec divides them by the number of ranks: DistributedDataParallel goes around the dense part alone, for it refuses a module
 with such parameters. `state_dict()` reads whole tables, and `load_state_dict()` writes them. A copy of a collection, by
 copy.deepcopy or pickle, has the same tables.
+A model that torchrec trained goes on here with the state of its optimizer: `load_with_slots`.
 is_weighted together with PoolingType.MEAN is refused, as by torchrec's modules that are not sharded; sharded ones divide by the
 number of ids. `backward` takes the gradients as they are, as torchrec's fused optimizers do: a GradScaler, which scales the
 loss, would scale the updates, too. emberd.torch has an optimizer that it knows.
@@ -319,6 +320,42 @@ def _check_names(tables: Sequence[_Config]) -> None:
                 raise ValueError(f"tables[{place}]: feature_names: {feature!r} is not allowed twice")
 
 
+# What torchrec's fused optimizers call the slots: the first one is always momentum1, and momentum2 was Adam's second one in earlier versions.
+_SAVED_SLOTS: Dict[Type[config.Optimizer], Dict[str, Tuple[str, ...]]] = {
+    config.SGD: {}, config.Adam: {"momentum": ("momentum1",), "velocity": ("exp_avg_sq", "momentum2")},
+    **{kind: {"accumulator": ("momentum1",)} for kind in (config.Adagrad, config.AdagradMomentum, config.Custom, config.RowwiseAdagrad)}}
+
+
+def _check_saved_names(what: str, given: Sequence[str], wanted: Sequence[str]) -> None:
+    wrong = sorted(set(given) ^ set(wanted))
+    if wrong:
+        raise ValueError(f"{what}: {wrong[0]!r} is {'not allowed' if wrong[0] in given else 'missing'}; there must be "
+                         f"{' and '.join(wanted) or 'none'}, and there are {', '.join(given) or 'none'}")
+
+
+def _saved_table(key: str, weight: Any, saved: Mapping[str, Any], described: _Config, optimizer: Optional[config.Optimizer]) -> Tuple[torch.Tensor, Dict[str, torch.Tensor]]:
+    """Its weights and its slots."""
+    if optimizer is None:
+        raise RuntimeError(f"table {described.name!r} has no optimizer: call apply_optimizer_in_backward first, with the optimizer that the state is of")
+    wanted = {slot: next((name for name in (f"{described.name}.{one}" for one in names) if name in saved), f"{described.name}.{names[0]}")
+              for slot, names in _SAVED_SLOTS[type(optimizer)].items()}
+    _check_saved_names(f"optimizer_state: {key!r} with the table's optimizer {optimizer.kind}", list(saved), list(wanted.values()))
+    shape = (described.num_embeddings, described.embedding_dim)
+    by_row = shape[:1] if isinstance(optimizer, config.RowwiseAdagrad) else shape
+    slots = {slot: _whole(f"optimizer_state: {key!r}: {name!r}", saved[name], by_row, optimizer.kind) for slot, name in wanted.items()}
+    return _whole(f"state: {key!r}", weight, shape, ""), {slot: values.reshape(shape[0], -1) for slot, values in slots.items()}
+
+
+def _whole(what: str, values: Any, shape: Tuple[int, ...], optimizer: str) -> torch.Tensor:
+    if type(values) not in (torch.Tensor, torch.nn.Parameter):
+        raise TypeError(f"{what}: a {type(values).__name__} is not allowed; give a whole tensor, as ShardedTensor.gather or DTensor.full_tensor makes it")
+    if tuple(values.shape) != shape:
+        raise ValueError(f"{what}: the shape {list(values.shape)} is not allowed; it must be {list(shape)}"
+                         + (f" with the table's optimizer {optimizer}; apply the optimizer that the state is of" if optimizer else ""))
+    found: torch.Tensor = values.detach()
+    return found
+
+
 class _Collection(torch.nn.Module):
     """In training each call is a step, which `backward` ends; one without is skipped by the next call. In evaluation or under
     no_grad rows are only looked up."""
@@ -350,6 +387,32 @@ class _Collection(torch.nn.Module):
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    def load_with_slots(self, state: Mapping[str, Any], optimizer_state: Mapping[str, Any], prefix: str = "") -> None:
+        """Overwrites all tables, with the slots of their optimizers, by what torchrec saved, so that the next step is that which torchrec would have made.
+
+            collection.load_with_slots(model.state_dict(), model.fused_optimizer.state_dict(), prefix="sparse.")
+
+        state, optimizer_state: of the sharded model and of its fused optimizer, as whole tensors: ShardedTensor.gather and DTensor.full_tensor make them.
+        prefix: of the names of this collection in both, such as "sparse."; names that begin otherwise are not looked at.
+        Adam counts steps, which are not in a state of torchrec: `use(client, first_step=…)` gives how many it has made. ValueError for a name or shape that is not
+        that of a table and its optimizer, before anything has changed.
+        """
+        states = optimizer_state.get("state")
+        if not isinstance(states, Mapping):
+            raise ValueError("optimizer_state: it has no mapping 'state'; give fused_optimizer.state_dict() of a model that torchrec has sharded")
+        group = "embedding_bags" if self._side_by_side else "embeddings"
+        wanted = {f"{prefix}{group}.{one.name}.weight": one for one in self._configs}
+        for what, names in (("state", state), ("optimizer_state", states)):
+            _check_saved_names(what, [name for name in names if name.startswith(prefix)], list(wanted))
+        of_tables = {one.name: _saved_table(key, state[key], states[key], one, self._tables[one.name].optimizer) for key, one in wanted.items()}
+        if "first_step" not in self._options and any(isinstance(table.optimizer, config.Adam) for table in self._tables.values()):
+            raise ValueError("optimizer_state: Adam's bias correction counts steps, which are not in a state of torchrec; give the number of those that it has made "
+                             "by use(client, first_step=…) before the collection is made")
+        model = self._declared()
+        for name, (weight, slots) in of_tables.items():
+            model.load_table(name, weight, slots)
+        model._known = True  # who loads goes on
 
     def reset_parameters(self) -> None:
         """Overwrites all tables with new first rows, of init_fn or uniform; the optimizer's state stays. Of several ranks, rank 0
