@@ -69,6 +69,22 @@ class IssuesTest(unittest.TestCase):
                 self.check_test(test)
 
 
+class ExamplesTest(unittest.TestCase):
+    """What this would catch: an example that no test starts, or only one that ctest does not run."""
+
+    def test_each_example_is_started_by_a_test_that_ctest_runs(self):
+        with open(os.path.join(HERE, "..", "CMakeLists.txt"), encoding="utf-8") as file:
+            registered = re.sub("#.*", "", file.read())
+        names = {f"test_{name}.py" for names in re.findall(r"foreach\(name ([^)]*)\)", registered) for name in names.split()}
+        started = set()
+        for name in names | set(re.findall(r"test_\w+\.py", registered)):
+            with open(os.path.join(HERE, name), encoding="utf-8") as file:
+                started |= set(re.findall(r'"(\w+\.py)"', file.read()))
+        examples = {name for name in os.listdir(os.path.join(HERE, "..", "examples")) if name.endswith(".py")}
+        self.assertGreater(len(examples), 10)
+        self.assertEqual(examples - started, set(), "give it a test, and add the test's file to client/python/CMakeLists.txt")
+
+
 class ReadmeTest(unittest.TestCase):
     def run_python(self, *arguments, timeout=600):
         done = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=timeout,
