@@ -68,13 +68,14 @@ class SlotsTest(ClusterTest):
 
     def test_the_next_step_is_that_of_torchrec(self):
         for number, (kind, formula, slots, options) in enumerate((
+                (torch.optim.SGD, lambda weight, slots, gradient, eps: weight - LR * gradient, {}, {}),
                 (torch.optim.Adagrad, adagrad, {"momentum1": False}, {"eps": 1e-10}),
                 (torch.optim.Adagrad, adagrad, {"momentum1": False}, {"eps": 0.01}),
                 (torch.optim.Adagrad, adagrad, {"momentum1": False}, {"eps": 1e-10, "initial_accumulator_value": 0.5}),
                 (compat.RowWiseAdagrad, row_wise_adagrad, {"momentum1": True}, {"eps": 0.01, "initial_accumulator_value": 0.5}),
                 (torch.optim.Adam, adam, {"momentum1": False, "exp_avg_sq": False}, {"eps": 1e-4}))):
             with self.subTest(kind=kind.__name__, **options):
-                self.check(self.make(kind, f"next_{number}", **options), formula, *self.saved(slots), options["eps"])
+                self.check(self.make(kind, f"next_{number}", **options), formula, *self.saved(slots), options.get("eps"))
 
     def test_a_prefix_and_rows_that_are_not_pooled(self):
         state, optimizer_state = self.saved({"momentum1": True}, "embeddings.t.weight", "sparse.")
