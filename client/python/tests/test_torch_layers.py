@@ -47,6 +47,49 @@ class StateTest(Case):
             net.load_state_dict(state)
 
 
+class RatesTest(Case):
+    """Would catch: a user who has to know which tables are stacked to give each a rate, and one who cannot and is not told what to write."""
+
+    def trained(self, name, rates=None, optimizers=(None, None, None), change=None, **options):
+        """The first row of each table after a step in which its gradient was 1."""
+        tables = [emberd.TableConfig(one, 8, 4, initializer=emberd.Constant(1.0), optimizer=optimizer) for one, optimizer in zip("abc", optimizers)]
+        made = emberd.torch.EmbeddingBagCollection(tables, client=self.client, model=name, optimizer=emberd.SGD(learning_rate=0.5), lr=rates, **options)
+        self.addCleanup(made.finish)
+        sparse = made.optimizer()
+        if change:
+            change(sparse.param_groups)
+        sum(one.sum() for one in made({one: torch.tensor([1]) for one in "abc"}).values()).backward()
+        sparse.step()
+        return made, [float(made.model.read_rows(one, [1])[0, 0]) for one in "abc"]
+
+    def test_rates_and_decays_by_table_need_no_stacks(self):
+        made, rows = self.trained("by_name", {"b": 0.25})
+        self.assertEqual(rows, [0.5, 0.75, 0.5])
+        stacks = {name: table.stack for name, table in made.model.tables.items()}
+        self.assertTrue(stacks["a"] == stacks["c"] != stacks["b"])  # those that are not named still share theirs
+        self.assertEqual([group["lr"] for group in made.optimizer(lr={"a": 0.125}).param_groups], [0.125, 0.25, 0.5])
+        self.assertEqual(self.trained("by_decay", weight_decay={"b": 0.5, "c": 0.0})[1], [0.5, 0.25, 0.5])
+        self.assertEqual(self.trained("by_optimizer", optimizers=(None, emberd.SGD(0.25), emberd.SGD(0.125)))[1], [0.5, 0.75, 0.875])
+        made, rows = self.trained("by_one", 0.25)
+        self.assertEqual((rows, len({table.stack for table in made.model.tables.values()})), ([0.75] * 3, 1))
+        # Of a name, later values are free, and equal ones do not make it another model.
+        self.trained("by_name", {"b": 0.5}, group="other", change=lambda groups: groups[1].update(lr=0.125))
+        kept = emberd.PlanConfig(groups=[emberd.StackGroup(["a", "c"])])
+        stacks = {name: table.stack for name, table in self.trained("planned", {"b": 0.25, "c": 0.5}, plan=kept)[0].model.tables.items()}
+        self.assertTrue(stacks["a"] == stacks["c"] != stacks["b"])
+        self.assertEqual(pickle.loads(pickle.dumps(made)).optimizer().param_groups[0]["lr"], 0.25)
+
+    def test_what_is_stacked_already_says_what_to_write(self):
+        for name, change, said in (
+                ("lr", {"lr": 0.25}, r"Make the module with lr=\{'b': ...\}, or lr_by_table=True for all tables, and a model of a new name, or of this one after "
+                                     r"client.drop_model\('lr'\); requires_grad_\(False, tables=\['b'\]\) freezes one"),
+                ("decay", {"weight_decay": 0.25}, r"with weight_decay=\{'b': ...\}, or lr_by_table"), ("clip", {"clip_weight_max": 0.5}, "Make the module with lr_by_table=True for all")):
+            with self.subTest(name), self.assertRaisesRegex(emberd.InvalidArgument, f"of table 'b' is not allowed beside .* of table 'a'; they are stacked, and share one. .*{said}"):
+                self.trained(name, change=lambda groups: groups[1].update(change))
+        with self.assertRaisesRegex(emberd.InvalidArgument, "lr: 'd' is not allowed; it must be one of the tables, a, b, c"):
+            self.trained("never", {"d": 0.25})
+
+
 class PretrainedTest(LayersCase):
     def test_it_looks_up_as_torchs(self):
         torch.manual_seed(1)

@@ -9,7 +9,7 @@ import itertools
 import threading
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple, Type, TypeVar, Union
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from .._jagged import (Columns, as_jagged, as_ragged_ids, has_lengths, is_jagged
                        rows_looked_up, split_jagged, to_array)
 from .._pace import Paces
 from .._place import checked, serves
+from .._stacking import apart, kind_of
 from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
 from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps, warn
 from ..trainer import Checkpointed
 from ._ahead import Ahead
-from ._optimizer import EmbeddingOptimizer
+from ._optimizer import EmbeddingOptimizer, by_table
 
 Value = TypeVar("Value")
 
@@ -98,6 +99,17 @@ def _list_of(given: Any, kind: Type[Value], what: str) -> List[Value]:
     return found
 
 
+def _plan_apart(plan: Optional[config.PlanConfig], tables: Sequence[config.TableConfig], optimizer: Union[config.Optimizer, str, None],
+                own: Set[str]) -> Optional[config.PlanConfig]:
+    """With stacks of their own for the tables `own`, but for those that the plan stacks. By names alone, so that a script with other rates finds its model."""
+    if not own:
+        return plan
+    grouped = {name for group in (plan.groups if plan else None) or () for name in group.tables}
+    groups = apart({one.name: one.name if one.name in own else None for one in tables if one.name not in grouped},
+                   {one.name: kind_of(one.embedding_dim, config.named(one.optimizer or optimizer or "adagrad", config.Optimizer, "optimizer")) for one in tables})
+    return dataclasses.replace(plan or config.PlanConfig(), groups=[*((plan.groups if plan else None) or ()), *groups]) if groups else plan
+
+
 def _declared(described: config.ModelConfig, client: Optional[Client], model: Union[str, Model]) -> Model:
     if not isinstance(model, Model):
         if checked(client) is None:
@@ -146,8 +158,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     first_step: the number of the first step of a group that is new, for Adam with bias_correction and others that count steps: rows and slots of a run elsewhere
       go on as they would there. A group that there is goes on from its own.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
-    lr_by_table: each table may have a learning rate of its own in each step. Otherwise tables with equal optimizers and widths may be
-      stacked, and share one. It is part of the plan, and so of a model that is declared.
+    lr, weight_decay: of every table, or of some by name: the defaults of `optimizer`. A table that is named is stacked with no other, so that its rate and decay may be
+      changed in each step; so is one whose optimizer differs from all others. That is part of the plan, and so of a model that is declared; a given emberd.Model keeps its own.
+    lr_by_table: as if `lr` named all tables, for those that begin with equal rates. Otherwise tables with equal optimizers and widths may be stacked, and share one.
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone: `optimizer()` trains them, and an optimizer of torch the rest of a model.
     Of an average, as of AveragedModel, the state has the step at which it was made: before it is evaluated or saved, give its module that of now, by
@@ -165,14 +178,19 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                  rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
                  accumulate: bool = False, partial: bool = False, optimizer: Union[config.Optimizer, str, None] = None, plan: Optional[config.PlanConfig] = None,
-                 seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0, lr_by_table: bool = False, first_step: int = 0) -> None:
+                 seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0, lr_by_table: bool = False, first_step: int = 0,
+                 lr: Union[float, Mapping[str, float], None] = None, weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
         super().__init__()
         tables = _list_of(tables, config.TableConfig, "tables")
+        names = [table.name for table in tables]
+        self._rates, self._decays = by_table(lr, names, "lr"), by_table(weight_decay, names, "weight_decay")
         features = None if features is None else _list_of(features, config.FeatureConfig, "features")
         if lr_by_table:
             if plan is not None and (plan.groups or plan.auto_stack):
                 raise ValueError("lr_by_table: not allowed together with a plan that stacks tables, for those of a stack share one rate")
             plan = dataclasses.replace(plan or config.PlanConfig(), auto_stack=False)
+        elif not isinstance(model, Model):
+            plan = _plan_apart(plan, tables, optimizer, {name for one in (lr, weight_decay) if isinstance(one, Mapping) for name in one})
         if reduction not in ("sum", "mean"):
             raise ValueError(f"reduction: {reduction!r} is not allowed; it must be 'sum' or 'mean'")
         if accumulate and pipelined:
@@ -253,7 +271,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Also of a module that was pickled before it had these."""
-        super().__setstate__({"_lock": _Lock(), "_of_turn": None, "_has_warned": False, "_all_frozen": False, **state})
+        super().__setstate__({"_lock": _Lock(), "_of_turn": None, "_has_warned": False, "_all_frozen": False, "_rates": {}, "_decays": {}, **state})
 
     def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
         """Freezes tables, or thaws them, from the next call on. Of a frozen one neither rows nor slots change, bit for bit, whatever its
@@ -321,11 +339,11 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def optimizer(self, lr: Union[float, Mapping[str, float], None] = None,
                   weight_decay: Union[float, Mapping[str, float], None] = None) -> "EmbeddingOptimizer":
-        """A torch.optim.Optimizer whose step is the update. lr: of every table, or of some by name; default: what the config says, or what the
-        table was declared with, where an emberd.Model was given and the config names no optimizer; `group["lr"]` is None then.
+        """A torch.optim.Optimizer whose step is the update. lr: of every table, or of some by name; default: that of the module, or what the config
+        says, or what the table was declared with, where an emberd.Model was given and the config names no optimizer; `group["lr"]` is None then.
 
         weight_decay: of every table, or of some by name: rows of the batch are multiplied by 1 - lr * weight_decay before their update, as
-        torch.optim.AdamW does, and SGD. It is `group["weight_decay"]` of the table's group; default: the config's weight_decay_factor.
+        torch.optim.AdamW does, and SGD. It is `group["weight_decay"]` of the table's group; default: that of the module, or the config's weight_decay_factor.
         """
         made = EmbeddingOptimizer(self, lr, weight_decay)
         self._optimizers.append(made)
@@ -627,10 +645,12 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 different = [name for name in {**values[first], **values[table]} if values[first].get(name) != values[table].get(name)]
                 if different:
                     name = {"learning_rate": "lr"}.get(different[0], different[0])
+                    own = {"lr": "lr", "weight_decay_factor": "weight_decay"}.get(name)
                     raise errors.InvalidArgument(
                         f"{name}: {values[table].get(different[0])} of table {table!r} is not allowed beside {values[first].get(different[0])} of table "
-                        f"{first!r}; they are stacked, and share one. lr_by_table=True of the module leaves tables unstacked, of a model that is "
-                        f"declared anew; requires_grad_(False, tables=[{table!r}]) freezes one")
+                        f"{first!r}; they are stacked, and share one. " + (f"Make the module with {own}={{{table!r}: ...}}" if own else "Make the module")
+                        + f"{', or' if own else ' with'} lr_by_table=True for all tables, and a model of a new name, or of this one after "
+                        f"client.drop_model({self.model.name!r}); requires_grad_(False, tables=[{table!r}]) freezes one")
         return {table: values[of_stack[self.model.tables[table].stack]] for table in values}
 
     def _update(self, values: Mapping[str, Dict[str, float]], checkpoint: Optional[str]) -> None:

@@ -53,7 +53,8 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
     def __init__(self, collection: "EmbeddingBagCollection", lr: Union[float, Mapping[str, float], None], weight_decay: Union[float, Mapping[str, float], None] = None) -> None:
         self.collection = collection
         names = [table.name for table in collection.config.tables]
-        rates, decays = _by_table(lr, names, "lr"), _by_table(weight_decay, names, "weight_decay")
+        rates = {**collection._rates, **by_table(lr, names, "lr")}
+        decays = {**collection._decays, **by_table(weight_decay, names, "weight_decay")}
         groups: List[Dict[str, Any]] = []
         said = {table.name: collection._optimizer_of(table) for table in collection.config.tables}
         for table in collection.config.tables:
@@ -178,7 +179,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
                 leaf.grad = None
 
 
-def _by_table(given: Union[float, Mapping[str, float], None], tables: Sequence[str], what: str) -> Dict[str, float]:
+def by_table(given: Union[float, Mapping[str, float], None], tables: Sequence[str], what: str) -> Dict[str, float]:
     """What is given of all tables, or of some by name."""
     values: Mapping[str, Any] = given if isinstance(given, Mapping) else {} if given is None else dict.fromkeys(tables, given)
     for name in values:
