@@ -53,6 +53,14 @@ class Progress:
     total_bytes: int  # as far as it is known; grows while saving
     elapsed: float  # seconds
 
+    @property
+    def bytes_per_second(self) -> float:
+        """Since it began; 0.0 before any time has passed."""
+        return self.bytes / self.elapsed if self.elapsed > 0 else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {_tables.size(self.bytes)} of {_tables.size(self.total_bytes)}, {_tables.size(self.bytes_per_second)}/s"
+
 
 ProgressCallback = Callable[[Progress], object]
 

@@ -249,6 +249,12 @@ class LoadingTest(ClusterTest):
         np.testing.assert_array_equal(model.table("t", slot="accumulator")[5:60], sums)
         self.assertEqual([(one.phase, one.bytes, one.total_bytes) for one in heard],
                          [("loading", 880 * part + min(160 * number, 880), 1760) for part in range(2) for number in range(1, 7)])
+        # Would catch: loading that prints no rate, or another one than that of all its bytes.
+        for one in heard:
+            self.assertAlmostEqual(one.bytes_per_second * one.elapsed, one.bytes, places=6)
+            self.assertRegex(str(one), r"^loading: .*B of 1.7 KiB, .*B/s$")
+        self.assertEqual(str(emberd.Progress("loading", 3 << 20, 6 << 20, 2.0)), "loading: 3.0 MiB of 6.0 MiB, 1.5 MiB/s")
+        self.assertEqual(emberd.Progress("saving", 5, 5, 0.0).bytes_per_second, 0)
         given = [weights, weights.astype(np.float64), weights.tolist(), np.asfortranarray(weights)]
         if has_torch():
             import torch
