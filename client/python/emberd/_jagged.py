@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import errors
 from ._records import check_mapping
-from .arrays import Floats, Ids, Ragged, Sparse, as_ints, as_ragged, as_row_ids, map_arrays, sparse_indices
+from .arrays import Dense, Floats, Ids, Ragged, Sequences, Sparse, as_ints, as_ragged, as_row_ids, map_arrays, sparse_indices
 from .client import Model
 
 
@@ -197,3 +198,28 @@ def largest(found: Any) -> torch.Tensor:
         return rows.sum(1)
     largest = rows.gather(1, rows.detach().argmax(1, keepdim=True)).squeeze(1)  # the first of equal ones
     return largest if dense else largest.masked_fill((found.lengths() == 0)[:, None], 0)
+
+
+def largest_of(found: torch.Tensor, ids: Any) -> torch.Tensor:
+    """`largest` of the rows of ids that `by_id` sent; one id of each sample is the largest of its own, and Sequences are not combined."""
+    if isinstance(ids, Ragged):
+        return largest(as_jagged(found, ids, None))
+    return largest(found) if not isinstance(ids, Sequences) and np.ndim(ids) == 2 else found
+
+
+def by_id(given: Any, name: str, why: str, padding_idx: Optional[int] = None) -> Sequences:
+    """Ids of which a row comes for each. why: no weights are taken."""
+    if isinstance(given, (Dense, Sparse)) or (isinstance(given, Ragged) and given.weights is not None):
+        raise TypeError(f'feature "{name}": {"weights are" if isinstance(given, Ragged) else f"a {type(given).__name__} is"} not allowed {why}')
+    return (Sequences(checked_ragged(given, name).values) if isinstance(given, Ragged) else
+            given if isinstance(given, Sequences) else Sequences(given, padding_idx))
+
+
+def checked_ragged(ids: Ragged, name: str) -> Ragged:
+    """Whose row splits the server does not see."""
+    values = np.shape(to_array(ids.values, f'feature "{name}": values'))
+    splits = as_ints(to_array(ids.row_splits, f'feature "{name}": row_splits'), f'feature "{name}": row_splits')
+    if splits.ndim != 1 or len(values) != 1 or splits.size == 0 or splits[0] != 0 or splits[-1] != values[0] or (np.diff(splits) < 0).any():
+        raise errors.InvalidArgument(f'feature "{name}": row_splits: {splits[:20].tolist()} are not allowed; they must be one-dimensional, begin with 0, not '
+                                     f"decrease, and end with the number of values, {list(values)}")
+    return ids

@@ -428,7 +428,7 @@ class TableConfig:
     name: 1 to 128 characters of [A-Za-z0-9_.-], unique in the model.
     vocabulary_size: rows, 1 to 2^40. Ids are 0 to vocabulary_size - 1.
     embedding_dim: columns, 1 to 8192.
-    combiner: of the rows of a sample: "mean" (default), "sum" or "sqrtn".
+    combiner: of the rows of a sample: "mean" (default), "sum" or "sqrtn"; in emberd.torch.EmbeddingBagCollection "max", too.
     initializer: or its name: "zeros", "normal", "truncated_normal", "row_id". Or a function of (offset, shape), which gives the rows from this one on,
       shape [rows, embedding_dim], and is called for one stretch of at most 8 MiB after the other where the model is declared first; or an array
       [vocabulary_size, embedding_dim]. Default: TruncatedNormal(0, 1/sqrt(embedding_dim)).

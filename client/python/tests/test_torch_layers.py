@@ -90,6 +90,55 @@ class RatesTest(Case):
             self.trained("never", {"d": 0.25})
 
 
+class LargestTest(Case):
+    """Would catch: a combiner that takes the sum, a row that is updated where none or another gave the maximum, and columns of another feature."""
+
+    def test_a_collection_takes_the_largest_as_torchs_bag_does(self):
+        from emberd.compat.jagged import KeyedJaggedTensor
+        torch.manual_seed(1)
+        first = {name: torch.randn(12, 3) for name in "ab"}
+        values, lengths = torch.tensor([1, 2, 3, 5, 1, 1, 7]), torch.tensor([3, 0, 1, 0, 2, 1])
+        matrix = torch.tensor([[1, 4], [4, 4], [9, 2]])
+        of_keys = {"a": (values[:4], torch.tensor([0, 3, 3])), "b": (values[4:], torch.tensor([0, 0, 2]))}
+        for name, options, ids, there in (
+                ("matrix", {}, {"a": matrix, "b": matrix}, dict.fromkeys("ab", (matrix, None))),
+                ("single", {}, {"a": matrix[:, 0], "b": matrix[:, 1]}, {"a": (matrix[:, :1], None), "b": (matrix[:, 1:], None)}),
+                ("ragged", {}, {"b": emberd.Ragged(*of_keys["b"][:1], torch.tensor([0, 0, 2, 3])), "a": emberd.Ragged(of_keys["a"][0], torch.tensor([0, 3, 3, 4]))}, of_keys),
+                ("keyed", {"pipelined": True}, KeyedJaggedTensor(["a", "b"], values, lengths=lengths), of_keys), ("parts", {"accumulate": True}, {"a": matrix, "b": matrix}, dict.fromkeys("ab", (matrix, None)))):
+            with self.subTest(name):
+                tables = [emberd.TableConfig(one, 12, 3, combiner="max" if one == "a" else "sum", initializer=rows.numpy()) for one, rows in first.items()]
+                made = emberd.torch.EmbeddingBagCollection(tables, client=self.client, model=f"largest_{name}", optimizer=emberd.SGD(1.0), **options)
+                self.addCleanup(made.finish)
+                sparse, bags = made.optimizer(), {one: torch.nn.EmbeddingBag.from_pretrained(rows.clone(), mode="max" if one == "a" else "sum", freeze=False) for one, rows in first.items()}
+                for _ in range(2 if name == "parts" else 1):
+                    found = made(ids)
+                    for one, bag in bags.items():
+                        expected = bag(*there[one])
+                        torch.testing.assert_close(found[one], expected)
+                        (found[one] * expected.detach()).sum().backward(retain_graph=True)
+                        (expected * expected.detach()).sum().backward()
+                    if name == "keyed":
+                        self.assertEqual((found.keys(), list(found.values().shape)), (["a", "b"], [3, 6]))
+                sparse.step()
+                made.finish()
+                for one, bag in bags.items():
+                    torch.testing.assert_close(torch.from_numpy(made.model.table(one)), (bag.weight - bag.weight.grad).detach(), rtol=1e-6, atol=1e-6)
+                served = emberd.torch.EmbeddingBagCollection(tables, model=made.model).eval()  # of a model that is there
+                copied, bag = pickle.loads(pickle.dumps(served)), torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(made.model.table("a")), mode="max")
+                for one in (served, copied):
+                    torch.testing.assert_close(one(ids)["a"], bag(*there["a"]))
+
+    def test_what_is_not_combined_so_is_refused(self):
+        table = emberd.TableConfig("t", 12, 3, combiner="max")
+        made = emberd.torch.EmbeddingBagCollection([table], client=self.client, model="weighted")
+        with self.assertRaisesRegex(TypeError, "feature \"t\": a Dense is not allowed with combiner 'max', which combines rows as they are; give a tensor of ids, or an emberd.Ragged"):
+            made({"t": emberd.Dense(torch.tensor([[1]]), torch.ones(1, 1))})
+        with self.assertRaisesRegex(emberd.InvalidArgument, "feature 't': output_shape is not allowed with combiner 'max'"):
+            emberd.torch.EmbeddingBagCollection([table], client=self.client, model="shaped", features=[emberd.FeatureConfig("t", "t", output_shape=(2,))])
+        bag = emberd.torch.EmbeddingBag(12, 3, client=self.client, model="bag", mode="max", table=table)
+        self.assertEqual(list(bag.eval()(torch.tensor([[1, 2]])).shape), [1, 3])
+
+
 class PretrainedTest(LayersCase):
     def test_it_looks_up_as_torchs(self):
         torch.manual_seed(1)

@@ -17,12 +17,12 @@ import torch.distributed
 
 from .. import _native, _records, config, errors
 from .._filling import is_given
-from .._jagged import (Columns, as_jagged, as_ragged_ids, has_lengths, is_jagged, learned_weights, pass_to_weights, prepare,
+from .._jagged import (Columns, as_jagged, as_ragged_ids, by_id, has_lengths, is_jagged, largest_of, learned_weights, pass_to_weights, prepare,
                        rows_looked_up, split_jagged, to_array)
 from .._pace import Paces
 from .._place import checked, serves
 from .._stacking import apart, kind_of
-from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, as_ints, concatenate
+from ..arrays import Dense, Hyper, Ids, Ragged, Sequences, Sparse, are_same, concatenate
 from ..client import Client, Lookup, Model
 from ..steps import RowsLost, Step, Steps, warn
 from ..trainer import Checkpointed
@@ -142,7 +142,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     """Tables of a cluster as a module: ids by feature in, activations [samples, embedding_dim] by feature out; of ids that are
     emberd.Sequences [samples, positions], [samples, positions, embedding_dim].
 
-    tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
+    tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none. The combiner may be "max", too, as EmbeddingBag's mode: of ids
+      [samples, k] or emberd.Ragged, without weights.
     features: emberd.FeatureConfig; default: one for each table, of its name.
     model: the name under which the tables are declared; or an emberd.Model that has these tables and features, as the one that serves
       a checkpoint: its optimizers are as they are there, and `client` is not needed. A table's combiner and quantization are those
@@ -196,6 +197,12 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
         if accumulate and pipelined:
             raise ValueError("accumulate: not allowed together with pipelined; each call must see all updates before it")
         given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else features
+        largest = {one.name for one in tables if str(one.combiner).lower() == "max"}  # no table of a cluster combines so
+        tables = [dataclasses.replace(one, combiner=None if isinstance(model, Model) else "sum") if one.name in largest else one for one in tables]
+        self._largest = frozenset(one.name for one in given if one.table in largest)  # features
+        for one in given:
+            if one.name in self._largest and one.output_shape:
+                raise errors.InvalidArgument(f"feature {one.name!r}: output_shape is not allowed with combiner 'max' of its table; leave it out, and reshape the activations")
         self.config = config.ModelConfig(model.name if isinstance(model, Model) else model, tables, given, optimizer, plan, seed)
         self.model: Model = _declared(self.config, client, model)
         # Rows that were given are on the cluster now. Those here would keep their memory, and go along with each copy of the module.
@@ -258,7 +265,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                     self._take(ahead)
             if moving is not own:
                 found = self._beside_frozen(own, found, jagged) if moving else self._evaluate(own, jagged)
-        return (self._pass_to_weights(found, weights, own, jagged) if weights else found), own
+        found = self._pass_to_weights(found, weights, own, jagged) if weights else found
+        return (self._combined(found, own, is_jagged(ids)) if self._largest else found), own
 
     def extra_repr(self) -> str:
         """As torch prints the module."""
@@ -271,7 +279,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Also of a module that was pickled before it had these."""
-        super().__setstate__({"_lock": _Lock(), "_of_turn": None, "_has_warned": False, "_all_frozen": False, "_rates": {}, "_decays": {}, **state})
+        super().__setstate__({"_lock": _Lock(), "_of_turn": None, "_has_warned": False, "_all_frozen": False, "_rates": {}, "_decays": {}, "_largest": frozenset(), **state})
 
     def requires_grad_(self, requires_grad: bool = True, tables: Optional[Sequence[str]] = None) -> "EmbeddingBagCollection":
         """Freezes tables, or thaws them, from the next call on. Of a frozen one neither rows nor slots change, bit for bit, whatever its
@@ -434,11 +442,19 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _prepare(self, own: Dict[str, Ids]) -> Dict[str, Ids]:
         """As they are sent."""
-        return own
+        if not self._largest:
+            return own
+        return {name: by_id(value, name, "with combiner 'max', which combines rows as they are; give a tensor of ids, or an emberd.Ragged without weights")
+                if name in self._largest else value for name, value in own.items()}
+
+    def _combined(self, found: Mapping[str, torch.Tensor], own: Mapping[str, Ids], jagged: bool) -> Any:
+        """The largest of the rows of a sample, of features of which rows have come for each id."""
+        result = {name: largest_of(found[name], own[name]) if name in self._largest else found[name] for name in (self.model.features if jagged else found) if name in found}
+        return KeyedTensor(result) if jagged else result
 
     def _side_by_side(self, ids: Any) -> bool:
         """Whether the activations are columns of one tensor."""
-        return is_jagged(ids)
+        return is_jagged(ids) and not self._largest
 
     def _send_ahead(self) -> None:
         for ahead in self._ahead:
@@ -735,6 +751,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
                 _native.whole(one, f"padding_idx of feature {name!r}", low=-2**63)
             Sequences(0, one, mask_zero)._padding(f"feature {name!r}")
         super().__init__(tables, client=client, model=model, features=features, **options)
+        self._largest = frozenset()
         self.padding_idx = {name: 0 if mask_zero else given.get(name) for name in names}
 
     @_uncompiled
@@ -762,14 +779,8 @@ class EmbeddingCollection(EmbeddingBagCollection):
         return self.padding_idx.get(name)
 
     def _prepare(self, own: Dict[str, Ids]) -> Dict[str, Ids]:
-        flat: Dict[str, Ids] = {}
-        for name, value in own.items():
-            if isinstance(value, (Dense, Sparse)) or (isinstance(value, Ragged) and value.weights is not None):
-                raise TypeError(f'feature "{name}": ' + ("weights are" if isinstance(value, Ragged) else f"a {type(value).__name__} is") +
-                                " not allowed for ids that are not combined; give a tensor of ids, and multiply its activations")
-            flat[name] = (Sequences(_checked_ragged(value, name).values) if isinstance(value, Ragged) else
-                          value if isinstance(value, Sequences) else Sequences(value, self._padding_of(name)))
-        return flat
+        return {name: by_id(value, name, "for ids that are not combined; give a tensor of ids, and multiply its activations", self._padding_of(name))
+                for name, value in own.items()}
 
     def _side_by_side(self, ids: Any) -> bool:
         return False
@@ -786,13 +797,3 @@ def _checked(ids: Any) -> Mapping[str, Any]:
     _records.check_mapping(ids, "ids")
     checked: Mapping[str, Any] = ids
     return checked
-
-
-def _checked_ragged(ids: Ragged, name: str) -> Ragged:
-    """Whose row splits the server does not see."""
-    values = np.shape(to_array(ids.values, f'feature "{name}": values'))
-    splits = as_ints(to_array(ids.row_splits, f'feature "{name}": row_splits'), f'feature "{name}": row_splits')
-    if splits.ndim != 1 or len(values) != 1 or splits.size == 0 or splits[0] != 0 or splits[-1] != values[0] or (np.diff(splits) < 0).any():
-        raise errors.InvalidArgument(f'feature "{name}": row_splits: {splits[:20].tolist()} are not allowed; they must be one-dimensional, begin with 0, not '
-                                     f"decrease, and end with the number of values, {list(values)}")
-    return ids

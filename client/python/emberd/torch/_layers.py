@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from .. import _native, _tables, arrays, config, errors
-from .._jagged import largest, to_array
+from .._jagged import checked_ragged, largest, to_array
 from .._loading import stretches
 from ..arrays import Dense, Ids, Ragged, as_ints
 from ..client import Client, Model
-from ._collection import EmbeddingBagCollection, EmbeddingCollection, _checked_ragged, _uncompiled
+from ._collection import EmbeddingBagCollection, EmbeddingCollection, _uncompiled
 from ._optimizer import EmbeddingOptimizer
 from ._rows import HOW, Rows
 
@@ -276,7 +276,7 @@ class EmbeddingBag(_OneTable):
         kept = (input != self.padding_idx).reshape(-1)
         before = np.append(0, np.cumsum(to_array(kept, "input")))  # how many stay, of those before each id
         samples = len(input) if input.dim() else 1
-        splits = (_checked_ragged(ids, self.feature).row_splits if isinstance(ids, Ragged) else
+        splits = (checked_ragged(ids, self.feature).row_splits if isinstance(ids, Ragged) else
                   np.arange(samples + 1) * (input.numel() // max(1, samples)))
         if weights is not None and weights.shape == input.shape:
             weights = weights.reshape(-1)[kept]
