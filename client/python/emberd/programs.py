@@ -296,6 +296,9 @@ class BundlePart(_native.Uncopied):
     def __init__(self, bundle: Bundle, places: Tuple[int, ...]) -> None:
         self._bundle, self._places = bundle, places
 
+    def __repr__(self) -> str:
+        return f"emberd.BundlePart({', '.join(map(str, self._places))})"
+
     def __getitem__(self, place: int) -> "BundlePart":
         return BundlePart(self._bundle, (*self._places, _native.whole(place, "place", 0)))
 
@@ -448,6 +451,9 @@ class ChainedResult(_native.Uncopied):
     def __init__(self, chain: "Chain", place: int, names: Sequence[str], element: int = 0) -> None:
         self._chain, self._place, self._names, self._element = chain, place, names, element
 
+    def __repr__(self) -> str:
+        return f"emberd.ChainedResult({', '.join(self._names)})"
+
     def __getitem__(self, name: str) -> "ChainedResult":
         if name not in self._names:
             raise KeyError(f"{name!r} is not a result; there are {', '.join(self._names) or 'none'}")
@@ -465,6 +471,9 @@ class Chain(_native.Uncopied):
         self._added: List[Tuple[Program, Sequence[Any], Dict[str, Tuple[int, ...]], Optional[int], int]] = []
         self._key: Optional[Dict[str, Any]] = None
         self._done = False
+
+    def __repr__(self) -> str:
+        return f"emberd.Chain({', '.join(program.kind for program, *_ in self._added)})"
 
     def add(self, program: Program, *arguments: Argument, step: Optional[int] = None, hyper: Optional[Hyper] = None) -> ChainedResult:
         """One more program, with the arguments that it takes, or with what an earlier `add` gave. Returns what its result can be used by."""

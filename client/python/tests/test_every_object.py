@@ -1,8 +1,9 @@
 """Every public object of the package: copied, pickled and read back here and in other processes, used in a forked child that ends
-by sys.exit and by os._exit, used after its end, ended twice, and let go of while another thread uses it.
+by sys.exit and by os._exit, used after its end, ended twice, let go of while another thread uses it, and shown.
 
 What this would catch: a handle of the library that is freed twice or used after it was freed, which ends the process; a child or
-an interpreter that never ends; a copy that answers something else than its original; and a refusal that does not say what to do.
+an interpreter that never ends; a copy that answers something else than its original; a refusal that does not say what to do; and an
+object without a repr of its own.
 
 Each kind runs in a child process of its own, forked before the library is loaded, whose end is waited for. A public class without
 a way to make it in every_kind.py fails this test. PyTorch, JAX and Keras are swept where they are installed.
@@ -43,6 +44,12 @@ def agrees(kind, thing, before, may=REFUSED):
     except may as error:
         return None if str(error) else f"{error!r} says nothing"
     return None if after == before else f"it answers {after}, not {before}"
+
+
+def shows(kind, world):
+    """In a debugger or a notebook it says what it is, and not where it lies in memory."""
+    thing = kind.make(world)
+    return None if repr(thing) and type(thing).__repr__ is not object.__repr__ else f"its repr is {thing!r}"
 
 
 def copies(how):
@@ -162,7 +169,7 @@ def leaves(kind, world):
 
 
 ACTIONS = {
-    "copy.copy": copies(copy.copy), "copy.deepcopy": copies(copy.deepcopy), "pickle": copies(lambda one: pickle.loads(pickle.dumps(one))),
+    "repr": shows, "copy.copy": copies(copy.copy), "copy.deepcopy": copies(copy.deepcopy), "pickle": copies(lambda one: pickle.loads(pickle.dumps(one))),
     "pickle for others": pickles, "fork and sys.exit": forks(sys.exit), "fork and os._exit": forks(os._exit), "end twice": ends,
     "outlive its client": outlives, "lose it to a thread": loses, "exit while a thread uses it": leaves,
 }
