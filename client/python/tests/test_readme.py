@@ -143,6 +143,31 @@ class ReadmeTest(unittest.TestCase):
         self.assertGreater(float(re.search(r"recall=(\S+)", said)[1]), 0.2)  # guessing has 0.03
 
     @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_tables_learn_at_their_own_rates_and_one_is_frozen(self):
+        """Would catch: a scheduler that does not reach the tables, rates that the tables of a stack must share, and a frozen row that moves."""
+        said = self.run_python(os.path.join(HERE, "..", "examples", "own_rates.py"))
+        user, item, right, frozen = re.search(r"user=(\S+) item=(\S+) right=(\S+) frozen=(\w+)", said).groups()
+        self.assertEqual((float(user), float(item), frozen), (5.0, round(3 * 0.995 ** 400, 4), "True"))
+        self.assertGreater(float(right), 0.9)  # saying that all are liked has 0.6
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_a_trained_table_of_torch_moves_and_goes_on(self):
+        """Would catch: slots or a number of steps that do not move, and a part of a checkpoint that is left out without a word."""
+        said = self.run_python(os.path.join(HERE, "..", "examples", "moved_tables.py"))
+        step, apart, left, frozen = re.search(r"step=(\d+) apart=(\S+) left=(\d) frozen=(\w+)", said).groups()
+        self.assertLess(float(apart), 1e-4)  # with slots of zero it is 1.1, and from step 0 0.4
+        self.assertEqual((step, left, frozen), ("100", "2", "True"))
+        self.assertIn("not taken: table 'words': rows 500 to 599, which the source does not have\n", said)
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_the_strongest_tag_decides_and_a_loop_is_left_and_begun_again(self):
+        """Would catch: ids of a loop that was left which make steps, or refuse the next loop; and rows that are summed."""
+        said = self.run_python(os.path.join(HERE, "..", "examples", "tags_torch.py"))
+        steps, right = re.search(r"steps=(\d+) loss=\S+ right=(\S+)", said).groups()
+        self.assertEqual(steps, "220")
+        self.assertGreater(float(right), 0.9)  # saying that none is liked has 0.7
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
     def test_movielens_is_learned_as_by_plain_torch(self):
         script = os.path.join(HERE, "..", "examples", "movielens.py")
         data = os.path.join(ROOT, "tests", "data", "movielens")
