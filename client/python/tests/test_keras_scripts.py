@@ -1,6 +1,6 @@
-"""What scripts for keras-rs find by the one changed import. KERAS_BACKEND says on which backend.
+"""What scripts for keras-rs find by the one changed import, and towers that are called alone. KERAS_BACKEND says on which backend.
 
-What this would catch: a layer of keras-rs that the import hides, and an error that does not say what to do.
+What this would catch: a layer of keras-rs that the import hides, a feature that is trained in a step that leaves it out, and an error that does not say what to do.
 """
 
 import sys
@@ -10,6 +10,9 @@ import unittest.mock
 from cluster import emberd, main
 
 from test_keras import Case, keras_rs  # skips where there is no Keras
+
+import keras
+import numpy as np
 
 
 class NamesTest(Case):
@@ -36,6 +39,53 @@ class NamesTest(Case):
             self.assertEqual(emberd.keras.layers.TableConfig("t", 8, 4).name, "t")
             with self.assertRaisesRegex(AttributeError, "has no attribute '__path_of__'$"):
                 emberd.keras.__path_of__
+
+
+class PartialTest(Case):
+    def towers(self, table=None, **options):
+        """The items are in a dict of their own, as a sequence with a mask."""
+        return self.make({"user": emberd.keras.FeatureConfig("user", table or self.table("users"), (8,), (8, 4)),
+                          "of": {"item": emberd.keras.FeatureConfig("item", self.table("items"), (8, 2), (8, 2, 4), mask_zero=True)}}, **options)
+
+    def test_towers_are_trained_alone_and_together(self):
+        """Would catch: a row of the other tower that moves, a tower that is not trained, and a result that has what was left out."""
+        layer = self.towers(partial=True)
+
+        class Sum(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                return sum(keras.ops.sum(one, range(1, len(one.shape))) for one in keras.tree.flatten(self.layer(inputs, training=training)))
+
+        user, item = {"user": np.ones(8, np.int32)}, {"of": {"item": np.full((8, 2), 2, np.int32)}}
+        expected = np.zeros(2)
+        for ids in (user, item, {**user, **item}):
+            for prepared in (ids, layer.preprocess(ids)):
+                self.assertEqual(set(layer(prepared)), set(ids))
+                self.assertEqual(set(layer.compute_mask(prepared)), set(ids))
+                net = Sum()
+                net.compile(optimizer="sgd", loss=lambda _, found: found)
+                net.train_on_batch(prepared, np.zeros(8, np.float32))
+                layer.finish()
+                expected -= np.array(["user" in ids, 2 * ("of" in ids)]) * 0.5  # its 8 or 16 lookups, at a rate of 0.5, of a mean over 8
+                self.assertEqual([layer.tables.read_rows(name, [row])[0, 0] for name, row in (("users", 1), ("items", 2))], expected.tolist())
+        tower = keras.Model(one := {"user": keras.Input((), 8, dtype="int32", name="user")}, layer(one))
+        self.assertEqual({name: value.shape for name, value in tower.predict(user, verbose=0).items()}, {"user": (8, 4)})
+        self.assertTrue(emberd.keras.DistributedEmbedding.from_config(layer.get_config())._held.options["partial"])
+
+    def test_what_is_missing_says_how_it_may_be(self):
+        """Would catch: an error that leaves open what to do, and calls of different features that make one step."""
+        ids = {"user": np.ones(8, np.int32)}
+        with self.assertRaisesRegex(ValueError, r"inputs: \['user'\] is not allowed; .* a dict of user, of. Give all; or make the layer with partial=True"):
+            self.towers().preprocess(ids)
+        for wrong in ({}, {"users": ids["user"]}, {**ids, "of": {}}):
+            with self.assertRaisesRegex(ValueError, "is not allowed; the structure must be that of feature_configs, a dict of [a-z, ]*$"):
+                self.towers(partial=True).preprocess(wrong)
+        optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+        with self.assertRaisesRegex(ValueError, "partial: True is not allowed with gradient_accumulation_steps"):
+            self.towers(self.table("users", optimizer=optimizer), partial=True)(ids)
 
 
 if __name__ == "__main__":

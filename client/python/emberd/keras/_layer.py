@@ -8,7 +8,7 @@ import functools
 import math
 import sys
 import warnings
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Container, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import keras
 import numpy as np
@@ -35,30 +35,34 @@ NAMED = "named_tuple"  # in the config of the layer: name and fields of one
 NONE = -1  # the id that fills samples up where the combiner is max
 
 
-def _leaves(structure: Any, values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[FeatureConfig, Any]]:
-    """Features of a nested structure, each with what `values` has at its place."""
+def _leaves(structure: Any, values: Any, partial: bool = False, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[FeatureConfig, Any]]:
+    """Features of a nested structure, each with what `values` has at its place. partial: dicts may leave some of them out."""
     if isinstance(structure, Mapping):
-        if not isinstance(values, Mapping) or set(values) != set(structure):
+        given = set(values) if isinstance(values, Mapping) else set()
+        if given != set(structure) and not (partial and given and given < set(structure)):
             has = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+            only_missing = given and given < set(structure)
             raise ValueError(f"inputs{''.join(f'[{one!r}]' for one in path)}: {has} is not allowed; the structure must be that "
-                             f"of feature_configs, a dict of {', '.join(map(str, structure))}")
-        for key in structure:
-            yield from _leaves(structure[key], values[key], (*path, key))
+                             f"of feature_configs, a dict of {', '.join(map(str, structure))}"
+                             + (". Give all; or make the layer with partial=True: then those that are given are looked up and trained" if only_missing else ""))
+        for key in (key for key in structure if key in given):
+            yield from _leaves(structure[key], values[key], partial, (*path, key))
     elif isinstance(structure, (list, tuple)):
         if not isinstance(values, (list, tuple)) or len(values) != len(structure):
             raise ValueError(f"inputs{''.join(f'[{one!r}]' for one in path)}: the structure must be that of feature_configs, a "
                              f"list of {len(structure)}")
         for index, one in enumerate(structure):
-            yield from _leaves(one, values[index], (*path, index))
+            yield from _leaves(one, values[index], partial, (*path, index))
     else:
         yield structure, values
 
 
-def _pack(structure: Any, get: Callable[[FeatureConfig], Any]) -> Any:
+def _pack(structure: Any, names: Container[str], get: Callable[[FeatureConfig], Any]) -> Any:
+    """Of the features with these names."""
     if isinstance(structure, Mapping):
-        return {key: _pack(one, get) for key, one in structure.items()}
+        return {key: _pack(one, names, get) for key, one in structure.items() if any(feature.name in names for feature, _ in _leaves(one, one))}
     if isinstance(structure, (list, tuple)):
-        return _like(structure, (_pack(one, get) for one in structure))
+        return _like(structure, (_pack(one, names, get) for one in structure))
     return get(structure)
 
 
@@ -111,6 +115,8 @@ class _Tables:
         stacking = options.pop("table_stacking")
         optimizers = {name: one.as_it_is() for name, one in self.optimizers.items()}  # its rate may have been set since
         calls = {name: one.calls for name, one in optimizers.items()}
+        if options["partial"] and max(calls.values()) > 1:
+            raise ValueError("partial: True is not allowed with gradient_accumulation_steps, whose calls make one step of the same features")
         if len(set(calls.values())) > 1:
             raise ValueError(f"gradient_accumulation_steps: {calls} are not allowed; the optimizers of all tables of a layer must have the same")
         self.accumulates = max(calls.values()) > 1
@@ -188,6 +194,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
       else its tables were declared with stays as it is and is not compared: initializers, and other numbers of optimizers, as
       Adam's, which is to have bias_correction=False and sum_inside_sqrt=False.
     group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
+    partial: a call may leave features of a dict out, as one tower of two does: it looks up, trains and returns those that it has.
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
     the layer once, with all features. Evaluation and prediction only look up. A call without `training=True`, as in a loop of
@@ -213,7 +220,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     def __init__(self, feature_configs: Any, *, table_stacking: Any = "auto", update_stats: bool = False,
                  client: Optional[Client] = None, model: Union[str, Model, None] = None, group: str = "train",
-                 rank: Optional[int] = None, size: Optional[int] = None, patience: float = 60.0, **kwargs: Any) -> None:
+                 rank: Optional[int] = None, size: Optional[int] = None, patience: float = 60.0, partial: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._convert_input_args = False  # ragged ids are lists of arrays
         self.supports_masking = any(_masks(feature) for feature, _ in _leaves(feature_configs, feature_configs))
@@ -221,7 +228,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         self.supports_jit = keras.backend.backend() != "tensorflow"  # XLA of TensorFlow, which Keras takes where there is a GPU, has no calls of Python
         self.update_stats = update_stats
         self._held = _Tables(feature_configs, dict(client=checked(client), model=model, group=group, rank=rank, size=size,
-                                                   patience=patience, table_stacking=table_stacking))
+                                                   patience=patience, partial=partial, table_stacking=table_stacking))
 
     def __dir__(self) -> List[str]:
         """Without what asks the cluster, or waits for other ranks, where Keras looks at all there is for parts to save."""
@@ -307,9 +314,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     def _prepare(self, inputs: Any, weights: Any = None, sent: bool = False) -> Any:
         """sent: the ids go to the cluster from here, and not through the backend."""
         self._raise_refused()
-        structure = self._held.structure
-        given = {feature.name: value for feature, value in _leaves(structure, inputs)}
-        scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
+        given = {feature.name: value for feature, value in self._given(inputs)}
+        scales = {} if weights is None else {feature.name: value for feature, value in self._given(weights)}
         for name, value in given.items():
             _check_kind(name, value)
             _check_shapes(self._held.features[name], value, scales.get(name))
@@ -332,13 +338,19 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
                 ids[name] = Sequences(ids[name].ids, padding_idx=NONE)
         return ids
 
+    def _given(self, inputs: Any) -> Iterator[Tuple[FeatureConfig, Any]]:
+        return _leaves(self._held.structure, inputs, self._held.options["partial"])
+
+    def _packed(self, names: Container[str], get: Callable[[FeatureConfig], Any]) -> Any:
+        return _pack(self._held.structure, names, get)
+
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """In the structure of feature_configs: where an id stands that is not padding, bool (samples, positions), of the
         features with mask_zero, and None for others."""
         prepared = inputs[PREPROCESSED]["emberd"] if isinstance(inputs, Mapping) and PREPROCESSED in inputs else None
-        given = {feature.name: prepared[feature.name]["ids"] if prepared else value
-                 for feature, value in _leaves(self._held.structure, self._held.structure if prepared else inputs) if _masks(feature)}
-        return _pack(self._held.structure, lambda feature: keras.ops.not_equal(given[feature.name], 0) if feature.name in given else None)
+        given = {name: parts["ids"] if _masks(self._held.features[name]) else None for name, parts in prepared.items()} if prepared else {
+            feature.name: value if _masks(feature) else None for feature, value in self._given(inputs)}
+        return self._packed(given, lambda feature: keras.ops.not_equal(given[feature.name], 0) if _masks(feature) else None)
 
     def call(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """inputs: integers (samples,) or (samples, ids of a sample) in the structure of feature_configs; or what `preprocess`
@@ -355,7 +367,7 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         prepared = inputs[PREPROCESSED]
         ids = self._ids(prepared)
         found = self._held.call(self.token, ids, bool(training), prepared.get("step"), refused)
-        return _pack(self._held.structure, lambda feature: _rolled(feature, _combined(feature, found[feature.name], ids[feature.name])))
+        return self._packed(ids, lambda feature: _rolled(feature, _combined(feature, found[feature.name], ids[feature.name])))
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,
                  inputs: Optional[Callable[[Any], Any]] = None) -> Iterator[Tuple[Any, Any]]:
@@ -395,7 +407,10 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
         """In the structure of feature_configs."""
-        return _pack(self._held.structure, lambda feature: tuple(feature.output_shape))
+        names: Container[str] = self._held.features
+        if self._held.options["partial"]:
+            names = input_shapes[PREPROCESSED]["emberd"] if PREPROCESSED in input_shapes else [feature.name for feature, _ in self._given(input_shapes)]
+        return self._packed(names, lambda feature: tuple(feature.output_shape))
 
     def get_embedding_tables(self) -> Dict[str, Any]:
         """Copies of the tables as they are now, (vocabulary_size, embedding_dim) by name. Of large ones read parts:
