@@ -1,15 +1,19 @@
-"""What scripts for keras-rs find by the one changed import, and towers that are called alone. KERAS_BACKEND says on which backend.
+"""What scripts for keras-rs find by the one changed import, towers that are called alone, and the example of sequences. KERAS_BACKEND says on which backend.
 
 What this would catch: a layer of keras-rs that the import hides, a feature that is trained in a step that leaves it out, and an error that does not say what to do.
 """
 
+import contextlib
+import io
+import os
+import re
 import sys
 import unittest
 import unittest.mock
 
 from cluster import emberd, main
 
-from test_keras import Case, keras_rs  # skips where there is no Keras
+from test_keras import HERE, Case, keras_rs, module_of  # skips where there is no Keras
 
 import keras
 import numpy as np
@@ -86,6 +90,19 @@ class PartialTest(Case):
         optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
         with self.assertRaisesRegex(ValueError, "partial: True is not allowed with gradient_accumulation_steps"):
             self.towers(self.table("users", optimizer=optimizer), partial=True)(ids)
+
+
+class SequencesTest(Case):
+    @unittest.skipUnless(keras_rs, "SKIP: keras-rs is not installed")
+    def test_the_example_learns_and_says_what_it_refuses(self):
+        """Would catch: padding that counts in the mean, rates of tables that the callback leaves, and an error of a framework in place of an IndexError."""
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            module_of(os.path.join(HERE, "..", "examples", "sequences_keras.py")).main()
+        self.assertRegex(said.getvalue(), r"(?m)^refused: feature 'next': id at position 0 is \d+; allowed: \[0, 200\)$")
+        right, rate = map(float, re.search(r"right=(\S+) rate=(\S+)", said.getvalue()).groups())
+        self.assertGreater(right, 0.9)  # half of the next items fit
+        self.assertLess(rate, 0.02)  # what the table was declared with
 
 
 if __name__ == "__main__":
