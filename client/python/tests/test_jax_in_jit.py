@@ -396,11 +396,19 @@ class NnxTest(Case):
         np.testing.assert_allclose(net.dense.kernel[...], plain["kernel"], atol=1e-5)
         self.assertEqual(float(net.embed.token[...]), 0)
 
-    def test_the_example_with_tags(self):
-        said = subprocess.run([sys.executable, "-B", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "tags_flax.py"), "--address", self.cluster.address],
+    def run_example(self, name):
+        said = subprocess.run([sys.executable, "-B", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", name), "--address", self.cluster.address],
                               capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"})
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertGreater(float(re.search(r"right=(\S+)", said.stdout)[1]), 0.9)  # half of the items are liked
+        return said.stdout
+
+    def test_the_example_with_tags(self):
+        self.run_example("tags_flax.py")
+
+    def test_the_example_with_sequences(self):
+        """Would catch: padding that is looked up, and an error of JAX in place of an IndexError."""
+        self.assertRegex(self.run_example("sequences_jax.py"), r"(?m)^refused: feature 'next': id at position 0 is \d+; allowed: \[0, 200\)$")
 
     def test_a_layer_that_takes_the_largest(self):
         random = np.random.default_rng(7)
