@@ -131,6 +131,10 @@ class ConfigTest(ClusterTest):
         model = self.client.declare(emberd.ModelConfig("frozen", [emberd.TableConfig("t", 8, 4, initializer=emberd.RowId())],
                                                        [emberd.FeatureConfig("t", "t")], optimizer=emberd.NoOptimizer()))
         self.assertEqual(model.lookup({"t": [3]})["t"].tolist(), [[3] * 4])
+        # Beside a table that is trained there is none: a rate of 0 holds its rows.
+        tables = [emberd.TableConfig(name, 8, 4, optimizer=one) for name, one in (("trained", emberd.SGD()), ("still", emberd.NoOptimizer()))]
+        with self.assertRaisesRegex(emberd.InvalidArgument, r"tables\[1\]\.optimizer: none is not allowed; it must be none for all tables of a model, or for no table"):
+            self.client.declare(emberd.ModelConfig("partly_frozen", tables, [emberd.FeatureConfig(one.name, one.name) for one in tables]))
 
     def test_every_enum_is_taken_in_either_case(self):
         cases = {"combiner": "Combiner", "update_rounding": "UpdateRounding",

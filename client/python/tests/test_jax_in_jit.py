@@ -272,6 +272,21 @@ class InJitTest(Case):
         emb.finish()
         self.assertEqual(emb.model.read_rows("t", [1])[0, 0], 0.25 - 1 - 0.5 - 0.25)
 
+    def test_tables_have_rates_of_their_own(self):
+        """Would catch: the rate of one table for another, a table without one that has not its own, and a rate of 0 that moves rows or holds others."""
+        tables = [emberd.TableConfig(name, ROWS, DIM, combiner="sum", initializer=emberd.RowId(), optimizer=optimizer) for name, optimizer in (
+            ("a", emberd.SGD()), ("b", emberd.SGD()), ("c", emberd.SGD(learning_rate=2)), ("still", emberd.SGD()))]
+        emb = self.make(model=emberd.ModelConfig("rates", tables, [emberd.FeatureConfig(one.name, one.name) for one in tables],
+                                                 plan=emberd.PlanConfig(auto_stack=False)))
+        schedules = {"a": optax.piecewise_constant_schedule(1.0, {1: 0.5}), "b": optax.constant_schedule(0.25), "still": lambda step: 0.0}
+        hyper = lambda step: {name: {"learning_rate": schedule(step)} for name, schedule in schedules.items()}  # noqa: E731
+        loss = lambda token, ids: sum(one.sum() for one in emb.in_jit(token, ids, hyper=hyper).values())  # noqa: E731
+        step_of, ids = jax.jit(jax.value_and_grad(loss)), {one.name: np.array([9]) for one in tables}
+        found = [float(step_of(emb.token(), ids)[0]) for _ in range(2)]
+        emb.finish()
+        self.assertEqual(found, [4 * 9 * DIM, (4 * 9 - 1 - 0.25 - 2) * DIM])
+        self.assertEqual([emb.model.read_rows(one.name, [9])[0, 0] for one in tables], [9 - 1 - 0.5, 9 - 0.25 * 2, 9 - 2 * 2, 9])
+
     def test_a_step_without_its_backward_pass_is_skipped(self):
         for ahead in (False, True):
             emb = self.make(f"skipped_{ahead}")
