@@ -83,7 +83,7 @@ class LookupTest(ClusterTest):
         for ids, error, text in ((np.array([1.5]), TypeError, 'feature "t": float64'),
                                  (np.zeros((2, 2, 2), int), ValueError, r"\[2, 2, 2\]"),
                                  (np.array([True]), TypeError, "bool"),
-                                 (np.array([64]), emberd.OutOfRange, "64"),
+                                 (np.array([63, 64]), IndexError, r"^feature 't': id at position 1 is 64; allowed: \[0, 64\)$"),
                                  (emberd.Ragged([1, 2], [0, 1]), emberd.InvalidArgument, "row_splits"),
                                  (emberd.Sparse([[1, 0], [0, 0]], [1, 2], 2), emberd.InvalidArgument, "indices")):
             with self.assertRaisesRegex(error, text):

@@ -149,13 +149,13 @@ class ExampleTest(Case):
 class LayerTest(Case):
     def test_ragged_ids_with_weights(self):
         layer = self.make()
-        ids = [[1, 2], [], [3], [1], [], [], [], []]
-        weights = [[1.0, 2.0], [], [0.5], [1.0], [], [], [], []]
+        ids = [[1, 2, 4, 5], [], [3], [1], [], [], [], []]  # two were declared
+        weights = [[1.0, 2.0, 3.0, 4.0], [], [0.5], [1.0], [], [], [], []]
         with self.assertRaisesRegex(ValueError, "weights: not allowed with what `preprocess` gave"):
             layer(layer.preprocess(ids), np.ones((8, 2), np.float32))
         self.assertEqual(self.train(layer, ids, 2, weights)[0], 0)
         rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
-        self.assertEqual(rows[:5, 0].tolist(), [0, -2, -2, -0.5, 0])
+        self.assertEqual(rows[:7, 0].tolist(), [0, -2, -2, -0.5, -3, -4, 0])
 
     def test_ragged_weights_that_are_not_those_of_the_ids(self):
         layer, ids = self.make(), [[1, 2], [3]]

@@ -90,6 +90,20 @@ class StatisticsTest(ClusterTest):
             self.assertTrue(0 < one.table_bytes < one.table_budget_bytes < one.memory_bytes, one)
             self.assertLess(1 << 20, one.resident_bytes)
 
+    def test_no_limits_are_needed(self):
+        """Would catch: a limit that holds where none is set: an id that is dropped, or a batch that is refused. The default of keras-rs is 256 ids in a
+        partition."""
+        model = self.declare(rows=8192)
+        ids = np.concatenate([np.arange(8192), np.full(8192, 7)])
+        with model.train("run") as stream:
+            stream.lookup({"t": ids})
+            stream.update({"t": np.ones((len(ids), 4), np.float32)})
+        np.testing.assert_array_equal(model.table("t")[:, 0], -np.bincount(ids))
+        limits = model.limits()[model.tables["t"].stack]
+        self.assertEqual((limits.max_ids_per_partition, limits.max_unique_ids_per_partition), (0, 0))
+        self.assertGreater(limits.largest_unique_ids_per_partition, 256)
+        self.assertEqual(model.statistics().dropped_ids, 0)
+
     def test_limits_of_the_live_model(self):
         model = self.declare(tables=("a", "b"), max_ids_per_partition=96, max_unique_ids_per_partition=80)
         train(model, 5)

@@ -556,6 +556,15 @@ class GroupTest(ClusterTest):
                 rank.join()
             self.assertEqual(model.read_rows("t", [0, 1, 5])[:, 0].tolist(), [-6, -6, -12])
 
+    def test_an_async_rank_waits_for_no_other(self):
+        """Would catch: a step that waits for the other rank, which makes none: one of a sync or a bounded group ends with DeadlineExceeded."""
+        model = self.declare()
+        with model.train("run", 0, 2, consistency="async", step_timeout=5.0) as stream, model.train("run", 1, 2, consistency="async", step_timeout=5.0):
+            for _ in range(6):
+                stream.lookup({"t": [1]})
+                stream.update({"t": ONE})
+            self.assertEqual(model.read_rows("t", [1])[0, 0], -6)
+
     def test_a_run_that_is_over_is_forgotten(self):
         model = self.declare()
         client = model.client
