@@ -394,14 +394,22 @@ class Client:
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
+def _living() -> List[Client]:
+    while True:
+        try:
+            return list(_clients)
+        except RuntimeError:  # another thread connects, and the set has changed meanwhile
+            continue
+
+
 def open_client(addresses: Sequence[str]) -> Optional[Client]:
     """One that this process has to these addresses."""
-    return next((one for one in list(_clients) if one._handle.open and one.addresses == list(addresses)), None)
+    return next((one for one in _living() if one._handle.open and one.addresses == list(addresses)), None)
 
 
 def _connect_again(addresses: List[str], options: Dict[str, Any]) -> Client:
     """A copy. It keeps a cluster of this process alive, too."""
-    cluster = next((one._cluster for one in list(_clients) if one._cluster is not None and one.addresses == list(addresses)), None)
+    cluster = next((one._cluster for one in _living() if one._cluster is not None and one.addresses == list(addresses)), None)
     client = connect(addresses, **options)
     client._cluster = cluster
     return client

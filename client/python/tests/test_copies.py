@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
 import warnings
 
 from cluster import ClusterTest, counting_model, emberd, has_torch, main
@@ -57,6 +58,19 @@ class CopiesTest(ClusterTest):
         things["stream"].lookup({"t": [1]})
         things["stream"].update({"t": np.ones((1, 4))})
         self.assertEqual(things["model"].read_rows("t", [1])[0, 0], -1)
+
+    def test_another_thread_may_connect_while_a_copy_looks_for_its_client(self):
+        """Would catch: "Set changed size during iteration"."""
+        class Changing(list):  # as a set to which another thread adds
+            tries = 0
+
+            def __iter__(self):
+                self.tries += 1
+                if self.tries == 1:
+                    raise RuntimeError("Set changed size during iteration")
+                return super().__iter__()
+        with unittest.mock.patch("emberd.client._clients", Changing([self.client])):
+            self.assertIs(emberd.client.open_client(self.client.addresses), self.client)
 
     def test_closing_while_another_thread_waits_is_safe(self):
         model = self.declare()

@@ -329,6 +329,11 @@ class InJitTest(Case):
         self.assertEqual(emb.next_step, 1)
         self.assertEqual(emb.model.read_rows("t", [0])[0, 0], 0.25 - RATE * 2 * 0.5 * 1)
 
+    def test_ids_of_a_jitted_function_name_what_looks_them_up(self):
+        """Would catch: an AttributeError out of JAX's own class of errors."""
+        with self.assertRaisesRegex(TypeError, '"t".*in_jit'):
+            jax.jit(lambda ids: self.make().model.lookup({"t": ids})["t"])(np.ones((2, 1), np.int32))
+
     def test_a_failure_says_what_it_was_and_training_goes_on(self):
         emb = self.make()
         grad = jax.jit(jax.grad(lambda token, ids: emb.in_jit(token, ids)["t"].sum()))

@@ -5,6 +5,7 @@ made twice or not at all.
 """
 
 import copy
+import enum
 import os
 import pickle
 import re
@@ -226,6 +227,9 @@ class CollectionTest(ClusterTest):
         mean = compat.EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=8, pooling=compat.PoolingType.MEAN)
         with self.assertRaisesRegex(ValueError, "table 't': PoolingType.MEAN is not allowed with is_weighted"):
             compat.EmbeddingBagCollection([mean], is_weighted=True)
+        mean.pooling = enum.Enum("PoolingType", {"MEAN": "MEAN"}).MEAN  # as of torchrec's own config
+        with self.assertRaisesRegex(ValueError, "PoolingType.MEAN is not allowed with is_weighted"):
+            compat.EmbeddingBagCollection([mean], is_weighted=True)
 
     def test_a_change_of_a_parameter_in_place_is_not_lost_in_silence(self):
         """As of rows that were trained before, and are copied into it."""
@@ -316,6 +320,18 @@ class CollectionTest(ClusterTest):
         ebc.load_state_dict(both)
         ebc.embedding_bags["t"].reset_parameters()
         self.assertEqual([rows.mean() for rows in ebc.state_dict().values()], [1, 0])
+
+    def test_bounds_of_first_rows_are_torchrecs(self):
+        """Would catch: rows that begin near 0, as torchrec's did while it divided by num_embeddings. Tables of then are found."""
+        compat.use(self.client, model="bounds_of_then")
+        config = {"name": "t", "embedding_dim": 4, "num_embeddings": 10000}
+        then = compat.EmbeddingBagCollection([compat.EmbeddingBagConfig(weight_init_min=-0.01, weight_init_max=0.01, **config)])
+        for largest, name in ((0.01, "bounds_of_then"), (0.5, "bounds_of_now")):
+            compat.use(self.client, model=name)
+            if name == "bounds_of_then":
+                self.look_up(then.eval(), 1)
+            rows = compat.EmbeddingBagCollection([compat.EmbeddingBagConfig(**config)]).state_dict()["embedding_bags.t.weight"]
+            self.assertTrue(0.9 * largest < rows.abs().max() <= largest, rows.abs().max())
 
     def test_names_of_tables_are_checked_at_once(self):
         for kind, of in ((compat.EmbeddingBagCollection, compat.EmbeddingBagConfig), (compat.EmbeddingCollection, compat.EmbeddingConfig)):

@@ -32,6 +32,7 @@ import contextlib
 import copy
 import enum
 import functools
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
@@ -81,10 +82,10 @@ class _Config:
     init_fn: Optional[Callable[[torch.Tensor], Optional[torch.Tensor]]] = None
 
     def get_weight_init_max(self) -> float:
-        return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+        return math.sqrt(1 / self.embedding_dim) if self.weight_init_max is None else self.weight_init_max
 
     def get_weight_init_min(self) -> float:
-        return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+        return -math.sqrt(1 / self.embedding_dim) if self.weight_init_min is None else self.weight_init_min
 
 
 @dataclass
@@ -94,7 +95,7 @@ class EmbeddingConfig(_Config):
 
 @dataclass
 class EmbeddingBagConfig(_Config):
-    """init_fn: gets the whole table as a tensor, and fills it in place; default: uniform in +-1/sqrt(num_embeddings)."""
+    """init_fn: gets the whole table as a tensor, and fills it in place; default: uniform in +-1/sqrt(embedding_dim)."""
 
     pooling: PoolingType = PoolingType.SUM
 
@@ -128,7 +129,22 @@ def _adagrad_below_root(lr: float, initial_accumulator_value: float, eps: float)
                                   epsilon=max(eps * eps, 1e-30))
 
 
-def _of_earlier_version(made: Optional[config.Optimizer]) -> Optional[config.Optimizer]:
+def _bounds(table: Any) -> Tuple[float, float]:
+    return table.get_weight_init_min(), table.get_weight_init_max()
+
+
+def _earlier_bounds(table: Any) -> Tuple[float, float]:
+    """Those of tables that were declared while torchrec divided by num_embeddings."""
+    bound = math.sqrt(1 / table.num_embeddings)
+    return (-bound if table.weight_init_min is None else table.weight_init_min,
+            bound if table.weight_init_max is None else table.weight_init_max)
+
+
+def _same_optimizer(made: Optional[config.Optimizer]) -> Optional[config.Optimizer]:
+    return made
+
+
+def _earlier_optimizer(made: Optional[config.Optimizer]) -> Optional[config.Optimizer]:
     """What tables have that were declared before Adagrad's epsilon stood behind the root."""
     if not isinstance(made, config.Custom):
         return made
@@ -497,17 +513,18 @@ class _Collection(torch.nn.Module):
         return self._model
 
     def _declare_as_earlier(self, filled: bool) -> Optional[Model]:
-        """As earlier versions did, which gave tables their first rows after they were declared, and had another Adagrad."""
-        for earlier in (self._described(False), self._described(filled, _of_earlier_version), self._described(False, _of_earlier_version)):
+        """As earlier versions did, which gave tables their first rows after they were declared, and had another Adagrad and other bounds."""
+        for bounds_of, optimizer_of, with_rows in itertools.product((_bounds, _earlier_bounds), (_same_optimizer, _earlier_optimizer), {filled, False}):
             with contextlib.suppress(AlreadyExists):
-                return self._client.declare(earlier)
+                return self._client.declare(self._described(with_rows, optimizer_of, bounds_of))
         return None
 
-    def _described(self, filled: bool, optimizer_of: Callable[[Optional[config.Optimizer]], Optional[config.Optimizer]] = lambda made: made) -> config.ModelConfig:
+    def _described(self, filled: bool, optimizer_of: Callable[[Optional[config.Optimizer]], Optional[config.Optimizer]] = _same_optimizer,
+                   bounds_of: Callable[[Any], Tuple[float, float]] = _bounds) -> config.ModelConfig:
         """filled: where a table has an init_fn, that gives its rows."""
         tables = [config.TableConfig(
             one.name, one.num_embeddings, one.embedding_dim, combiner=getattr(one, "pooling", PoolingType.SUM).value.lower(),
-            initializer=config.Assigned() if filled and one.init_fn is not None else config.Uniform(one.get_weight_init_min(), one.get_weight_init_max()),
+            initializer=config.Assigned() if filled and one.init_fn is not None else config.Uniform(*bounds_of(one)),
             optimizer=optimizer_of(self._tables[one.name].optimizer),
             storage_dtype={"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[one.data_type.value])
             for one in self._configs]
@@ -525,7 +542,7 @@ class _Collection(torch.nn.Module):
                     raise ValueError(f"table {one.name!r}: init_fn: the shape {list(filled.shape)} is not allowed; it must be {list(shape)}")
             for begin, end in stretches(shape):
                 yield one.name, "", np.arange(begin, end), (
-                    torch.empty(end - begin, shape[1]).uniform_(one.get_weight_init_min(), one.get_weight_init_max())
+                    torch.empty(end - begin, shape[1]).uniform_(*_bounds(one))
                     if filled is None else filled[begin:end])
 
     def _update(self, step: Step, gradients: Sequence[torch.Tensor]) -> None:
@@ -557,7 +574,7 @@ class EmbeddingBagCollection(_Collection):
         for place, table in enumerate(tables):
             if not hasattr(table, "pooling"):
                 raise ValueError(f"tables[{place}]: an {type(table).__name__} is not allowed, for it does not say how rows are pooled; give an EmbeddingBagConfig")
-            if is_weighted and table.pooling is PoolingType.MEAN:
+            if is_weighted and table.pooling.value == PoolingType.MEAN.value:  # also of torchrec's own configs
                 raise ValueError(f"table {table.name!r}: PoolingType.MEAN is not allowed with is_weighted, for it could divide by the sum of the weights or by the number of "
                                  "ids; give PoolingType.SUM, and weights that are divided already")
         super().__init__(tables)
