@@ -56,11 +56,11 @@ class SnippetCase(ClusterTest):
     def run_snippet(self, heading, place=0, **names):
         """Gives its names. What it awaits is awaited."""
         code = snippets()[heading][place].replace("host:7400", self.cluster.address)
-        self.names = {"emberd": emberd, "client": self.client, **names}
-        result = eval(compile(code, f"README.md: {heading}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), self.names)
+        names = self.names = {"emberd": emberd, "client": self.client, **names}
+        result = eval(compile(code, f"README.md: {heading}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
         if asyncio.iscoroutine(result):
             asyncio.run(result)
-        return self.names
+        return names
 
 
 class SnippetsTest(SnippetCase):
