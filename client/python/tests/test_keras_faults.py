@@ -481,6 +481,18 @@ class FaultsTest(Case):
         self.assertEqual(layer.tables.read_rows("t", [1])[0, 0], -0.5 * 16)
 
 
+    @unittest.skipUnless(keras.backend.backend() == "torch", "SKIP: a trace is PyTorch's")
+    def test_a_trace_is_refused(self):
+        """Would catch: a traced model that gives the rows of the batch of its trace for whatever ids, in silence."""
+        import torch
+
+        net, ids = self.net(self.make(table=self.table(initializer="ones"))), torch.ones(8, 2, dtype=torch.int32)
+        with torch.no_grad():
+            self.assertEqual(float(net(ids).sum()), 8 * 4 * 2)
+            with self.assertRaisesRegex(RuntimeError, "a trace would keep those of this batch: trace the dense part alone"):
+                torch.jit.trace(net, ids)
+
+
 class RatesTest(Case):
     """A stack has one rate."""
 

@@ -116,7 +116,7 @@ def in_jax(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options
 def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **options: Any) -> Any:
     import torch
 
-    from ..torch._collection import _rank_and_size
+    from ..torch._collection import _rank_and_size, refuse_tracing
 
     options["rank"], options["size"] = _rank_and_size(options["rank"], options["size"])
     trainer = Trainer(model, **options)
@@ -145,6 +145,7 @@ def in_torch(model: Model, hyper: HyperOfStep, rates: Rates, calls: int, **optio
             return gradients[0].new_zeros(()), None, None, None, None
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None, refused: Refusal = None) -> Found:
+        refuse_tracing()
         if any(getattr(one, "is_meta", False) for value in ids.values() for one in vars(value).values()):
             # Keras asks for shapes.
             return {name: torch.empty(shape, device="meta") for name, shape in shapes_of(model, ids).items()}
