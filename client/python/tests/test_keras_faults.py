@@ -558,6 +558,28 @@ class RatesTest(Case):
         with self.assertRaisesRegex(ValueError, "table 'b': optimizer: a learning rate other than that of table 'a' is not allowed, for they are in one stack"):
             self.tables({"a": of(0.5), "b": of(0.25)}, model="by_hand", table_stacking=["a", "b"]).tables
 
+    def test_saved_rates_are_those_of_their_tables(self):
+        """Would catch: rates that change places where a layer lists its features in another order, and a rate that goes to another table in silence."""
+        rates = {"a": 0.5, "b": 0.25}
+        layer = self.tables({name: keras.optimizers.SGD(rate) for name, rate in rates.items()})
+        layer.build()
+        layer.set_learning_rates({"a": 0.125})
+        saved = {}
+        layer.save_own_variables(saved)
+        turned = self.tables({name: keras.optimizers.SGD(rates[name]) for name in "ba"}, model="turned")
+        turned.build()
+        turned.load_own_variables(saved)
+        self.assertEqual(turned.learning_rates, {"b": 0.25, "a": 0.125})
+        self.assertEqual(self.moves(turned), {"b": 0.25, "a": 0.125})
+        other = self.tables({name: keras.optimizers.SGD(0.5) for name in "ac"}, model="other", table_stacking=None)
+        other.build()
+        with self.assertRaisesRegex(ValueError, "the learning rates of a, b were saved; it has those of a, c"):
+            other.load_own_variables(saved)
+        self.assertEqual(other.learning_rates, {"a": 0.5, "c": 0.5})
+        saved = {name: value for name, value in saved.items() if not name.startswith("learning_rates")}
+        layer.load_own_variables({**saved, "learning_rates": np.array([1.0, 2.0])})  # as they were saved before
+        self.assertEqual(layer.learning_rates, {"a": 1, "b": 2})
+
     def test_rates_of_a_model_that_is_there(self):
         layer = self.tables({"a": keras.optimizers.SGD(0.5), "b": keras.optimizers.SGD(0.5), "c": keras.optimizers.SGD(0.25)})
         model = layer.tables

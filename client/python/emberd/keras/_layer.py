@@ -27,7 +27,7 @@ from . import _loops, _steps
 from ._config import FeatureConfig, TableOptimizer, declared
 
 PREPROCESSED = "preprocessed_inputs_per_placement"
-RATES = "learning_rates"  # among the saved variables, in the order of the tables
+RATES = "learning_rates"  # among the saved variables: learning_rates.TABLE; before, all in the order of the tables
 STEP = "next_step"  # there, too: of the tables
 ASKING = ("tables", "learning_rates", "next_step", "checkpoints")
 PLACEMENTS = ("auto", "default_device", "sparsecore")
@@ -281,7 +281,10 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         """As Keras calls it: also the learning rates of tables, and at which step they are."""
         super().save_own_variables(store)
-        store[RATES] = np.array(list(self.learning_rates.values()))
+        for table, rate in self.learning_rates.items():
+            store[f"{RATES}.{table}"] = np.array([rate])
+        if not self.learning_rates:
+            store[RATES] = np.zeros(0)  # which a layer that has some refuses
         self._finish_computing()
         steps = self._behind()
         step = steps.reached if steps.joined else self._held.turns.loaded  # joining might wait for other ranks
@@ -291,13 +294,20 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     def load_own_variables(self, store: Any) -> None:
         """As Keras calls it: also the learning rates of tables, where they were saved. Warns where the tables are at another
         step than when they were."""
-        names = list(store.keys())
-        super().load_own_variables({name: store[name] for name in names if name not in (RATES, STEP)})
+        names, of_table = list(store.keys()), f"{RATES}."
+        super().load_own_variables({name: store[name] for name in names if name not in (RATES, STEP) and not name.startswith(of_table)})
+        known = list(self.learning_rates)
+        rates = {name[len(of_table):]: float(np.asarray(store[name])[0]) for name in names if name.startswith(of_table)}
         if RATES in names:
-            rates, known = np.asarray(store[RATES]), list(self.learning_rates)
-            if rates.shape != (len(known),):
-                raise ValueError(f"layer {self.name!r}: {rates.size} learning rates of tables were saved; it has {len(known)}: {', '.join(known) or 'none'}")
-            self.set_learning_rates(dict(zip(known, map(float, rates))))
+            before = np.asarray(store[RATES])
+            if before.shape != (len(known),):
+                raise ValueError(f"layer {self.name!r}: {before.size} learning rates of tables were saved; it has {len(known)}: {', '.join(known) or 'none'}")
+            rates = dict(zip(known, map(float, before)))
+        if rates:
+            if set(rates) != set(known):
+                raise ValueError(f"layer {self.name!r}: the learning rates of {', '.join(sorted(rates))} were saved; it has those of "
+                                 f"{', '.join(sorted(known)) or 'no table'}")
+            self.set_learning_rates(rates)
         if STEP in names:
             self._finish_computing()
             self._held.turns.note_loaded(int(np.asarray(store[STEP])[0]), self._behind())
