@@ -19,6 +19,11 @@ def numpy_function(function: Callable[..., Any], arrays: Any, kinds: Any) -> Any
             _failures[:] = [error]
             raise
 
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while hasattr(graph, "mark_as_unsaveable"):  # a branch of tf.cond does not tell the function that it is in
+        graph.mark_as_unsaveable("rows are on the cluster, and no other process could run what is exported here: export the dense part alone, and give it the "
+                                 "activations")
+        graph = graph.outer_graph
     return tf.numpy_function(noted, arrays, kinds)
 
 

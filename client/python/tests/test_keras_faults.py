@@ -493,6 +493,24 @@ class FaultsTest(Case):
                 torch.jit.trace(net, ids)
 
 
+    @unittest.skipUnless(keras.backend.backend() == "tensorflow", "SKIP: a SavedModel is TensorFlow's")
+    def test_an_export_is_refused(self):
+        """Would catch: a SavedModel that is written, and that no other process can run, traced before or while it is exported."""
+        import tensorflow as tf
+
+        net, ids = self.net(self.make(table=self.table(initializer="ones"))), np.ones((8, 2), np.int32)
+        self.assertEqual(net.predict(ids, verbose=0).sum(), 8 * 4 * 2)
+        module, traced = tf.Module(), [tf.TensorSpec((8, 2), tf.int32)]
+        module.branch = tf.function(lambda given: tf.cond(given[0, 0] > 0, lambda: net(given), lambda: tf.zeros((8, 4))), traced)
+        self.assertEqual(module.branch(ids).numpy().sum(), 8 * 4 * 2)
+        with tempfile.TemporaryDirectory() as folder:
+            for save in (lambda: net.export(folder, verbose=False, input_signature=traced), lambda: tf.saved_model.save(module, folder)):
+                with self.assertRaisesRegex(ValueError, "no other process could run what is exported here: export the dense part alone"):
+                    save()
+                self.assertNotIn("saved_model.pb", os.listdir(folder))
+            net.save(os.path.join(folder, "net.keras"))
+
+
 class RatesTest(Case):
     """A stack has one rate."""
 
