@@ -27,6 +27,21 @@ def numpy_function(function: Callable[..., Any], arrays: Any, kinds: Any) -> Any
     return tf.numpy_function(noted, arrays, kinds)
 
 
+def read(rows: Callable[[], Any], shape: Any) -> Any:
+    """float32, as it is when it is called: in a tf.function, in each call of that."""
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(rows())
+    found = numpy_function(rows, [], tf.float32)
+    found.set_shape(shape)
+    return found
+
+
+def convert(table: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+    """For tf.register_tensor_conversion_function."""
+    found = table.read_value()
+    return found if dtype is None or dtype == found.dtype else NotImplemented
+
+
 @contextlib.contextmanager
 def typed_errors() -> Generator[None, None, None]:
     """Raises what lookups and updates in the block fail with as it is, an IndexError for an id beyond its table, in place of the tf.errors.OpError

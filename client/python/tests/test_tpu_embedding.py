@@ -730,6 +730,20 @@ class ConfigTest(Case):
         self.assertEqual(table.read_value().numpy()[:, 3].tolist(), [0, 2, 4])
         self.assertEqual(embedding.variables["t"]["accumulators"].numpy().tolist(), np.full((3, 4), np.float32(0.1)).tolist())
 
+    def test_a_table_is_read_in_each_call_of_a_function(self):
+        """Would catch: rows of the first trace, which the function would give for ever."""
+        embedding = tpu.TPUEmbeddingV2(simple(tpu.SGD(0.5)))
+        embedding.build()
+        table, stack = embedding.embedding_tables["t"], embedding.stacked_variables["t"]["parameters"]
+        for get in (lambda: table.read_value()[3], lambda: tf.gather(table, 3), lambda: tf.reduce_sum(stack.read_value()),
+                    lambda: tf.reduce_sum(stack), lambda: sum(tf.reduce_sum(rows) for _, rows in embedding.embedding_table_shards["t"])):
+            row = tf.function(get)
+            before = row().numpy()
+            np.testing.assert_array_equal(before, get())
+            _, kept = embedding(tf.constant([3]))
+            embedding.apply_gradients(tf.ones([1, 4]), kept)
+            np.testing.assert_allclose(row(), before - (0.5 if before.ndim else 4 * 0.5), atol=1e-4)
+
     def test_without_an_optimizer_rows_are_looked_up_alone(self):
         embedding = tpu.TPUEmbeddingV2(simple())
         found, kept = embedding(tf.constant([3]))

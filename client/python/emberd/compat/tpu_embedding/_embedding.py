@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from emberd import config, nested
-from emberd._in_tensorflow import numpy_function
+from emberd._in_tensorflow import convert, numpy_function, read
 from emberd._loading import assign_in_parts, check_finite
 from emberd._place import planned_samples
 from emberd._stacking import apart, kind_of
@@ -61,7 +61,7 @@ class EmbeddingTable:
         return self.model.table(self._table, slot=self._slot)
 
     def read_value(self) -> Any:
-        return tf.convert_to_tensor(self.numpy())
+        return read(self.numpy, self.shape)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
@@ -83,6 +83,9 @@ class EmbeddingTable:
 
     def _stack(self) -> StackedTable:
         return StackedTable(self.model, self.model.tables[self._table].stack, self._slot)
+
+
+tf.register_tensor_conversion_function(EmbeddingTable, convert)
 
 
 class BaseEmbedding:

@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 import tensorflow as tf
 
+from emberd._in_tensorflow import convert, read
 from emberd._loading import assign_in_parts, stretches
 from emberd.arrays import Floats, unmasked
 from emberd.client import Model
@@ -37,7 +38,7 @@ class StackedTable:
         return self._read(0, len(self.devices))
 
     def read_value(self) -> Any:
-        return tf.convert_to_tensor(self.numpy())
+        return read(self.numpy, self.shape)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
@@ -49,7 +50,8 @@ class StackedTable:
 
     def read_from_device(self, device: str) -> Any:
         """The rows of one chip. device: one of `devices`, or shorter, "TPU:1"."""
-        return tf.convert_to_tensor(self._read(self._chip(device), 1))
+        chip = self._chip(device)
+        return read(lambda: self._read(chip, 1), [self._cores * self._rows, self.shape[1]])
 
     def assign_on_device(self, device: str, value: Any) -> None:
         """value: as `read_from_device` gives it."""
@@ -89,3 +91,6 @@ class StackedTable:
                 raise ValueError(f"value: a number that is not finite is not allowed; row {ids[~np.isfinite(mine).all(1)][0]} of table {table!r} has one")
         for table, ids, mine in found:
             assign_in_parts(self.model, table, ids, mine, self._slot)
+
+
+tf.register_tensor_conversion_function(StackedTable, convert)
