@@ -107,8 +107,8 @@ class ProcessCluster {
       if (supervisor_.ready(shards + i)) return absl::OkStatus();
     }
     return absl::UnavailableError(
-        "no coordinator was there to save what has changed since the newest checkpoints; it is "
-        "lost");
+        "no coordinator was there to save; what has changed since the newest checkpoints, if "
+        "anything, is lost");
   }
   const ClusterInfo& info() const { return info_; }
 

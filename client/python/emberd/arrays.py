@@ -240,12 +240,12 @@ def as_array(value: Any, what: str) -> npt.NDArray[Any]:
         return array
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return np.from_dlpack(value)
-    traced = hasattr(value, "aval")  # of JAX, whose error takes no text
+    of_jax = hasattr(value, "aval")
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         lists = isinstance(value, (list, tuple)) and "inhomogeneous" in str(error)
-        if traced:
+        if of_jax and isinstance(error, TypeError):  # traced; what was deleted is a RuntimeError
             raise TypeError(f"{what}: an array of a jitted function has no values yet; there, emberd.jax.Embedding.in_jit looks rows up") from error
         raise type(error)(f"{what}: " + (LISTS if lists else str(error))) from error
 

@@ -333,6 +333,10 @@ class InJitTest(Case):
         """Would catch: an AttributeError out of JAX's own class of errors."""
         with self.assertRaisesRegex(TypeError, '"t".*in_jit'):
             jax.jit(lambda ids: self.make().model.lookup({"t": ids})["t"])(np.ones((2, 1), np.int32))
+        deleted = jax.numpy.ones((2, 1), np.int32)
+        deleted.delete()
+        with self.assertRaisesRegex(RuntimeError, '"t".*deleted'):
+            self.make().model.lookup({"t": deleted})
 
     def test_a_failure_says_what_it_was_and_training_goes_on(self):
         emb = self.make()

@@ -87,6 +87,10 @@ class PartialTest(Case):
         for wrong in ({}, {"users": ids["user"]}, {**ids, "of": {}}):
             with self.assertRaisesRegex(ValueError, "is not allowed; the structure must be that of feature_configs, a dict of [a-z, ]*$"):
                 self.towers(partial=True).preprocess(wrong)
+        weights = np.ones(8, np.float32)
+        for given, wrong in ((ids, {"of": {"item": np.ones((8, 2), np.float32)}}), ({**ids, "of": {"item": np.ones((8, 2), np.int32)}}, {"user": weights})):
+            with self.assertRaisesRegex(ValueError, "weights: those of (item|user) are not allowed; they must be of the features that inputs have"):
+                self.towers(partial=True).preprocess(given, wrong)
         optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
         with self.assertRaisesRegex(ValueError, "partial: True is not allowed with gradient_accumulation_steps"):
             self.towers(self.table("users", optimizer=optimizer), partial=True)(ids)

@@ -99,7 +99,7 @@ function updateNeeds(node, needs, slots) {
   const ids = number(needs?.ids);
   const dropped = number(needs?.dropped_ids);
   setText(node.needs, batches === 0 ? 'No batch yet.' : [plural(batches, 'batch', 'batches'),
-    `${count(ids)} ids, ${percent(Math.min(1, slots * number(needs.unique_ids) / Math.max(1, ids)))} unique`,
+    `${count(ids)} ids, about ${percent(Math.min(1, slots * number(needs.unique_ids) / Math.max(1, ids)))} unique`,
     dropped > 0 ? `${exact(dropped)} dropped` : 'none dropped'].join(' · '));
   node.needs.classList.toggle('bad', dropped > 0);
 }

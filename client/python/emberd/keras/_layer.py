@@ -326,6 +326,8 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
         self._raise_refused()
         given = {feature.name: value for feature, value in self._given(inputs)}
         scales = {} if weights is None else {feature.name: value for feature, value in self._given(weights)}
+        if weights is not None and set(scales) != set(given):
+            raise ValueError(f"weights: those of {', '.join(scales)} are not allowed; they must be of the features that inputs have, {', '.join(given)}")
         for name, value in given.items():
             _check_kind(name, value)
             _check_shapes(self._held.features[name], value, scales.get(name))

@@ -160,7 +160,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
       go on as they would there. A group that there is goes on from its own.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
     lr, weight_decay: of every table, or of some by name: the defaults of `optimizer`. A table that is named is stacked with no other, so that its rate and decay may be
-      changed in each step; so is one whose optimizer differs from all others. That is part of the plan, and so of a model that is declared; a given emberd.Model keeps its own.
+      changed in each step; so is one whose optimizer differs from all others. That is part of the plan, and so of a model that is declared; a given emberd.Model keeps its own, and tables that
+      `plan` groups stay stacked: those of one stack need equal ones.
     lr_by_table: as if `lr` named all tables, for those that begin with equal rates. Otherwise tables with equal optimizers and widths may be stacked, and share one.
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone: `optimizer()` trains them, and an optimizer of torch the rest of a model.
