@@ -161,7 +161,8 @@ v1::ModelConfig WithSuggestedLimits(const v1::DescribeModelResponse& model,
   for (const v1::StackPlan& stack : model.plan().stacks()) {
     for (const v1::StackLimits& found : limits.stacks()) {
       if (found.stack() != stack.name()) continue;
-      v1::StackLimit limit;  // without ids as it is now: capacities are those of all stacks
+      // A stack without ids keeps what it has, which counts, too: a plan has one capacity for all.
+      v1::StackLimit limit;
       limit.set_max_ids_per_chip_per_sample(found.max_ids_per_chip_per_sample());
       limit.set_max_minibatches_per_sparsecore(found.max_minibatches_per_sparsecore());
       if (found.ids().max() > 0) {

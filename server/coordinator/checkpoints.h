@@ -179,8 +179,8 @@ class Checkpoints {
                           rpc::CallContext* context);
   absl::StatusOr<checkpoint::CheckpointChain> ChainOf(const std::string& model,
                                                       const std::string& name) const;
-  // Of a model without checkpoints. NOT_FOUND: nobody has declared it either, or dropped it; the
-  // name is probably misspelt.
+  // Of a model without checkpoints. NOT_FOUND: it is not declared either, so that its name is
+  // probably misspelt.
   absl::Status CheckName(const std::string& model, rpc::CallContext* context) const;
   // NOT_FOUND: another call has deleted the checkpoint. ABORTED: has replaced or merged it.
   absl::Status CheckStands(const checkpoint::CheckpointChain& chain) const;

@@ -96,8 +96,7 @@ class ProcessCluster {
 
   absl::Status Run() { return supervisor_.Run(); }
   absl::Status Stop() { return supervisor_.Stop(); }
-  // With durability CHECKPOINT, coordinators save what has changed when they stop. UNAVAILABLE:
-  // none is there.
+  // UNAVAILABLE: no coordinator is there, which with durability CHECKPOINT would save at the stop.
   absl::Status CheckCanSave() const {
     if (options_.cluster.storage().durability() != v1::StorageConfig::CHECKPOINT) {
       return absl::OkStatus();
